@@ -1,10 +1,9 @@
 """A throw-away copy of a server: restored, started where nobody can reach it, and gone when the block is left.
 
-Some tables of a logical backup in a private server of their own, where they can be rolled forward.
-
-A logical backup is no data directory. So an empty system is made, the tables are loaded into it under their own names,
-with their foreign keys (InnoDB's cascades are in no log) and triggers (which statements in the logs fire), and from the
-backup's position on it is a copy like any other: it holds just these tables, and a replay is narrowed down to them.
+Or just of some tables of a logical backup (``loaded_instance``), where they can be rolled forward. A logical backup is
+no data directory: so an empty system is made, the tables are loaded into it under their own names, with their foreign
+keys (InnoDB's cascades are in no log) and triggers (which statements in the logs fire), and from the backup's position
+on it is a copy like any other: it holds just these tables, and a replay is narrowed down to them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.binlog.statements import effect
 from backupd.engine.binlog.walk import walk
@@ -23,27 +22,27 @@ from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
 from backupd.engine.physical.datafiles import assert_local
 from backupd.engine.scratch_source import empty_system, installer_of
 from backupd.engine.server.definitions import read_definition, statements
-from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, options_for_copy
+from backupd.engine.server.launch import LaunchedServer, Options, options_for_copy
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.tables import ForeignKey
 from backupd.engine.toolset import server_program
 from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
-from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
-from backupd.model.job import Report
+from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.table import DumpedTable, TableName, definition_path, quote_name, schema_folder, triggers_path
-from backupd.model.text import Clock, format_size
+from backupd.model.text import format_size
 from backupd.process import folders
 from backupd.process.folders import locked_folder
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext
 from restore.cutover.parallel_load import load
 from restore.cutover.staging_schema import TABLE
 from restore.datadir.occupancy import FOLDER_MODE, RESERVE, Account, hand_over, refuse_too_small, worker_account
 from restore.datadir.start import looked_at, server_config
-from restore.fetch.chain import Built, Stopwatch, assemble, compare_named, fetch_members
+from restore.fetch.chain import Built, assemble, compare_named, data_bytes, fetch_members
 from restore.fetch.sources import (
     Loaded,
+    Sources,
     find_programs,
     load_chain,
     need_of,
@@ -52,19 +51,14 @@ from restore.fetch.sources import (
     refuse_over_limit,
     remarks,
 )
-from restore.planning.plan import bytes_of
 from restore.replay.logs import Logs
 from restore.replay.private_replay import (
-    PHASE,
     Beginning,
-    Means,
     Replaying,
     RolledForward,
-    replay_config,
     replay_workers,
     tables_of,
 )
-from storage.destination import Destination
 
 _PREFIX = "scratch-"
 _LEAST_POOL = 64 * 1024 * 1024
@@ -73,25 +67,18 @@ _MOST_POOL = 1024 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ScratchSpec:
-    """``scratch_id``: an id of its own; ``chain``: backup ids, full first; ``replay``: binary logs that the copy can be
-    rolled forward with; ``path``: the folder that scratch copies are made in; ``max_bytes``: the most that this one may
-    take there, None for what is free; ``memory``: most bytes for prepare and for the server; ``workers`` 0: as many as
-    this machine can use; ``templates``: see ``rollforward.Means``; ``programs``: paths of programs that are not
-    searched. ``accounts``: start it with the accounts of the source, as a replay needs it, too; without them scheduled
-    events cannot be read. ``key_files``: of the configuration."""
+    """``scratch_id``: an id of its own; ``chain``: backup ids, full first; ``path``: the folder that scratch copies are
+    made in; ``max_bytes``: the most that this one may take there, None for what is free; ``replay``: binary logs that
+    the copy can be rolled forward with. ``accounts``: start it with the accounts of the source, as a replay needs it,
+    too; without them scheduled events cannot be read."""
 
     scratch_id: str
     server: str
     chain: tuple[str, ...]
     path: Path
-    max_bytes: int | None
-    memory: int
-    workers: int = 0
+    max_bytes: int | None = None
     replay: ReplaySpec | None = None
-    templates: Path | None = None
-    programs: Mapping[str, str] = field(default_factory=dict)
     accounts: bool = False
-    key_files: Sequence[Path] = ()
 
 
 @dataclass(slots=True)
@@ -110,98 +97,38 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def scratch_instance(
-    spec: ScratchSpec,
-    *,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
-    archives: Sequence[Destination] | None = None,
-) -> Iterator[Scratch]:
+def scratch_instance(spec: ScratchSpec, sources: Sources, context: RunContext) -> Iterator[Scratch]:
     """Restore into a private folder and start a server on it: no network, no replication, no events, no path outside.
 
-    ``archives``: destinations that may hold binary logs, None for the same. Everything is removed at the end, well or
-    not; what a killed process left is removed by the next call. Raises RefusedError (too large, another series),
-    DamagedError, KeyUnusableError, ToolError, ServerError.
+    Everything is removed at the end, well or not; what a killed process left is removed by the next call. Raises
+    RefusedError (too large, another series), DamagedError, KeyUnusableError, ToolError, ServerError.
     """
-    with workshop(
-        spec,
-        destinations=destinations,
-        unsealer=unsealer,
-        clock=clock,
-        report=report,
-        cancel=cancel,
-        on_phase=on_phase,
-        archives=archives,
-    ) as work:
-        work.refuse(work.chain)
-        with work.place() as folder:
-            with work.pinned():
-                work.fetch(work.chain, folder)
-                built = work.assemble(work.chain, folder)
-            with work.started(work.chain, folder, built) as copy:
-                yield copy
+    work = workshop(spec, sources, context)
+    work.refuse(work.chain)
+    with work.place() as folder:
+        with work.pinned():
+            work.fetch(work.chain, folder)
+            built = work.assemble(work.chain, folder)
+        with work.started(work.chain, folder, built) as copy:
+            yield copy
 
 
-@contextlib.contextmanager
-def workshop(
-    spec: ScratchSpec,
-    *,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
-    archives: Sequence[Destination] | None = None,
-) -> Iterator[Workshop]:
+def workshop(spec: ScratchSpec, sources: Sources, context: RunContext) -> Workshop:
     """The means of one scratch copy, after everything that forbids it whatever its size; see ``scratch_instance``."""
-    phases: list[Phase] = []
-
-    def note(phase: Phase) -> None:
-        phases.append(phase)
-        on_phase(phase)
-
     account = worker_account()
     remove_dead(spec.path)
-    watch = Stopwatch(note)
-    replaying = (
-        None
-        if spec.replay is None
-        else Replaying(
-            spec.server,
-            spec.replay,
-            destinations if archives is None else archives,
-            unsealer,
-            memory=spec.memory // 4,
-            workers=spec.workers,
-            means=Means(spec.programs, spec.templates),
-            watch=watch,
-            report=report,
-            cancel=cancel,
-        )
-    )
-    chain, said = load_chain(spec.server, spec.chain, destinations, unsealer)
-    programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
-    if programs.server is None:
-        raise ToolMissingError("no server program was found", hint="install the database server on this host")
-    yield Workshop(
+    chain, said = load_chain(spec.server, spec.chain, sources)
+    programs = find_programs(chain[-1].body.facts, start=True, paths=context.programs)
+    context = context.with_own_phases()
+    return Workshop(
         spec,
         chain,
-        tuple(destinations),
-        unsealer,
-        clock,
-        report,
-        cancel,
-        watch,
+        sources,
+        context,
         account,
         programs.tool,
-        programs.server,
-        replaying,
-        phases,
+        programs.needed_server,
+        Replaying(spec.server, spec.replay, sources, context) if spec.replay else None,
         [*said, *remarks(chain[-1].body.facts.server)],
     )
 
@@ -213,17 +140,12 @@ class Workshop:
 
     spec: ScratchSpec
     chain: tuple[Loaded, ...]
-    destinations: tuple[Destination, ...]
-    unsealer: Unsealer
-    clock: Clock
-    report: Report
-    cancel: Event | None
-    watch: Stopwatch
+    sources: Sources
+    context: RunContext
     account: Account
     tool: PhysicalTool
     server: Tool
     replaying: Replaying | None
-    phases: list[Phase]
     warnings: list[str]
     tables: tuple[TableName, ...] = ()
     _logs: Logs | None = None
@@ -245,39 +167,20 @@ class Workshop:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
         """While the backups are read nobody removes them."""
-        backups = [(self.spec.server, backup_id) for backup_id in self.spec.chain]
-        with pinned(self.destinations, self.spec.scratch_id, backups, clock=self.clock) as unpinned:
+        spec = self.spec
+        with pinned(self.sources, spec.scratch_id, spec.server, spec.chain, self.context) as unpinned:
             self.warnings += [line for line in unpinned if line not in self.warnings]
             yield
 
     def fetch(self, chain: Sequence[Loaded], folder: Path) -> None:
         """Bring the backups of ``chain`` below ``folder``. Raises DamagedError, DestinationError, CancelledError."""
-        self.warnings += fetch_members(
-            chain,
-            folder,
-            destinations=self.destinations,
-            unsealer=self.unsealer,
-            workers=self.spec.workers,
-            watch=self.watch,
-            report=self.report,
-            cancel=self.cancel,
-        )
+        self.warnings += fetch_members(chain, folder, self.sources, self.context)
 
     def assemble(self, chain: Sequence[Loaded], folder: Path, *, left_out: LeftOut = nothing) -> Built:
         """What was fetched becomes ``folder/data``, whose server may be started."""
-        built = assemble(
-            chain,
-            folder,
-            tool=self.tool,
-            memory_cap=self.spec.memory,
-            watch=self.watch,
-            report=self.report,
-            cancel=self.cancel,
-            left_out=left_out,
-            key_files=self.spec.key_files,
-        )
+        built = assemble(chain, folder, self.tool, self.context, left_out=left_out)
         data, store = folder / "data", folder / "external"
-        with self.watch.phase("restored", _size(chain)):
+        with self.context.watch.phase("restored", data_bytes(chain)):
             hand_over(data, self.account, folder_mode=FOLDER_MODE)
             if store.is_dir():
                 hand_over(store, self.account, folder_mode=FOLDER_MODE)
@@ -287,33 +190,32 @@ class Workshop:
     @contextlib.contextmanager
     def started(self, chain: Sequence[Loaded], folder: Path, built: Built, *, clean: bool = True) -> Iterator[Scratch]:
         """The running copy. ``clean``: shut it down at the end; else it is killed, for nobody needs its files."""
-        last, spec, data = chain[-1], self.spec, folder / "data"
+        last, data, watch = chain[-1], folder / "data", self.context.watch
         info = last.body.facts.server
-        pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
         config = server_config(
             self.server.path,
             data,
             folder / "run",
             built.options,
+            self.context,
             account=self.account,
             store=folder / "external",
-            memory=pool,
-            key_files=spec.key_files,
+            memory=_pool(self.context),
         )
         if self.replaying is not None:
-            config = self.replaying.config(config, last)
-        elif spec.accounts:
+            config = self.replaying.config(config, info, last.header.finished_at)
+        elif self.spec.accounts:
             config = replace(config, skip_grants=False, own_account=True)
         with contextlib.ExitStack() as stack:
-            with self.watch.phase("started", _size(chain)):
+            with watch.phase("started", data_bytes(chain)):
                 server = stack.enter_context(looked_at(config, info, replica=False))
                 named = compare_named(server.connection, last)
             copy = Scratch(
-                server.connection, last, server.sandboxed, data, self.phases, [*self.warnings, *built.warnings, *named]
+                server.connection, last, server.sandboxed, data, watch.phases, [*self.warnings, *built.warnings, *named]
             )
             if self.replaying is not None and self._logs is not None:
                 begin = self.replaying.beginning(self._logs, last, built.place)
-                copy.roll_forward = lambda on_stop: self._roll(server, info, begin, folder / "replay", on_stop)
+                copy.roll_forward = partial(self._roll, server, self._logs, begin, folder / "replay")
             try:
                 yield copy
             finally:
@@ -321,26 +223,18 @@ class Workshop:
                     server.kill()
 
     def _roll(
-        self, server: LaunchedServer, info: ServerInfo, begin: Beginning, folder: Path, on_stop: Callable[[Stop], None]
+        self, server: LaunchedServer, logs: Logs, begin: Beginning, folder: Path, on_stop: Callable[[Stop], None]
     ) -> RolledForward:
-        replaying, logs = self.replaying, self._logs
-        if replaying is None or logs is None:
-            raise ValueError("there is nothing to be replayed")
+        replaying, info = self.replaying, self.chain[-1].body.facts.server
+        assert replaying is not None  # noqa: S101  whose logs these are
         if self.tables:
             replaying = replace(replaying, spec=replace(replaying.spec, tables=tuple(map(str, self.tables))))
-        return replaying.roll(
-            server,
-            info,
-            logs,
-            begin,
-            folder=folder,
-            on_stop=on_stop,
-            timed=lambda leg: self.watch.phase(PHASE, leg.size),
-        )
+        return replaying.roll(server, info, logs, begin, folder, on_stop=on_stop)
 
 
-def _size(chain: Sequence[Loaded]) -> int:
-    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
+def _pool(context: RunContext) -> int:
+    """Bytes of the buffer pool of a scratch server."""
+    return max(_LEAST_POOL, min(context.memory // 2, _MOST_POOL))
 
 
 @contextlib.contextmanager
@@ -385,21 +279,15 @@ _NOWHERE = "no-external"
 class TableCopySpec:
     """``copy_id``: an id of its own; ``server``: whose binary logs ``replay`` names; ``info``: that server as it was
     when the backup was taken, which ended at ``taken``; ``path``: the folder that scratch copies are made in;
-    ``memory``: most bytes for the server; ``max_bytes``: the most that the copy may take there, None for what is free;
-    ``workers`` 0: as many as this machine can use; ``templates``: see ``rollforward.Means``; ``programs``: paths of
-    programs that are not searched."""
+    ``max_bytes``: the most that the copy may take there, None for what is free."""
 
     copy_id: str
     server: str
     info: ServerInfo
     taken: datetime
     path: Path
-    memory: int
     max_bytes: int | None = None
-    workers: int = 0
     replay: ReplaySpec | None = None
-    templates: Path | None = None
-    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -419,102 +307,67 @@ class TableCopy:
 
 @contextlib.contextmanager
 def loaded_instance(
-    spec: TableCopySpec,
-    folder: Path,
-    tables: Sequence[DumpedTable],
-    *,
-    archives: Sequence[Destination],
-    unsealer: Unsealer,
-    report: Report,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    spec: TableCopySpec, folder: Path, tables: Sequence[DumpedTable], sources: Sources, context: RunContext
 ) -> Iterator[TableCopy]:
     """Load ``tables``, whose files are in ``folder`` in the layout of a logical backup, into an empty private server.
 
-    ``archives``: destinations that may hold binary logs. Everything is removed at the end, well or not; what a killed
-    process left is removed by the next call. Raises RefusedError (tables with another position than the backup's, or
-    without a snapshot, cannot be rolled forward), DamagedError, ToolError, ServerError.
+    Everything is removed at the end, well or not; what a killed process left is removed by the next call. Raises
+    RefusedError (tables with another position than the backup's, or without a snapshot, cannot be rolled forward),
+    DamagedError, ToolError, ServerError.
     """
-    phases: list[Phase] = []
-
-    def note(phase: Phase) -> None:
-        phases.append(phase)
-        on_phase(phase)
-
-    watch, info = Stopwatch(note), spec.info
+    context = context.with_own_phases()
+    watch, info = context.watch, spec.info
     account = worker_account()
     remove_dead(spec.path)
-    program = server_program(info.flavour, info.version, paths=spec.programs).path
-    replaying = (
-        None
-        if spec.replay is None
-        else Replaying(
-            spec.server,
-            spec.replay,
-            archives,
-            unsealer,
-            memory=spec.memory // 4,
-            workers=spec.workers,
-            means=Means(spec.programs, spec.templates),
-            watch=watch,
-            report=report,
-            cancel=cancel,
-        )
-    )
+    program = server_program(info.flavour, info.version, paths=context.programs).path
+    replaying = Replaying(spec.server, spec.replay, sources, context) if spec.replay else None
     _refuse_no_room(spec, sum(table.bytes for table in tables))
     if replaying is not None:
         refuse_inexact(tables, replaying.spec)
     with scratch_folder(spec.path, spec.copy_id) as place:
         logs = replaying.logs(place / "binlogs") if replaying else None
         data = place / "data"
-        config = _config(spec, program, data, place / "run", account)
+        options = {**options_for_copy(data, info.variables), **_lasting(info)}
+        # Keys are of the source; what is loaded lies on this disk for as long as the restore takes.
+        options = {name: value for name, value in options.items() if "encrypt" not in name}
+        config = server_config(
+            program,
+            data,
+            place / "run",
+            options,
+            replace(context, key_files=()),
+            account=account,
+            store=data / _NOWHERE,
+            memory=_pool(context),
+        )
+        config = (
+            replaying.config(config, info, spec.taken)
+            if replaying
+            else replace(config, skip_grants=False, own_account=True)
+        )
         with contextlib.ExitStack() as stack:
             with watch.phase("started"):
                 empty_system(
                     data,
                     program,
-                    installer=installer_of(program, info, paths=spec.programs),
+                    installer=installer_of(program, info, paths=context.programs),
                     user=account.name,
-                    templates=spec.templates,
+                    templates=context.templates,
                     options=_lasting(info),
                 )
-                server = stack.enter_context(LaunchedServer(config, cancel=cancel))
+                server = stack.enter_context(LaunchedServer(config, cancel=context.cancel))
             with watch.phase("restored", sum(table.bytes for table in tables)):
                 with server.connection.connect() as session:
                     _make_schemas(session, folder, tables, spec.replay, logs)
-                filled = _fill(server.connection, folder, tables, spec, report=report, cancel=cancel)
-            copy = TableCopy(server.connection, data, filled.tables, filled.failed, phases, list(filled.warnings))
+                filled = _fill(server.connection, folder, tables, context)
+            copy = TableCopy(server.connection, data, filled.tables, filled.failed, watch.phases, list(filled.warnings))
             if replaying is not None and logs is not None:
                 _refuse_without_parent(filled)
                 begin = Beginning(replaying.spec.legs[0].start)
                 copy.roll_forward = lambda on_stop: replaying.roll(
-                    server,
-                    info,
-                    logs,
-                    begin,
-                    folder=place / "replay",
-                    on_stop=on_stop,
-                    timed=lambda leg: watch.phase(PHASE, leg.size),
+                    server, info, logs, begin, place / "replay", on_stop=on_stop
                 )
             yield copy
-
-
-def _config(spec: TableCopySpec, program: str, data: Path, run_folder: Path, account: Account) -> ServerConfig:
-    options = {**options_for_copy(data, spec.info.variables), **_lasting(spec.info)}
-    # Keys are of the source; what is loaded lies on this disk for as long as the restore takes.
-    options = {name: value for name, value in options.items() if "encrypt" not in name}
-    pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
-    config = server_config(program, data, run_folder, options, account=account, store=data / _NOWHERE, memory=pool)
-    if spec.replay is None:
-        return replace(config, skip_grants=False, own_account=True)
-    return replay_config(
-        config,
-        spec.info,
-        spec.replay.server_ids,
-        replay_workers(spec.workers),
-        since=spec.taken,
-        until=max(spec.taken, spec.replay.stop.at or spec.taken),
-    )
 
 
 def _lasting(info: ServerInfo) -> Options:
@@ -596,15 +449,7 @@ class _Filled:
     """Constraints that were left out, because their parents are not here."""
 
 
-def _fill(
-    connection: Connection,
-    folder: Path,
-    tables: Sequence[DumpedTable],
-    spec: TableCopySpec,
-    *,
-    report: Report,
-    cancel: Event | None,
-) -> _Filled:
+def _fill(connection: Connection, folder: Path, tables: Sequence[DumpedTable], context: RunContext) -> _Filled:
     """Raises ServerError, DamagedError for files that are not as a backup has them."""
     schemas = sorted({table.name.schema for table in tables})
     loaded = load(
@@ -612,9 +457,9 @@ def _fill(
         folder,
         tables,
         {schema: schema for schema in schemas},
-        workers=spec.workers or replay_workers(0),
-        report=report,
-        cancel=cancel,
+        workers=replay_workers(context.workers),
+        report=context.report,
+        cancel=context.cancel,
     )
     there = tuple(table.name for table in tables if table.name in loaded.rows)
     with connection.connect() as session:

@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.clone import system_tablespace
@@ -45,24 +44,20 @@ from backupd.engine.physical.tablespace_transport import Known, drop_tables, rea
 from backupd.engine.server.launch import options_for_copy
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.errors import NotFoundError
-from backupd.model.job import Report
 from backupd.model.manifest import Entry
-from backupd.model.proof import Phase
 from backupd.model.table import TableName, TablePattern, fits_any
-from backupd.model.text import Clock
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext
 from restore.fetch.chain import places
-from restore.fetch.objects import default_workers, fetch
-from restore.fetch.sources import Loaded
+from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded, Sources
 from restore.replay.private_replay import tables_of
 from restore.scratch_server import Scratch, ScratchSpec, Workshop, workshop
-from storage.destination import Destination
 
 _DELTA, _META, _NEW, _DATA, _RENAMED = ".delta", ".meta", ".new", ".ibd", ".ren"
 _AT_ONCE = 32
 _PAGE = 16384
 
-Fetch = Callable[[Loaded, Path], None]
+Fetch = Callable[[Loaded, Path], object]
 """Brings what a part of a backup holds to a folder."""
 
 _DEFINITION, _TRIGGERS = ".frm", ".TRG"
@@ -228,22 +223,8 @@ class Part:
         return stem in stems if stem else number is None or number in self.fulltext
 
     def _cut(self, loaded: Loaded, stems: frozenset[str]) -> Loaded:
-        entries = loaded.body.entries
-        without_data = _definitions_only(entry.path for entry in entries)
-        taken = tuple(entry for entry in entries if self._takes(entry.path, stems | without_data))
-        names = {name for entry in taken for name in entry.objects}
-        objects = tuple(stored for stored in loaded.header.objects if stored.name in names)
-        stats = replace(
-            loaded.header.stats,
-            bytes_source=sum(entry.size for entry in taken),
-            bytes_stored=sum(stored.size for stored in objects),
-            files=len(taken),
-        )
-        return Loaded(
-            replace(loaded.header, stats=stats, objects=objects),
-            replace(loaded.body, entries=taken),
-            loaded.whole or loaded.body,
-        )
+        stems |= _definitions_only(entry.path for entry in loaded.body.entries)
+        return loaded.cut(lambda entry: self._takes(entry.path, stems))
 
 
 def _definitions_only(paths: Iterable[str]) -> frozenset[str]:
@@ -313,14 +294,9 @@ class SubsetCopy(Scratch):
 def subset_instance(
     spec: ScratchSpec,
     tables: Sequence[TablePattern],
+    sources: Sources,
+    context: RunContext,
     *,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
-    archives: Sequence[Destination] | None = None,
     needed: Needed | None = None,
 ) -> Iterator[SubsetCopy]:
     """``scratch_instance`` of those tables that fit one of ``tables``.
@@ -330,26 +306,17 @@ def subset_instance(
     backup is fetched, too, and children that are not there are dropped from the copy. Raises as ``scratch_instance``
     does, and NotFoundError when no table fits.
     """
-    with workshop(
-        spec,
-        destinations=destinations,
-        unsealer=unsealer,
-        clock=clock,
-        report=report,
-        cancel=cancel,
-        on_phase=on_phase,
-        archives=archives,
-    ) as work:
-        making = _Making(work, _wanted(work, tables), needed)
-        making.refuse_nothing(tables)
-        work.refuse(making.chain)
-        with work.place() as folder:
-            subset = None
-            while subset is None:
-                with making.started(folder) as copy:
-                    subset = making.complete(copy, tables)
-                    if subset is not None:
-                        yield subset
+    work = workshop(spec, sources, context)
+    making = _Making(work, _wanted(work, tables), needed)
+    making.refuse_nothing(tables)
+    work.refuse(making.chain)
+    with work.place() as folder:
+        subset = None
+        while subset is None:
+            with making.started(folder) as copy:
+                subset = making.complete(copy, tables)
+                if subset is not None:
+                    yield subset
 
 
 def _wanted(work: Workshop, tables: Sequence[TablePattern]) -> Callable[[TableName], bool]:
@@ -383,7 +350,12 @@ class _Making:
         with work.pinned():
             work.fetch(self.chain, folder)
             earlier = earlier_names(
-                work.chain, self.chain, self._part.stems, places(work.chain, folder), work.tool, self._peek
+                work.chain,
+                self.chain,
+                self._part.stems,
+                places(work.chain, folder),
+                work.tool,
+                lambda loaded, peek: fetch(loaded, work.sources, peek, work.context, durable=False),
             )
             if any(earlier):
                 before = self._part.earlier or earlier
@@ -447,21 +419,6 @@ class _Making:
         replaying = self._work.replaying
         named = () if replaying is None else tables_of(replaying.spec)
         return known.ancestors([*named, *(name for name in known.tables if self._wanted(name))])
-
-    def _peek(self, loaded: Loaded, folder: Path) -> None:
-        work = self._work
-        fetch(
-            loaded.header,
-            loaded.body,
-            work.destinations,
-            work.unsealer,
-            folder,
-            workers=work.spec.workers or default_workers(),
-            report=work.report,
-            cancelled=work.cancel.is_set if work.cancel else lambda: False,
-            durable=False,
-            whole=loaded.whole,
-        )
 
     def _nothing(self, tables: Sequence[TablePattern]) -> NotFoundError:
         last = self._work.chain[-1]

@@ -1,11 +1,9 @@
-"""What a restore is told before it begins, and what it tells when it is over.
-
-A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
+"""A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
 
 Knows no catalog: everything is in the spec, and everything found is in the outcome.
 
-``replica_remarks``: what a restored copy has to be told before it replicates. A copy made in mode ``replica`` of a
-MariaDB server keeps its GTID position and nothing else.
+``replica_remarks``: what a restored copy needs before it replicates. A copy made in mode ``replica`` of a MariaDB
+server keeps its GTID position and nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from backupd.engine.physical.datafiles import assert_local
@@ -27,25 +24,23 @@ from backupd.engine.server.launch import ServerConfig
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import ReplaySpec
-from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
-from backupd.model.job import Progress, Report
+from backupd.model.errors import DamagedError, RefusedError
+from backupd.model.job import Progress
 from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Check, Phase, Witness
 from backupd.model.server_facts import Position, Role, Tool
-from backupd.model.text import Clock, format_time
+from backupd.model.text import format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
 from backupd.process.output import redact
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext, Stopwatch
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.datadir.occupancy import (
-    DEFAULT_CAP,
     find_account,
     not_looked_at,
     refuse_nested,
     refuse_non_empty,
     refuse_occupied,
-    worker_account,
 )
 from restore.datadir.staging import (
     STAGED,
@@ -57,14 +52,18 @@ from restore.datadir.staging import (
     read_marker,
     read_state,
     refuse_foreign_staging,
+    sync_filesystem,
     workable,
     write_marker,
     write_state,
 )
 from restore.datadir.start import (
     Started,
+    clear,
+    close_datadir,
     look_folder,
     looked_at,
+    place,
     remove_dead_folders,
     run_folder,
     running,
@@ -72,13 +71,12 @@ from restore.datadir.start import (
     start_for_good,
     starting,
 )
-from restore.fetch.chain import Stopwatch, build, compare_named
-from restore.fetch.objects import default_workers, sync_filesystem
+from restore.fetch.chain import build, compare_named, data_bytes
+from restore.fetch.objects import default_workers
 from restore.fetch.sources import (
-    NO_THAW_WAIT,
     Loaded,
     Programs,
-    ThawWait,
+    Sources,
     find_programs,
     load_chain,
     pinned,
@@ -86,11 +84,9 @@ from restore.fetch.sources import (
     refuse_no_room,
     remarks,
 )
-from restore.placement import clear, close_datadir, place
-from restore.planning.plan import STEP_NAMES, bytes_of
+from restore.planning.plan import STEP_NAMES
 from restore.replay.logs import Logs
-from restore.replay.private_replay import Means, Replaying, RolledForward, goal_of, roll_staged
-from storage.destination import Destination
+from restore.replay.private_replay import Replaying, RolledForward, goal_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +97,6 @@ class RestoreSpec:
     onto it, None for the backup as it is. ``owner``: OS user of the server. ``start``: start a server on the result
     and leave it running, deaf and mute; ``replica``: keep the replication settings of the source (mode ``replica``).
     ``checks`` (the policy's statements, about ``moment``) and ``witness`` are for a server that is started.
-    ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes. ``programs`` and ``templates``: see
-    ``rollforward.Means``. ``key_files``: of the configuration.
     """
 
     restore_id: str
@@ -117,11 +111,6 @@ class RestoreSpec:
     replica: bool = False
     checks: tuple[str, ...] = ()
     witness: Witness | None = None
-    workers: int = 0
-    templates: Path | None = None
-    memory_cap: int = DEFAULT_CAP
-    programs: Mapping[str, str] = field(default_factory=dict)
-    key_files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +166,6 @@ SELINUX = Path("/sys/fs/selinux/enforce")
 """Where it is there, files get their label from the folder they were made in, and a service may not read them."""
 _DYING = 20.0
 """Seconds that the server of a killed attempt may take to vanish after it."""
-SERVER_MEMORY = 512 * 1024 * 1024
-"""Most bytes of buffer pool for a server that is started to be looked at."""
 
 
 def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
@@ -223,37 +210,14 @@ def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     return tuple(found)
 
 
-def execute(
-    spec: RestoreSpec,
-    *,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
-    archives: Sequence[Destination] | None = None,
-    thaw: ThawWait = NO_THAW_WAIT,
-) -> RestoreOutcome:
+def execute(spec: RestoreSpec, sources: Sources, context: RunContext) -> RestoreOutcome:
     """Restore, or go on with what an interrupted call for the same backup left behind.
 
-    ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
-    ``on_phase`` is told each phase as it ends; ``thaw`` is waited for before anything is read. Raises RefusedError
-    before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
-    ToolError; what was fetched is kept for the next attempt.
+    Raises RefusedError before anything is changed when a rule forbids it, DamagedError naming everything damaged,
+    KeyUnusableError, ToolError; what was fetched is kept for the next attempt.
     """
     with contextlib.ExitStack() as held:
-        work = _Restore(
-            spec,
-            destinations,
-            unsealer,
-            report=report,
-            cancel=cancel,
-            on_phase=on_phase,
-            archives=destinations if archives is None else archives,
-            thaw=thaw,
-        )
-        return work.run(held, clock)
+        return _Restore(spec, sources, context).run(held)
 
 
 def listed(connection: Connection, last: Loaded) -> Check:
@@ -268,33 +232,16 @@ def listed(connection: Connection, last: Loaded) -> Check:
 
 
 class _Restore:
-    def __init__(
-        self,
-        spec: RestoreSpec,
-        destinations: Sequence[Destination],
-        unsealer: Unsealer,
-        *,
-        report: Report,
-        cancel: Event | None,
-        on_phase: Callable[[Phase], None],
-        archives: Sequence[Destination],
-        thaw: ThawWait,
-    ) -> None:
-        self._spec = spec
-        self._destinations = destinations
-        self._archives = archives
-        self._thaw = thaw
-        self._unsealer = unsealer
-        self._report = report
-        self._cancel = cancel
-        self._told = on_phase
+    def __init__(self, spec: RestoreSpec, sources: Sources, context: RunContext) -> None:
+        self._spec, self._sources = spec, sources
+        self._phase_done = context.watch.add
+        self._context = replace(context, watch=Stopwatch(self._phase_ended))
         self._site = choose_site(spec.datadir)
         self._account = find_account(spec.owner)
         self._state = State(spec.restore_id, spec.server, spec.target, spec.chain, goal=goal_of(spec.replay))
-        self._watch = Stopwatch(self._phase_ended)
         self._warnings: list[str] = []
 
-    def run(self, held: contextlib.ExitStack, clock: Clock) -> RestoreOutcome:
+    def run(self, held: contextlib.ExitStack) -> RestoreOutcome:
         site = self._site
         refuse_nested(site.datadir)
         held.enter_context(exclusive(site.datadir, site.folder))
@@ -310,25 +257,25 @@ class _Restore:
             self._warnings += not_looked_at(site.datadir)
         if not placed:
             refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
-        chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
-        info = chain[-1].body.facts.server
+        chain = self._load()
+        facts = chain[-1].body.facts
         replays = self._spec.replay is not None
-        programs = find_programs(chain[-1].body.facts, start=self._spec.start or replays, paths=self._spec.programs)
-        self._warnings += [*warnings, *remarks(info)]
+        programs = find_programs(facts, start=self._spec.start or replays, paths=self._context.programs)
+        self._warnings += remarks(facts.server)
         if not placed:
             with workable(site.datadir):
                 self._warnings += refuse_no_room(chain, site)
                 self._open(held)
-            self._stage(chain, programs, clock)
-            self._report(Progress("place"))
-            with self._watch.phase("restored", _data_bytes(chain)):
+            self._stage(chain, programs)
+            self._context.report(Progress("place"))
+            with self._context.watch.phase("restored", data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
         clear(site)
         if site.folder.is_dir():
             self._warnings.append(f"{site.folder} is still there: something in it is not backupd's")
         if self._spec.replica:
-            self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
+            self._warnings += replica_remarks(facts, self._position(chain[-1]))
         if SELINUX.exists():
             self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         outcome = self._outcome(chain[-1])
@@ -368,34 +315,34 @@ class _Restore:
 
     def _again(self) -> RestoreOutcome:
         """The server of a finished restore: the one that runs, or, where it was ended, another one as it was."""
-        spec, site = self._spec, self._site
-        folder = run_folder(self._state.restore_id)
+        site, folder = self._site, run_folder(self._state.restore_id)
         started = running(folder)
         if started is None:
             _await_free(site.datadir, seconds=0.0)
-        chain, warnings = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
-        self._warnings += warnings
+        chain = self._load()
         if started is None:
-            programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
-            if programs.server is None:
-                raise ToolMissingError("no server program was found", hint="install the database server on this host")
+            programs = find_programs(chain[-1].body.facts, start=True, paths=self._context.programs)
             assert_local(site.datadir, site.final_store)
             with starting():
-                started = start_for_good(self._config(programs.server.path, folder))
+                started = start_for_good(self._config(programs.needed_server, folder))
             self._warnings.append("its server had ended and was started again")
         # No phase was gone through: those of the first time must not be measured twice.
         return replace(self._outcome(chain[-1]), started=started, phases=())
 
-    def _config(self, program: str, folder: Path) -> ServerConfig:
+    def _load(self) -> tuple[Loaded, ...]:
+        chain, warnings = load_chain(self._spec.server, self._spec.chain, self._sources)
+        self._warnings += warnings
+        return chain
+
+    def _config(self, program: Tool, folder: Path) -> ServerConfig:
         return server_config(
-            program,
+            program.path,
             self._site.datadir,
             folder,
             self._state.options,
+            self._context,
             account=self._account,
             store=self._site.final_store,
-            memory=min(self._spec.memory_cap, SERVER_MEMORY),
-            key_files=self._spec.key_files,
         )
 
     def _resume(self) -> bool:
@@ -438,26 +385,15 @@ class _Restore:
         # Locked under this name, it stays locked under the name of the data directory.
         held.enter_context(exclusive(site.data))
 
-    def _stage(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+    def _stage(self, chain: Sequence[Loaded], programs: Programs) -> None:
         """Make the staged copy what is to be put in place, whatever an earlier attempt left of it."""
         spec, site = self._spec, self._site
         if self._state.stage not in STAGED:
             return
         logs, work = None, None
         if spec.replay is not None and self._state.stage != "replayed":
-            work = Replaying(
-                spec.server,
-                spec.replay,
-                self._archives,
-                self._unsealer,
-                memory=min(spec.memory_cap, SERVER_MEMORY),
-                workers=spec.workers,
-                means=Means(spec.programs, spec.templates),
-                watch=self._watch,
-                report=self._report,
-                cancel=self._cancel,
-            )
-            if self._thaw.is_open(LOGS):  # the dearest failures come first
+            work = Replaying(spec.server, spec.replay, self._sources, self._context)
+            if self._sources.thaw.is_open(LOGS):  # the dearest failures come first
                 logs = self._logs(work)
         if self._state.stage == "replaying":
             _await_free(site.folder, seconds=_DYING)
@@ -468,35 +404,18 @@ class _Restore:
             )
             self._remember(replace(self._state, stage="fetching"))
         if self._state.stage == "fetching":
-            self._build(chain, programs, clock)
+            self._build(chain, programs)
         if work is not None:
-            self._roll_forward(work, logs or self._logs(work), chain, programs)
+            self._roll_forward(work, logs or self._logs(work), chain, programs.needed_server)
 
     def _logs(self, work: Replaying) -> Logs:
-        return read_when_thawed(
-            self._thaw,
-            LOGS,
-            lambda: work.logs(self._site.folder / "binlogs"),
-            self._report,
-            self._cancel.is_set if self._cancel else lambda: False,
-        )
+        folder = self._site.folder / "binlogs"
+        return read_when_thawed(self._sources.thaw, LOGS, lambda: work.logs(folder), self._context)
 
-    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
+    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], program: Tool) -> None:
         site, state = self._site, self._state
         self._remember(replace(state, stage="replaying"))
-        rolled = roll_staged(
-            work,
-            site,
-            logs,
-            chain=chain,
-            programs=programs,
-            account=worker_account(),
-            options=state.options,
-            place=state.place,
-            run_folder=look_folder(state.restore_id),
-            size=_data_bytes(chain),
-            key_files=self._spec.key_files,
-        )
+        rolled = work.roll_staged(site, logs, chain, program, state, look_folder(state.restore_id))
         shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))
@@ -505,56 +424,41 @@ class _Restore:
         self._state = state
         write_state(self._site, state)
 
-    def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
-        spec = self._spec
-        backups = [(spec.server, backup_id) for backup_id in spec.chain]
-        with passable(self._site), pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
+    def _build(self, chain: Sequence[Loaded], programs: Programs) -> None:
+        spec, site, context = self._spec, self._site, self._context
+        with passable(site), pinned(self._sources, spec.restore_id, spec.server, spec.chain, context) as said:
             self._warnings += said
-            built = build(
-                chain,
-                self._site.folder,
-                destinations=self._destinations,
-                unsealer=self._unsealer,
-                tool=programs.tool,
-                workers=spec.workers,
-                memory_cap=spec.memory_cap,
-                watch=self._watch,
-                report=self._report,
-                cancel=self._cancel,
-                final_store=self._site.final_store,
-                thaw=self._thaw,
-                key_files=spec.key_files,
-            )
+            built = build(chain, site.folder, self._sources, programs.tool, context, final_store=site.final_store)
         self._warnings += built.warnings
-        sync_filesystem(self._site.folder)
+        sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))
 
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
-        spec, site = self._spec, self._site
+        spec, site, context = self._spec, self._site, self._context
         facts = chain[-1].body.facts
         assert_local(site.datadir, site.final_store)
-        config = self._config(program.path, look_folder(self._state.restore_id))
-        size = _data_bytes(chain)
+        config = self._config(program, look_folder(self._state.restore_id))
+        size = data_bytes(chain)
         with contextlib.ExitStack() as stack:
-            self._report(Progress("start"))
-            with self._watch.phase("started", size):
+            context.report(Progress("start"))
+            with context.watch.phase("started", size):
                 server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
-            self._report(Progress("verify"))
-            with self._watch.phase("verified", size):
+            context.report(Progress("verify"))
+            with context.watch.phase("verified", size):
                 checks, tally = examine(
                     server.connection,
                     statements=spec.checks,
                     target=spec.moment,
                     witness=spec.witness,
                     position=outcome.position,
-                    workers=spec.workers or default_workers(),
-                    report=self._report,
+                    workers=context.workers or default_workers(),
+                    report=context.report,
                 )
                 if outcome.replay is None:  # else they were looked for before the replay
                     checks.append(listed(server.connection, chain[-1]))
-        self._report(Progress("start"))
-        with self._watch.phase("started", size):
+        context.report(Progress("start"))
+        with context.watch.phase("started", size):
             shutil.rmtree(config.directory, ignore_errors=True)
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
         return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
@@ -585,16 +489,12 @@ class _Restore:
         self._state = self._state.with_phase(phase)
         if self._state.stage in STAGED:
             write_state(self._site, self._state)
-        self._told(next(p for p in self._state.phases if p.name == phase.name))
+        self._phase_done(next(p for p in self._state.phases if p.name == phase.name))
 
 
 def _in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """As the steps of a plan follow each other: a copy is rolled forward before it is put in place."""
     return tuple(sorted(phases, key=lambda phase: STEP_NAMES.index(phase.name)))
-
-
-def _data_bytes(chain: Sequence[Loaded]) -> int:
-    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
 
 
 def _await_free(datadir: Path, *, seconds: float) -> None:

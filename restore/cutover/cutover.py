@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -173,16 +173,14 @@ def cut_over(
     aside: str,
     report: Report = silent,
     triggers: Triggers = Triggers.BACKUP,
-    collations: Mapping[str, str] | None = None,
     patience: Patience | None = None,
     cancel: Event | None = None,
 ) -> CutOverResult:
     """Give every goal's staged table its target's name; all of them or none.
 
     ``replace``: tables that have these names may be renamed aside, to ``<name><aside>`` (shortened where that is too
-    long). ``collations``: of schemas that are made because they are missing (else the staging schema's). What was
-    interrupted before is settled first (see ``settle``); a cut-over of the same tables that is finished tells its
-    result again.
+    long). A schema that is missing is made with the collation of the staging schema. What was interrupted before is
+    settled first (see ``settle``); a cut-over of the same tables that is finished gives its result again.
 
     Raises RefusedError (also for live tables that changed since they were compared), NotFoundError, UsageError,
     BusyError, CancelledError: every table is as it was; ServerError: the next call settles it. So does whatever else
@@ -195,7 +193,7 @@ def cut_over(
 
     def plan_it(session: Session, within: bool) -> Plan:
         plan = make_plan(session, goals, replace_live=replace, aside=aside, triggers=triggers, within=within)
-        _make_schemas(session, plan, collations or {})
+        _make_schemas(session, plan)
         return plan
 
     with _working(connection, staging, patience, report, cancel) as work:
@@ -496,7 +494,7 @@ def _renames_locked(session: Session) -> bool:
     return read_dialect(session).renames_locked_tables
 
 
-def _make_schemas(session: Session, plan: Plan, collations: Mapping[str, str]) -> None:
+def _make_schemas(session: Session, plan: Plan) -> None:
     present = {
         str(name): str(collation)
         for name, collation in session.query(
@@ -506,9 +504,7 @@ def _make_schemas(session: Session, plan: Plan, collations: Mapping[str, str]) -
     for move in plan.moves:
         schema = move.target.schema
         if schema not in present and (not plan.folded or schema.lower() not in present):
-            collation = collations.get(schema) or present[move.staged.schema]
-            if not collation.replace("_", "").isalnum():
-                raise RefusedError(f"{collation!r} is no collation")
+            collation = present[move.staged.schema]
             session.execute(
                 f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} "
                 f"CHARACTER SET {collation.partition('_')[0]} COLLATE {collation}"

@@ -71,7 +71,6 @@ def load(
     staging: Mapping[str, str],
     *,
     workers: int = 4,
-    foreign_keys: bool = False,
     report: Report = silent,
     cancel: Event | None = None,
 ) -> Loaded:
@@ -79,9 +78,8 @@ def load(
 
     ``staging``: the schema to load into for each schema of the source (``stagingschema.staging_names``); they are made
     here, and must be empty or of an earlier attempt. After a kill, a lost connection or a restart of the server the
-    same call goes on where that one stopped. Tables have no triggers, and no foreign keys unless ``foreign_keys`` says
-    so (they are not checked then). A table that cannot be loaded is in ``failed`` and not on the server; the others are
-    loaded.
+    same call goes on where that one stopped. Tables have no triggers and no foreign keys. A table that cannot be loaded
+    is in ``failed`` and not on the server; the others are loaded.
 
     Raises ServerError when the server is lost, full or denies everything; RefusedError, BusyError while another call
     loads into the same schemas, CancelledError; nothing is lost by any of them but the last transactions.
@@ -91,14 +89,7 @@ def load(
         raise UsageError(f"no schema to load {', '.join(missing)} into was named")
     if not staging:
         return Loaded({}, 0, 0.0, (), {})
-    job = _Load(
-        replace(connection, answer_timeout=None),
-        folder,
-        staging,
-        report=report,
-        cancel=cancel,
-        foreign_keys=foreign_keys,
-    )
+    job = _Load(replace(connection, answer_timeout=None), folder, staging, report, cancel)
     return job.run(tables, min(max(1, workers), MOST_WORKERS))
 
 
@@ -108,13 +99,11 @@ class _Load:
         connection: Connection,
         folder: Path,
         staging: Mapping[str, str],
-        *,
         report: Report,
         cancel: Event | None,
-        foreign_keys: bool,
     ) -> None:
         self._connection, self._folder, self._staging = connection, folder, staging
-        self._report, self._cancel, self._foreign_keys = report, cancel, foreign_keys
+        self._report, self._cancel = report, cancel
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._new: deque[TableLoad] = deque()
@@ -153,9 +142,8 @@ class _Load:
             settings.statements,
             _transactional(session),
             settings.packet,
-            self._foreign_keys,
             self._moved,
-            self._doing,
+            self._tell,
             self._warn,
             self._stopped,
         )
@@ -292,9 +280,6 @@ class _Load:
         with self._changed:
             self._bytes += size
         self._tell()
-
-    def _doing(self, note: str) -> None:
-        self._tell(note)
 
     def _tell(self, note: str = "") -> None:
         self._report(Progress("load", self._bytes, self._total, self._done, self._tables, note))

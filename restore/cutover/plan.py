@@ -13,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -238,32 +238,7 @@ class Plan:
 
     def as_text(self) -> str:
         """JSON, as the journal keeps it and ``from_text`` reads it."""
-        return json.dumps(
-            {
-                "moves": [
-                    {
-                        "staged": _name(move.staged),
-                        "waiting": _name(move.waiting),
-                        "target": _name(move.target),
-                        "aside": _name(move.aside) if move.aside else None,
-                        "keys": [_key(key) for key in move.keys],
-                        "triggers": [[one.name, one.statement, one.setting] for one in move.triggers],
-                        "old_keys": [_key(key) for key in move.old_keys],
-                        "old_triggers": move.old_triggers,
-                        "readable": move.readable,
-                        "shape": move.shape,
-                        "columns": move.columns,
-                        "old_checks": [list(check) for check in move.old_checks],
-                        "new_checks": [list(check) for check in move.new_checks],
-                    }
-                    for move in self.moves
-                ],
-                "children": [_key(key) for key in self.children],
-                "warnings": list(self.warnings),
-                "folded": self.folded,
-                "touched": self.touched,
-            }
-        )
+        return json.dumps(self, default=_plain)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -329,16 +304,11 @@ def _name(name: TableName) -> list[str]:
     return [name.schema, name.table]
 
 
-def _key(key: ForeignKey) -> Mapping[str, Any]:
-    return {
-        "name": key.name,
-        "child": _name(key.child),
-        "columns": list(key.columns),
-        "parent": _name(key.parent),
-        "parent_columns": list(key.parent_columns),
-        "on_delete": key.on_delete,
-        "on_update": key.on_update,
-    }
+def _plain(value: Any) -> list[Any] | dict[str, Any]:
+    """A record for JSON: names and triggers as lists, the others by the names of their fields."""
+    if isinstance(value, TableName | Trigger):
+        return [getattr(value, one.name) for one in fields(value)]
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _keys(data: Sequence[Mapping[str, Any]]) -> tuple[ForeignKey, ...]:

@@ -236,9 +236,9 @@ class StagedTable:
         return self.engine in _ELSEWHERE
 
 
-def staged_table(definition: TableDefinition, *, foreign_keys: bool = False, defer: bool = False) -> StagedTable:
-    """``definition`` made fit. ``foreign_keys``: keep them; ``defer``: build secondary keys later, where that is
-    possible. Raises ValueError when it would create something else than its table."""
+def staged_table(definition: TableDefinition, *, defer: bool = False) -> StagedTable:
+    """``definition`` made fit. ``defer``: build secondary keys later, where that is possible. Raises ValueError when it
+    would create something else than its table."""
     name, create = definition.name, definition.create
     words = list(itertools.islice(tokens(create), 4))
     if len(words) < 4 or words[2].plain != name.table or words[3].text == ".":
@@ -246,7 +246,7 @@ def staged_table(definition: TableDefinition, *, foreign_keys: bool = False, def
     engine = definition.engine.upper()
     if definition.is_sequence:
         return StagedTable(create, engine=engine, sequence=True)
-    text = without_directories(create if foreign_keys else without_foreign_keys(name, create))
+    text = without_directories(without_foreign_keys(name, create))
     versioned = definition.columns.versioned
     if not defer or engine != "INNODB" or versioned or not definition.columns.primary_key:
         return StagedTable(text, engine=engine, versioned=versioned)

@@ -163,7 +163,6 @@ class Means:
     settings: tuple[str, ...]
     transactional: frozenset[str]
     max_packet: int
-    foreign_keys: bool
     moved: Callable[[int], None]
     doing: Callable[[str], None]
     warn: Callable[[str], None]
@@ -275,7 +274,7 @@ class TableLoad:
         try:
             raw = (self.folder / definition_path(self.name)).read_bytes()
             definition = read_definition(self.name, raw)
-            fit = staged_table(definition, foreign_keys=self.means.foreign_keys, defer=self.source.bytes >= DEFER_BYTES)
+            fit = staged_table(definition, defer=self.source.bytes >= DEFER_BYTES)
         except FileNotFoundError as error:
             raise LeftOutError("the backup does not hold its definition") from error
         except ValueError as error:

@@ -11,6 +11,7 @@ document marks a restored data directory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import fnmatch
 import json
@@ -24,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.model.errors import RefusedError
+from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.process.folders import PASSABLE, PRIVATE, read_plain, sync_folder, write_anew
@@ -206,6 +207,19 @@ def write_durably(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def sync_filesystem(path: Path) -> None:
+    """Force everything written on ``path``'s file system to disk: one call instead of one per file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise BackupdError(
+                f"cannot write {path} to disk: {os.strerror(ctypes.get_errno())}",
+                hint="the disk is failing or full; look at the kernel's log",
+            )
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """``datadir`` (real path) is the goal, ``folder`` the staging folder, ``inside``: it lies in the goal
@@ -231,18 +245,9 @@ class Site:
         return self.datadir.with_name(self.datadir.name + ".external")
 
     @property
-    def logs(self) -> Path:
-        """Where each step of the prepare leaves what it printed."""
-        return self.folder / "logs"
-
-    @property
     def ours(self) -> tuple[str, ...]:
         """Names inside the data directory that are no reason to refuse it."""
         return (INSIDE,) if self.inside else ()
-
-    def increment(self, number: int) -> Path:
-        """Where the increment of that number (from 1) is fetched to."""
-        return self.folder / f"increment-{number}"
 
     def built(self) -> Iterator[Path]:
         """What a restore made in the staging folder; what it remembers comes last."""

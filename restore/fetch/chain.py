@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remap, remove_dropped_schemas, verify_tables
@@ -28,11 +25,12 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import partial_words
 from backupd.model.errors import ToolError, UnrestorableError
-from backupd.model.job import Progress, Report
+from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position, Receipts
 from backupd.model.table import BaseTable, TableName
 from backupd.process.pipeline import run
+from backupd.process.run_context import RunContext
 from restore.datadir.occupancy import (
     FOLDER_MODE,
     available_memory,
@@ -41,9 +39,9 @@ from restore.datadir.occupancy import (
     refuse_links,
     worker_account,
 )
-from restore.fetch.objects import Fetched, Opener, default_workers, fetch
-from restore.fetch.sources import NO_THAW_WAIT, Loaded, ThawWait, read_when_thawed
-from storage.destination import Destination
+from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded, Sources, read_when_thawed
+from restore.planning.plan import bytes_of
 
 
 def prepare(
@@ -51,22 +49,20 @@ def prepare(
     base: Path,
     increments: Sequence[Path],
     receipts: Receipts,
+    context: RunContext,
     *,
     memory: int,
     logs: Path,
-    report: Report,
-    cancel: Event | None = None,
     left_out: LeftOut = nothing,
-    key_files: Sequence[Path] = (),
 ) -> Position | None:
     """Make ``base`` a data directory that a server can be started on; gives the place in the binary log that InnoDB
     itself names, None where it names none.
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
-    whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of
-    the configuration. Raises ToolError when a step fails, UnrestorableError where it could not make data of the backup
-    or did not get as far as it had to, DamagedError when files are missing, RefusedError for key files of others,
-    CancelledError. After an error the files have to be fetched again.
+    whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? Raises ToolError
+    when a step fails, UnrestorableError where it could not make data of the backup or did not get as far as it had to,
+    DamagedError when files are missing, RefusedError for key files of others, CancelledError. After an error the files
+    have to be fetched again.
     """
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     steps = tool.prepare(base, increments, memory=memory)
@@ -75,11 +71,12 @@ def prepare(
     for folder in (base, *increments):
         hand_over(folder, account, folder_mode=FOLDER_MODE)
     told: list[str] = []
-    with handed(known, key_files, base, (account.uid, account.gid) if os.geteuid() == 0 else None) as options:
+    with handed(known, context.key_files, base, (account.uid, account.gid) if os.geteuid() == 0 else None) as options:
         if steps:
             write_known(base, options)
         for number, step in enumerate(steps, start=1):
-            report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
+            report = partial(_report, context, number, len(steps))
+            report(step.title)
             log = logs / f"prepare-{number}.log"
             log.unlink(missing_ok=True)
             if step.before is not None:
@@ -87,12 +84,12 @@ def prepare(
                     refuse_links(folder)  # of a program that worked on what may be forged
                 step.before()
             try:
-                run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
+                run(step.command, log=log, on_stderr=report, cancel=context.cancel)
             except ToolError as error:
                 raise why_unprepared(error, without_left_out(_text(log), left_out)) from error
             told.append(_text(log))
     if steps:
-        write_known(base, named(known, key_files))
+        write_known(base, named(known, context.key_files))
     refuse_links(base)
     tool.verify_prepared(base, receipts, told, left_out=left_out)
     return innodb_place(told)
@@ -102,14 +99,8 @@ def _text(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
-def _teller(report: Report, number: int, total: int) -> Callable[[str], None]:
-    def tell(line: str) -> None:
-        report(Progress("prepare", files_done=number - 1, files_total=total, note=line.strip()[:200]))
-
-    return tell
-
-
-"""MySQL's own dictionary has the source's path of a tablespace elsewhere until a server opened it by its link."""
+def _report(context: RunContext, number: int, total: int, line: str) -> None:
+    context.report(Progress("prepare", files_done=number - 1, files_total=total, note=line.strip()[:200]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,70 +122,24 @@ def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     return tuple(found.values())
 
 
-class Stopwatch:
-    """Times phases; each one that ended well is told to ``on_phase`` (``told``)."""
-
-    def __init__(self, on_phase: Callable[[Phase], None]) -> None:
-        self.told = on_phase
-        self._waited = 0.0
-
-    @contextlib.contextmanager
-    def phase(self, name: str, size: int = 0) -> Iterator[None]:
-        """Times the block as phase ``name`` that worked on ``size`` bytes; nothing is noted where it raises."""
-        begun, waited = time.monotonic(), self._waited
-        yield
-        self.told(Phase(name, time.monotonic() - begun - (self._waited - waited), size))
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time that is no phase's: it says nothing about how fast this machine is."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waited += time.monotonic() - begun
-
-
 def build(
     chain: Sequence[Loaded],
     folder: Path,
-    *,
-    destinations: Sequence[Destination],
-    unsealer: Opener,
+    sources: Sources,
     tool: PhysicalTool,
-    workers: int,
-    memory_cap: int,
-    watch: Stopwatch,
-    report: Report,
-    cancel: Event | None = None,
+    context: RunContext,
+    *,
     final_store: Path | None = None,
-    thaw: ThawWait = NO_THAW_WAIT,
-    key_files: Sequence[Path] = (),
 ) -> Built:
     """``fetch_members``, then ``assemble``."""
-    repaired = fetch_members(
-        chain,
-        folder,
-        destinations=destinations,
-        unsealer=unsealer,
-        workers=workers,
-        watch=watch,
-        report=report,
-        cancel=cancel,
-        thaw=thaw,
-    )
-    built = assemble(
-        chain,
-        folder,
-        tool=tool,
-        memory_cap=memory_cap,
-        watch=watch,
-        report=report,
-        cancel=cancel,
-        final_store=final_store,
-        key_files=key_files,
-    )
+    repaired = fetch_members(chain, folder, sources, context)
+    built = assemble(chain, folder, tool, context, final_store=final_store)
     return replace(built, warnings=(*repaired, *built.warnings))
+
+
+def data_bytes(chain: Sequence[Loaded]) -> int:
+    """Bytes of the prepared copy."""
+    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
 
 
 def places(chain: Sequence[Loaded], folder: Path) -> list[Path]:
@@ -202,47 +147,22 @@ def places(chain: Sequence[Loaded], folder: Path) -> list[Path]:
     return [folder / "data", *(folder / f"increment-{number}" for number in range(1, len(chain)))]
 
 
-def fetch_members(
-    chain: Sequence[Loaded],
-    folder: Path,
-    *,
-    destinations: Sequence[Destination],
-    unsealer: Opener,
-    workers: int,
-    watch: Stopwatch,
-    report: Report,
-    cancel: Event | None = None,
-    thaw: ThawWait = NO_THAW_WAIT,
-) -> tuple[str, ...]:
+def fetch_members(chain: Sequence[Loaded], folder: Path, sources: Sources, context: RunContext) -> tuple[str, ...]:
     """Bring every backup of ``chain`` to its place below ``folder``; gives the damage that was got around.
 
     What an earlier call left there is used as far as its hashes are right, whatever that call was doing when it ended:
     an increment that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all
-    members exactly as they were backed up. ``workers`` 0: as many as this machine can use. Each member is fetched when
-    ``thaw`` lets it through.
+    members exactly as they were backed up. Each member is fetched when the thaw wait lets it through.
     """
     shutil.rmtree(folder / "external", ignore_errors=True)
     repaired: list[str] = []
-    cancelled = cancel.is_set if cancel else lambda: False
-
-    def member(loaded: Loaded, goal: Path) -> Fetched:
-        return fetch(
-            loaded.header,
-            loaded.body,
-            destinations,
-            unsealer,
-            goal,
-            workers=workers or default_workers(),
-            report=report,
-            cancelled=cancelled,
-            durable=False,
-            whole=loaded.whole,
-        )
-
-    with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
+    with context.watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
         for loaded, goal in zip(chain, places(chain, folder), strict=True):
             fetched = read_when_thawed(
-                thaw, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled, waiting=watch.waiting
+                sources.thaw,
+                loaded.header.backup_id,
+                partial(fetch, loaded, sources, goal, context, durable=False),
+                context,
             )
             repaired += fetched.repaired
             verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
@@ -331,39 +251,33 @@ def _refuse_lost(tables: Iterable[TableName], last: Loaded, where: str, done: st
 def assemble(
     chain: Sequence[Loaded],
     folder: Path,
-    *,
     tool: PhysicalTool,
-    memory_cap: int,
-    watch: Stopwatch,
-    report: Report,
-    cancel: Event | None = None,
+    context: RunContext,
+    *,
     final_store: Path | None = None,
     left_out: LeftOut = nothing,
-    key_files: Sequence[Path] = (),
 ) -> Built:
     """Make ``folder/data`` a prepared copy of the last backup of the fetched ``chain``. Nothing is synced.
 
     Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
-    name ``final_store``, where they will lie when a server is started (None: where they are). ``memory_cap`` in bytes.
-    ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of the configuration.
+    name ``final_store``, where they will lie when a server is started (None: where they are).
+    ``left_out``: is such a file (path in a data directory) missing on purpose?
     """
     warnings: list[str] = []
     store = folder / "external"
     base, *increments = places(chain, folder)
-    with watch.phase("prepared", sum(loaded.header.stats.bytes_source for loaded in chain)):
+    with context.watch.phase("prepared", sum(loaded.header.stats.bytes_source for loaded in chain)):
         redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
-        memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
+        memory = choose_memory(redo=redo, available=available_memory(), cap=context.memory)
         place = prepare(
             tool,
             base,
             increments,
             chain[-1].body.facts.receipts,
+            context,
             memory=memory.bytes,
             logs=folder / "logs",
-            report=report,
-            cancel=cancel,
             left_out=left_out,
-            key_files=key_files,
         )
         body = chain[-1].body
         listed = [entry.path for entry in body.entries]

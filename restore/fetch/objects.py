@@ -9,7 +9,6 @@ already right is fetched: after a kill -9, after a prepare that was cut short, a
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import io
@@ -18,12 +17,11 @@ import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 from backupd.model.errors import (
     ArchivedError,
@@ -33,8 +31,11 @@ from backupd.model.errors import (
     DestinationError,
     StreamError,
 )
-from backupd.model.job import Progress, Report
-from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, Header, StoredObject
+from backupd.model.job import Progress
+from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, StoredObject
+from backupd.process.run_context import RunContext
+from restore.datadir.staging import sync_filesystem
+from restore.fetch.sources import Loaded, Sources
 from storage import layout, objects
 from storage.destination import Destination
 
@@ -249,13 +250,6 @@ def _write_sparse(descriptor: int, offset: int, payload: memoryview) -> None:
         _write(descriptor, offset + start, payload[start:])
 
 
-class Opener(Protocol):
-    """``transfer.unseal.Unsealer``: at most ``limit`` bytes, after gpg has agreed to all."""
-
-    def unseal(self, stored: bytes, *, limit: int) -> bytes:
-        """The plaintext of a sealed object. Raises DamagedError, KeyUnusableError, ToolError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """``bytes`` of plaintext and ``files`` that are now there; ``reused`` bytes of them were there before.
@@ -274,60 +268,26 @@ def default_workers() -> int:
     return max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)) + 1))
 
 
-def fetch(
-    header: Header,
-    body: Body,
-    destinations: Sequence[Destination],
-    unsealer: Opener,
-    folder: Path,
-    *,
-    workers: int,
-    report: Report,
-    cancelled: Callable[[], bool] = lambda: False,
-    durable: bool = True,
-    whole: Body | None = None,
-) -> Fetched:
+def fetch(loaded: Loaded, sources: Sources, folder: Path, context: RunContext, *, durable: bool = True) -> Fetched:
     """Make ``folder`` hold exactly the files of the backup, each proved by its SHA-256.
 
-    ``destinations`` in the order to try them. ``folder`` belongs to us: what else lies in it is removed.
-    ``durable``: everything is on disk before this returns. ``whole``: the body of the backup where ``body`` is a part
-    of it; a bundle holds its members, whether they are wanted or not. The entries were judged by
-    ``names.check_entries``.
+    ``folder`` belongs to us: what else lies in it is removed. ``durable``: everything is on disk before this returns.
+    Of a part of a backup, a bundle holds its members, whether they are wanted or not. The entries were judged by
+    ``check_entries``.
 
     Raises DamagedError naming every object that no destination holds undamaged, and the files it is for;
     ArchivedError when they have to be thawed first; DestinationError when they could not be read for other reasons;
     KeyUnusableError, ToolError, CancelledError.
     """
-    job = _Job(
-        header,
-        body,
-        folder,
-        destinations=destinations,
-        unsealer=unsealer,
-        report=report,
-        cancelled=cancelled,
-        whole=whole or body,
-    )
+    job = _Job(loaded, sources, folder, context)
+    workers = context.workers or default_workers()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="fetch") as pool:
         for future in [pool.submit(job.work) for _ in range(workers)]:
             future.result()
     job.raise_damage()
     if durable:
         sync_filesystem(folder)
-    return Fetched(job.total, len(body.entries), job.reused, tuple(job.repaired))
-
-
-def sync_filesystem(path: Path) -> None:
-    """Force everything written on ``path``'s file system to disk: one call instead of one per file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-            raise BackupdError(
-                f"cannot write {path} to disk: {os.strerror(ctypes.get_errno())}",
-                hint="the disk is failing or full; look at the kernel's log",
-            )
-    finally:
-        os.close(descriptor)
+    return Fetched(job.total, len(loaded.body.entries), job.reused, tuple(job.repaired))
 
 
 @dataclass(slots=True)
@@ -346,22 +306,8 @@ class _Item:
 
 
 class _Job:
-    def __init__(
-        self,
-        header: Header,
-        body: Body,
-        folder: Path,
-        *,
-        destinations: Sequence[Destination],
-        unsealer: Opener,
-        report: Report,
-        cancelled: Callable[[], bool],
-        whole: Body,
-    ) -> None:
-        self._destinations = destinations
-        self._unsealer = unsealer
-        self._report = report
-        self._cancelled = cancelled
+    def __init__(self, loaded: Loaded, sources: Sources, folder: Path, context: RunContext) -> None:
+        self._sources, self._context = sources, context
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._damages: list[tuple[str, bool]] = []
@@ -369,15 +315,16 @@ class _Job:
         self._failed: set[str] = set()
         self.repaired: list[str] = []
         self.reused = 0
-        self.total = sum(entry.size for entry in body.entries)
+        self.total = sum(entry.size for entry in loaded.body.entries)
         self._bytes = self._files = 0
-        assemblies = lay_out(body.entries, folder)
+        assemblies = lay_out(loaded.body.entries, folder)
         self._all_files = len(assemblies)
         for assembly in assemblies:
             if not assembly.entry.objects:
                 assembly.write(0, b"")
                 self._files += 1
-        self._items = iter(_items(assemblies, {stored.name: stored for stored in header.objects}, _limits(whole)))
+        stored = {item.name: item for item in loaded.header.objects}
+        self._items = iter(_items(assemblies, stored, _limits(loaded.whole or loaded.body)))
 
     def work(self) -> None:
         """One thread's share. Any error that is not damage ends all of them."""
@@ -392,7 +339,7 @@ class _Job:
         with self._lock:
             if self._stop.is_set():
                 return None
-            if self._cancelled():
+            if self._context.is_cancelled():
                 raise CancelledError(
                     "the restore was cancelled while fetching",
                     hint="the same command continues where it stopped",
@@ -404,7 +351,7 @@ class _Job:
         reused = item.size - sum(assembly.size_of(index) for assembly, index in missing)
         if missing:
             failures: list[tuple[str, bool]] = []
-            for destination in self._destinations:
+            for destination in self._sources.destinations:
                 problem = self._try(destination, item, missing)
                 if problem is None:
                     break
@@ -433,7 +380,7 @@ class _Job:
                     self._archived.add(item.stored.name)
             return _one_line(error), False
         try:
-            plain = self._unsealer.unseal(sealed, limit=item.limit)
+            plain = self._sources.unsealer.unseal(sealed, limit=item.limit)
             del sealed
             slices = list(_unpacked(plain, missing) if item.bundle else ((a, i, plain) for a, i in missing))
             for assembly, index, content in slices:
@@ -457,7 +404,7 @@ class _Job:
             self.reused += reused
             self._bytes += item.size
             progress = Progress("fetch", self._bytes, self.total, self._files, self._all_files)
-        self._report(progress)
+        self._context.report(progress)
 
     def raise_damage(self) -> None:
         lines = sorted({line for line, _ in self._damages})

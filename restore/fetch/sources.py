@@ -1,13 +1,10 @@
-"""Where a restore reads: the manifests of a chain, each from the first destination where it is good, and the pins.
+"""Where a restore reads, and everything that forbids it before the first byte moves.
 
-A manifest is data from elsewhere, judged, not obeyed: are its paths fit to be written below a folder?
+The manifests of a chain, each from the first destination where it is good, and the pins. A manifest is data from
+elsewhere, judged, not obeyed: are its paths fit to be written below a folder?
 
-Everything that forbids a restore, asked before the first byte moves.
-
-What a restore waits for before it reads: parts of it may lie where they have to be thawed first.
-
-A part is a backup of the chain, by its id, or the binary logs (``LOGS`` of the model). The base is read while what
-comes after it is still being thawed.
+Parts of what is read may have to be thawed first (``ThawWait``). A part is a backup of the chain, by its id, or the
+binary logs (``LOGS`` of the model). The base is read while what comes after it is still being thawed.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ import os
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -40,7 +36,8 @@ from backupd.model.errors import (
 from backupd.model.job import Report
 from backupd.model.manifest import Body, BodyFacts, Entry, Header
 from backupd.model.server_facts import ServerInfo, Tool
-from backupd.model.text import Clock, format_size
+from backupd.model.text import format_size
+from backupd.process.run_context import RunContext
 from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import load_body, load_header
 from backupd.transfer.records.sealing import Unsealer
@@ -48,7 +45,74 @@ from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_to
 from restore.datadir.staging import Site
 from storage.destination import Destination
 
+T = TypeVar("T")
+_TRIES = 3
 _SHOWN = 20
+
+
+class ThawWait(Protocol):
+    """Every method may ask destinations, and raises DestinationError when nothing can come of waiting."""
+
+    def is_open(self, part: str) -> bool:
+        """Can it be read now?"""
+        ...
+
+    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Return when it can be read. Raises CancelledError."""
+        ...
+
+    def reopen(self, part: str) -> bool:
+        """Something of it could not be read, because it is archived (again): ask for it. False where nothing is asked
+        for: nobody wants to pay for that."""
+        ...
+
+
+class NoThawWait:
+    """Everything is read at once; what is archived is refused."""
+
+    def is_open(self, part: str) -> bool:
+        """Always."""
+        del part
+        return True
+
+    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Nothing to wait for."""
+
+    def reopen(self, part: str) -> bool:
+        """Never: nothing is asked of an archive."""
+        del part
+        return False
+
+
+NO_THAW_WAIT = NoThawWait()
+
+
+def read_when_thawed(thaw: ThawWait, part: str, read: Callable[[], T], context: RunContext) -> T:
+    """What ``read`` gives, once the part can be read; again when a thawed copy went away meanwhile. ``read`` goes on
+    where it stopped. The time of waiting belongs to no phase."""
+    for _ in range(_TRIES):
+        with context.watch.waiting():
+            thaw.wait(part, context.report, context.is_cancelled)
+        try:
+            return read()
+        except ArchivedError:
+            with context.watch.waiting():
+                if not thaw.reopen(part):
+                    raise
+    with context.watch.waiting():
+        thaw.wait(part, context.report, context.is_cancelled)
+    return read()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a restore reads from. ``destinations`` in the order to try them; ``archives``: those that may hold binary
+    logs; ``thaw`` is waited for before anything is read."""
+
+    destinations: Sequence[Destination]
+    unsealer: Unsealer
+    archives: Sequence[Destination] = ()
+    thaw: ThawWait = NO_THAW_WAIT
 
 
 def check_entries(header: Header, body: Body) -> None:
@@ -146,10 +210,25 @@ class Loaded:
     body: Body
     whole: Body | None = None
 
+    def cut(self, wanted: Callable[[Entry], bool]) -> Loaded:
+        """The part with the entries that are ``wanted``, and the statistics of that part."""
+        entries = tuple(entry for entry in self.body.entries if wanted(entry))
+        names = {name for entry in entries for name in entry.objects}
+        objects = tuple(stored for stored in self.header.objects if stored.name in names)
+        stats = replace(
+            self.header.stats,
+            bytes_source=sum(entry.size for entry in entries),
+            bytes_stored=sum(stored.size for stored in objects),
+            files=len(entries),
+        )
+        return Loaded(
+            replace(self.header, stats=stats, objects=objects),
+            replace(self.body, entries=entries),
+            self.whole or self.body,
+        )
 
-def load_chain(
-    server: str, chain: Sequence[str], destinations: Sequence[Destination], unsealer: Unsealer
-) -> tuple[tuple[Loaded, ...], tuple[str, ...]]:
+
+def load_chain(server: str, chain: Sequence[str], sources: Sources) -> tuple[tuple[Loaded, ...], tuple[str, ...]]:
     """The manifests of ``chain`` (full backup first) and what there is to say about copies that could not be used.
 
     Raises DamagedError naming every bad copy when none is good, and everything that makes these backups no chain;
@@ -160,7 +239,7 @@ def load_chain(
     missing: list[str] = []
     for backup_id in chain:
         try:
-            found, said = _load(server, backup_id, destinations, unsealer)
+            found, said = _load(server, backup_id, sources)
         except NotFoundError as error:
             if len(chain) == 1:
                 raise
@@ -179,12 +258,10 @@ def load_chain(
     return tuple(loaded), tuple(warnings)
 
 
-def load_dump(
-    server: str, backup_id: str, destinations: Sequence[Destination], unsealer: Unsealer
-) -> tuple[Loaded, tuple[str, ...]]:
+def load_dump(server: str, backup_id: str, sources: Sources) -> tuple[Loaded, tuple[str, ...]]:
     """The manifest of a logical backup, and what there is to say about copies that could not be used. Raises as
     ``load_chain`` does."""
-    loaded, said = _load(server, backup_id, destinations, unsealer)
+    loaded, said = _load(server, backup_id, sources)
     check_entries(loaded.header, loaded.body)
     header, facts = loaded.header, loaded.body.facts
     if header.kind != BackupKind.LOGICAL or facts.dump is None:
@@ -246,14 +323,12 @@ def _series(loaded: Loaded) -> str:
     return f"{server.flavour} {server.version.series}"
 
 
-def _load(
-    server: str, backup_id: str, destinations: Sequence[Destination], unsealer: Unsealer
-) -> tuple[Loaded, list[str]]:
+def _load(server: str, backup_id: str, sources: Sources) -> tuple[Loaded, list[str]]:
     failures: list[BackupdError] = []
-    for destination in destinations:
+    for destination in sources.destinations:
         try:
             header = load_header(destination, server, backup_id)
-            body = load_body(destination, header, unsealer)
+            body = load_body(destination, header, sources.unsealer)
         except (DamagedError, DestinationError, NotFoundError) as error:
             failures.append(error)
             continue
@@ -271,7 +346,7 @@ def _load(
 
 @contextlib.contextmanager
 def pinned(
-    destinations: Sequence[Destination], restore_id: str, backups: Sequence[tuple[str, str]], *, clock: Clock
+    sources: Sources, restore_id: str, server: str, chain: Sequence[str], context: RunContext
 ) -> Iterator[tuple[str, ...]]:
     """Keep the backups from being swept away wherever they are read, at each destination those that it has; yields
     warnings.
@@ -279,11 +354,12 @@ def pinned(
     A destination that cannot be written (a read-only copy after a disaster) is read without a pin. Raises
     NotFoundError or RefusedError when one of the backups is at no destination any more.
     """
+    backups = [(server, backup_id) for backup_id in chain]
     warnings: list[str] = []
     lacking: dict[tuple[str, str], list[BackupdError]] = {backup: [] for backup in backups}
     with contextlib.ExitStack() as pins:
-        for destination in destinations:
-            pin = Pin(destination, restore_id, backups, clock=clock, some=True)
+        for destination in sources.destinations:
+            pin = Pin(destination, restore_id, backups, clock=context.clock, some=True)
             try:
                 with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` tells of each
                     pins.enter_context(pin)
@@ -293,7 +369,7 @@ def pinned(
             for backup, trouble in pin.absent.items():
                 lacking[backup].append(trouble)
         for errors in lacking.values():
-            if errors and len(errors) == len(destinations):
+            if errors and len(errors) == len(sources.destinations):
                 raise errors[0]
         yield (*warnings, *dict.fromkeys(error.line for errors in lacking.values() for error in errors))
 
@@ -308,6 +384,13 @@ class Programs:
 
     tool: PhysicalTool
     server: Tool | None
+
+    @property
+    def needed_server(self) -> Tool:
+        """Raises ToolMissingError without one."""
+        if self.server is None:
+            raise ToolMissingError("no server program was found", hint="install the database server on this host")
+        return self.server
 
 
 def find_programs(facts: BodyFacts, *, start: bool, paths: Mapping[str, str] = NO_PATHS) -> Programs:
@@ -433,69 +516,3 @@ def remarks(info: ServerInfo) -> tuple[str, ...]:
             places.append(f"what is {', '.join(inside)} goes inside the new one")
         found.append(f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places))
     return tuple(found)
-
-
-T = TypeVar("T")
-_TRIES = 3
-
-
-class ThawWait(Protocol):
-    """Every method may ask destinations, and raises DestinationError when nothing can come of waiting."""
-
-    def is_open(self, part: str) -> bool:
-        """Can it be read now?"""
-        ...
-
-    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        """Return when it can be read. Raises CancelledError."""
-        ...
-
-    def reopen(self, part: str) -> bool:
-        """Something of it could not be read, because it is archived (again): ask for it. False where nothing is asked
-        for: nobody wants to pay for that."""
-        ...
-
-
-class NoThawWait:
-    """Everything is read at once; what is archived is refused."""
-
-    def is_open(self, part: str) -> bool:
-        """Always."""
-        del part
-        return True
-
-    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        """Nothing to wait for."""
-
-    def reopen(self, part: str) -> bool:
-        """Never: nothing is asked of an archive."""
-        del part
-        return False
-
-
-NO_THAW_WAIT = NoThawWait()
-
-
-def read_when_thawed(
-    thaw: ThawWait,
-    part: str,
-    read: Callable[[], T],
-    report: Report,
-    cancelled: Callable[[], bool],
-    *,
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> T:
-    """What ``read`` gives, once the part can be read; again when a thawed copy went away meanwhile. ``read`` goes on
-    where it stopped. ``waiting`` is entered while nothing but the thaw is waited for."""
-    for _ in range(_TRIES):
-        with waiting():
-            thaw.wait(part, report, cancelled)
-        try:
-            return read()
-        except ArchivedError:
-            with waiting():
-                if not thaw.reopen(part):
-                    raise
-    with waiting():
-        thaw.wait(part, report, cancelled)
-    return read()

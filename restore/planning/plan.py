@@ -6,8 +6,8 @@ Its steps tell what each works on, and how long it will take by the rates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from restore.planning.target import Older
 
 STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
 """The phases of a restore in their order; a plan has those it needs."""
+TABLE_STEP_NAMES = (*STEP_NAMES[:-1], "extracted", "carried", "loaded", "compared", "handed_over")
+"""The same of a restore of tables."""
 _AT_ONCE = 1e11
 """Bytes a second that no phase handles: it only renamed something, in less than can be measured."""
 
@@ -219,17 +221,25 @@ def steps(
         "rolled_forward": replay_text(replay) if replay is not None else "",
         "verified": "check every table, run the checks, compare with the witness",
     }
-    wanted = {"started": start, "rolled_forward": replay is not None, "verified": verify}
+    wanted = {"started": start, "verified": verify}
     sizes = [b.stats.bytes_source for b in chain]
-    found = []
-    for name, title in titles.items():
-        if not wanted.get(name, True):
-            continue
-        rate, size = rates[name], bytes_of(name, sizes)
-        if name == "rolled_forward" and replay is not None:
-            rate, size = replay_rate(replay, rates), replay.size
-        found.append(Step(name, title, size, rate.estimate(size), rate.basis, (commands or {}).get(name, ())))
-    return tuple(found)
+    work = {name: (title, bytes_of(name, sizes)) for name, title in titles.items() if wanted.get(name, True)}
+    return tuple(replace(step, commands=(commands or {}).get(step.name, ())) for step in estimated(work, rates, replay))
+
+
+def estimated(
+    work: Mapping[str, tuple[str, int]], rates: Mapping[str, Rate], replay: ReplaySpec | None
+) -> Iterator[Step]:
+    """A step for each phase of ``work``, of its title and bytes; the replay only where there is one."""
+    for name, (title, size) in work.items():
+        if name != "rolled_forward":
+            yield _step(name, title, size, rates[name])
+        elif replay is not None:
+            yield _step(name, title, replay.size, replay_rate(replay, rates))
+
+
+def _step(name: str, title: str, size: int, rate: Rate) -> Step:
+    return Step(name, title, size, rate.estimate(size), rate.basis)
 
 
 def _increments(chain: Sequence[BackupRecord]) -> str:

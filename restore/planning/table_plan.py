@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
@@ -20,7 +20,7 @@ from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
 from restore.planning.inexact_replay import InexactError
-from restore.planning.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate, replay_text
+from restore.planning.plan import DEFAULT_RATES, TABLE_STEP_NAMES, Plan, Rate, Step, estimated, replay_text
 from restore.planning.target import OlderError
 
 _HOW = (
@@ -30,8 +30,6 @@ _HOW = (
 
 _LONGEST = 64
 """Characters of an identifier, on every flavour."""
-STEPS = ("fetched", "prepared", "started", "rolled_forward", "extracted", "loaded", "handed_over")
-"""The phases of a restore of tables in their order; a plan has those it needs."""
 _RATES: Mapping[str, Rate] = {
     **DEFAULT_RATES,
     "extracted": Rate(40e6, 0.5),
@@ -41,18 +39,6 @@ _RATES: Mapping[str, Rate] = {
 _NAMED = 5
 _SERVER = 256 * 1024 * 1024
 """Bytes that a server which holds next to nothing is taken to start with."""
-_ORDER = (
-    "fetched",
-    "prepared",
-    "restored",
-    "started",
-    "rolled_forward",
-    "extracted",
-    "carried",
-    "loaded",
-    "compared",
-    "handed_over",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +104,8 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
 
 def in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """As they follow each other; logs are fetched first, but that counts as part of the replay."""
-    return tuple(sorted(phases, key=lambda phase: _ORDER.index(phase.name) if phase.name in _ORDER else len(_ORDER)))
+    known = {name: place for place, name in enumerate(TABLE_STEP_NAMES)}
+    return tuple(sorted(phases, key=lambda phase: known.get(phase.name, len(known))))
 
 
 class Source(StrEnum):
@@ -281,35 +268,30 @@ def steps_of(candidate: Candidate, rates: Mapping[str, Rate]) -> tuple[Step, ...
     count = len(candidate.needed)
     tables = f"{count} table{'s' if count != 1 else ''}"
     rows = format_size(candidate.rows)
-    titles = {
+    work = {
         "fetched": (
             f"fetch {format_size(candidate.stored)} for {tables} from {candidate.base.destinations[0]}, unseal",
             candidate.source,
         ),
-        "prepared": ("prepare these files alone: apply redo and increments", 0 if logical else candidate.source),
+        "prepared": ("prepare these files alone: apply redo and increments", candidate.source),
         "started": (
             "start a private server on them" if not logical else "start an empty private server",
             _SERVER if logical else candidate.source,
         ),
-        "rolled_forward": (f"{replay_text(replay)}, of these tables only", replay.size) if replay else ("", 0),
+        "rolled_forward": (f"{replay_text(replay)}, of these tables only" if replay else "", 0),
         "extracted": (f"read {rows} of rows out of the copy", candidate.rows),
         "loaded": (f"load {rows} of rows beside the live tables", candidate.rows),
         "handed_over": ("compare with the live tables, then give them their names in one step", 0),
     }
-    wanted = {
-        "prepared": not logical,
-        "started": not logical or replay is not None,
-        "rolled_forward": replay is not None,
-        "extracted": not logical or replay is not None,
-    }
-    found = []
-    for name in STEPS:
-        if wanted.get(name, True):
-            title, size = titles[name]
-            rate = replay_rate(replay, rates) if name == "rolled_forward" and replay else rates[name]
-            twice = rates["loaded"].estimate(candidate.rows) if name == "started" and logical else 0.0
-            found.append(Step(name, title, size, rate.estimate(size) + twice, rate.basis))
-    return tuple(found)
+    if logical:
+        del work["prepared"]
+    if logical and replay is None:
+        del work["started"], work["extracted"]
+    found = estimated(work, rates, replay)
+    if not logical:
+        return tuple(found)
+    filling = rates["loaded"].estimate(candidate.rows)  # the private server has to be loaded, too
+    return tuple(replace(step, seconds=step.seconds + filling) if step.name == "started" else step for step in found)
 
 
 def _reach(candidate: Candidate) -> tuple[bool, str]:

@@ -1,13 +1,9 @@
-"""From a restored backup to any later moment: the binary logs of every leg, applied to a private server one after the
-other, and only what can be shown to be right is handed over.
+"""From a restored backup to any later moment: the binary logs of every leg, applied to a private server on the copy one
+after the other, and only what can be shown to be right is handed over.
 
-A staged copy rolled forward: a private server on it, the binary logs, a clean shutdown.
-
-It happens where the copy was built and before it is put in place, so that a replay that was killed leaves nothing that
-a server could be started on. Such a copy is never replayed onto again: nobody knows how far it is.
-
-``replay_options`` and ``replay_config``: how the server of a restored copy is set up so that logs can be replayed onto
-it.
+A copy that is to be put in place is rolled forward where it was built (``Replaying.roll_staged``): a private server on
+it, the binary logs, a clean shutdown. So a replay that was killed leaves nothing that a server could be started on.
+Such a copy is never replayed onto again: nobody knows how far it is.
 """
 
 from __future__ import annotations
@@ -17,11 +13,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from backupd.engine.binlog.conflicts import Conflict, Conflicts
@@ -30,26 +24,71 @@ from backupd.engine.physical.datafiles import assert_local, astray, relink
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
-from backupd.model.errors import RefusedError, ToolMissingError
-from backupd.model.job import Report
-from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.errors import RefusedError
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Tool, Version
 from backupd.model.table import TableName
 from backupd.model.text import format_time, parse_time
 from backupd.process.folders import PASSABLE
-from backupd.transfer.records.sealing import Unsealer
-from restore.datadir.occupancy import FOLDER_MODE, Account, hand_over, refuse_links
-from restore.datadir.staging import WITHOUT, Site, passable
+from backupd.process.run_context import RunContext
+from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, worker_account
+from restore.datadir.staging import WITHOUT, Site, State, passable
 from restore.datadir.start import forget_replication, server_config, starting
-from restore.fetch.chain import Stopwatch, compare_named
-from restore.fetch.sources import Loaded, Programs
+from restore.fetch.chain import compare_named, data_bytes
+from restore.fetch.sources import Loaded, Sources
 from restore.replay.logs import Logs, fetch_logs, refuse_no_room_for
-from restore.replay.replay import Replayed, replay
-from storage.destination import Destination
+from restore.replay.replay import Leg, Replayed, replay
 
 MOST_WORKERS = 16
 _LEAST_WORKERS = 4
 """More than two processors have: workers wait for each other and for the disk, too."""
+_MOST_THREADS = 8
+"""Of a copy whose replay has no number of workers."""
 _NAMED = 20
+_RELAY_SPACE = 1024 * 1024 * 1024
+
+_ALWAYS: Options = {
+    # Lost work is done again from the backup; only a clean stop makes the copy a restored server.
+    "innodb_flush_log_at_trx_commit": "0",
+    "sync_relay_log": "0",
+    "relay_log": "backupd-relay",
+    "relay_log_space_limit": str(_RELAY_SPACE),
+    "loose_slave_max_allowed_packet": "1073741824",
+    "loose_replica_max_allowed_packet": "1073741824",
+    "loose_slave_exec_mode": "STRICT",
+    "loose_replica_exec_mode": "STRICT",
+    "loose_slave_transaction_retries": "100",
+    "loose_replica_transaction_retries": "100",
+    # Of plugins that the copied tables name: it must not write anybody's audit.
+    "loose_server_audit": "OFF",
+    "loose_audit_log": "OFF",
+    "loose_group_replication": "OFF",
+}
+_MARIADB: Options = {
+    "sync_master_info": "0",
+    "sync_relay_log_info": "0",
+    "slave_parallel_mode": "optimistic",
+    "slave_parallel_max_queued": str(16 * 1024 * 1024),
+    "slave_run_triggers_for_rbr": "NO",
+    "gtid_strict_mode": "OFF",
+}
+_MYSQL: Options = {
+    "loose_persisted_globals_load": "OFF",
+    # Takes events with GTIDs and without, and turns no statement away that the source executed.
+    "gtid_mode": "OFF_PERMISSIVE",
+    "enforce_gtid_consistency": "OFF",
+    # For the applier's own tables, which tell what its workers do; nothing else is measured.
+    "performance_schema": "ON",
+    "performance_schema_instrument": "%=OFF",
+    "loose_slave_parallel_type": "LOGICAL_CLOCK",
+}
+_MYSQL_57: Options = {
+    # Its own default, FILE, allows no channel besides the unnamed one (error 3077).
+    "master_info_repository": "TABLE",
+    "relay_log_info_repository": "TABLE",
+}
+_TABLES_BY_DEFAULT = Version(8, 0)
+
+PHASE = "rolled_forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +161,6 @@ class RolledForward:
         if self.excluded:
             found.append(f"left out as asked: {_joined(self.excluded)}")
         return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """``programs``: paths of programs that are not searched; ``templates``: the folder where empty systems are kept for
-    the next replay, None to make a new one each time."""
-
-    programs: Mapping[str, str] = field(default_factory=dict)
-    templates: Path | None = None
-
-
-NO_MEANS = Means()
 
 
 def goal_of(spec: ReplaySpec | None) -> str:
@@ -240,163 +267,19 @@ def _number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 
-def roll_forward(
-    server: LaunchedServer,
-    info: ServerInfo,
-    spec: ReplaySpec,
-    logs: Logs,
-    begin: Beginning,
-    *,
-    folder: Path,
-    report: Report,
-    cancel: Event | None = None,
-    means: Means = NO_MEANS,
-    timed: Callable[[ReplayLeg], AbstractContextManager[None]] = lambda _leg: nullcontext(),
-    on_stop: Callable[[Stop], None] = lambda _stop: None,
-) -> RolledForward:
-    """Apply every leg to ``server``, which was started with ``replayconfig.replay_config``; ``folder``: for what the
-    replay itself needs, not there yet. ``timed`` is entered around each leg, ``on_stop`` called after it.
-
-    Raises RefusedError for what cannot be replayed exactly, ToolError or ServerError when it went wrong; the copy is
-    not to be used then.
-    """
-    done: list[Replayed] = []
-    folder.mkdir()
-    folder.chmod(PASSABLE)
-    for number, (leg, files) in enumerate(zip(spec.legs, logs.legs, strict=True)):
-        here = begin if number == 0 else Beginning(leg.start)
-        with timed(leg):
-            done.append(
-                _leg(
-                    server,
-                    info,
-                    spec,
-                    leg,
-                    files,
-                    here,
-                    folder=folder / f"{number + 1}",
-                    report=report,
-                    cancel=cancel,
-                    means=means,
-                )
-            )
-        on_stop(leg.stop)
-    return RolledForward(
-        stop=spec.stop,
-        method=spec.method,
-        reason=spec.reason,
-        transactions=sum(one.transactions for one in done),
-        bytes=sum(one.bytes for one in done),
-        seconds=sum(one.seconds for one in done),
-        excluded=spec.exclude,
-        doubtful=spec.doubtful,
-        events=tuple(dict.fromkeys(event for one in done for event in one.events)),
-        prepared_xa=done[-1].prepared_xa if done else (),
-        warnings=(
-            *([begin.reason] if begin.reason else []),
-            *dict.fromkeys(warning for one in done for warning in one.warnings),
-        ),
-    )
-
-
-def _leg(
-    server: LaunchedServer,
-    info: ServerInfo,
-    spec: ReplaySpec,
-    leg: ReplayLeg,
-    files: Sequence[Path],
-    begin: Beginning,
-    *,
-    folder: Path,
-    report: Report,
-    cancel: Event | None,
-    means: Means,
-) -> Replayed:
-    first = _number(begin.position.file) if begin.position.file else 0
-    needed = [path for path in files if _number(path.name) >= first]
-    if not needed:
-        return Replayed(gtids=leg.stop.gtids, transactions=0, seconds=0.0, bytes=0)
-    expected = None if leg.transactions is None else leg.transactions - begin.skipped
-    return replay(
-        server,
-        info,
-        needed,
-        begin.position,
-        leg.stop,
-        method=spec.method,
-        exclude=spec.exclude,
-        server_ids=spec.server_ids,
-        transactions=expected,
-        tables=tables_of(spec),
-        folder=folder,
-        report=report,
-        cancel=cancel,
-        templates=means.templates,
-        programs=means.programs,
-    )
-
-
 def _joined(lines: Sequence[str]) -> str:
     return "; ".join(lines[:_NAMED]) + (f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else "")
-
-
-_MOST_WORKERS = 8
-_RELAY_SPACE = 1024 * 1024 * 1024
-
-_ALWAYS: Options = {
-    # Lost work is done again from the backup; only a clean stop makes the copy a restored server.
-    "innodb_flush_log_at_trx_commit": "0",
-    "sync_relay_log": "0",
-    "relay_log": "backupd-relay",
-    "relay_log_space_limit": str(_RELAY_SPACE),
-    "loose_slave_max_allowed_packet": "1073741824",
-    "loose_replica_max_allowed_packet": "1073741824",
-    "loose_slave_exec_mode": "STRICT",
-    "loose_replica_exec_mode": "STRICT",
-    "loose_slave_transaction_retries": "100",
-    "loose_replica_transaction_retries": "100",
-    # Of plugins that the copied tables name: it must not write anybody's audit.
-    "loose_server_audit": "OFF",
-    "loose_audit_log": "OFF",
-    "loose_group_replication": "OFF",
-}
-_MARIADB: Options = {
-    "sync_master_info": "0",
-    "sync_relay_log_info": "0",
-    "slave_parallel_mode": "optimistic",
-    "slave_parallel_max_queued": str(16 * 1024 * 1024),
-    "slave_run_triggers_for_rbr": "NO",
-    "gtid_strict_mode": "OFF",
-}
-_MYSQL: Options = {
-    "loose_persisted_globals_load": "OFF",
-    # Takes events with GTIDs and without, and turns no statement away that the source executed.
-    "gtid_mode": "OFF_PERMISSIVE",
-    "enforce_gtid_consistency": "OFF",
-    # For the applier's own tables, which tell what its workers do; nothing else is measured.
-    "performance_schema": "ON",
-    "performance_schema_instrument": "%=OFF",
-    "loose_slave_parallel_type": "LOGICAL_CLOCK",
-}
-_MYSQL_57: Options = {
-    # Its own default, FILE, allows no channel besides the unnamed one (error 3077).
-    "master_info_repository": "TABLE",
-    "relay_log_info_repository": "TABLE",
-}
-_TABLES_BY_DEFAULT = Version(8, 0)
-
-PHASE = "rolled_forward"
 
 
 def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
     """Options of a copy that logs with events of ``server_ids`` can be replayed onto, in parallel by ``workers`` (0: as
     this machine can). ``replay_config`` sets them, and what is no option of the server."""
     cores = os.cpu_count() or 1
-    number = str(workers or min(_MOST_WORKERS, cores))
+    number = str(workers or min(_MOST_THREADS, cores))
     if info.flavour is Flavour.MARIADB:
         # It runs transactions side by side that may turn out to be in each other's way: with few cores that costs more
         # than it gains (2 cores, 30,000 transactions: 3.6 s with one worker, 5.0 with two, 5.9 with four).
-        number = str(workers or min(_MOST_WORKERS, max(1, cores // 2)))
+        number = str(workers or min(_MOST_THREADS, max(1, cores // 2)))
         return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
     ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
     old = {} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57
@@ -436,26 +319,27 @@ def _own_id(server_ids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
-    """What a replay is done with: the spec and the means. ``memory``: most bytes for the copy's server."""
+    """One replay onto a private copy: the binary logs of ``server`` that ``spec`` names, out of the archives of
+    ``sources``."""
 
     server: str
     spec: ReplaySpec
-    destinations: Sequence[Destination]
-    unsealer: Unsealer
-    memory: int
-    workers: int
-    means: Means
-    watch: Stopwatch
-    report: Report
-    cancel: Event | None
+    sources: Sources
+    context: RunContext
 
     def logs(self, folder: Path) -> Logs:
         """Bring the logs to ``folder`` and look whether everything can be replayed as it was asked for: before the
         backup itself is fetched. Raises what ``fetch_logs`` does, and RefusedError."""
         refuse_no_room_for(self.spec, folder)
-        with self.watch.phase(PHASE):
+        with self.context.watch.phase(PHASE):
             logs = fetch_logs(
-                self.server, self.spec, self.destinations, self.unsealer, folder, report=self.report, cancel=self.cancel
+                self.server,
+                self.spec,
+                self.sources.archives,
+                self.sources.unsealer,
+                folder,
+                report=self.context.report,
+                cancel=self.context.cancel,
             )
             refuse_conflicts(self.spec, logs)
         return logs
@@ -476,26 +360,26 @@ class Replaying:
         info: ServerInfo,
         logs: Logs,
         begin: Beginning,
-        *,
         folder: Path,
+        *,
+        timed: bool = True,
         on_stop: Callable[[Stop], None] = lambda _stop: None,
-        timed: Callable[[ReplayLeg], AbstractContextManager[None]] = lambda _leg: contextlib.nullcontext(),
     ) -> RolledForward:
-        """Apply the logs to ``server``; ``folder`` is made and removed. ``timed`` is entered around each
-        leg, ``on_stop`` called after it. Raises RefusedError when the logs made files in folders elsewhere."""
-        rolled = roll_forward(
-            server,
-            info,
-            self.spec,
-            logs,
-            begin,
-            folder=folder,
-            report=self.report,
-            cancel=self.cancel,
-            means=self.means,
-            timed=timed,
-            on_stop=on_stop,
-        )
+        """Apply every leg to ``server``, which was started with ``replay_config``; ``folder``, for what the replay
+        itself needs, is made and removed. ``timed``: each leg is a phase; ``on_stop`` is called after it.
+
+        Raises RefusedError for what cannot be replayed exactly (also when the logs made files in folders elsewhere),
+        ToolError or ServerError when it went wrong; the copy is not to be used then.
+        """
+        spec = self.spec
+        done: list[Replayed] = []
+        folder.mkdir()
+        folder.chmod(PASSABLE)
+        for number, (leg, files) in enumerate(zip(spec.legs, logs.legs, strict=True), start=1):
+            here = begin if number == 1 else Beginning(leg.start)
+            with self.context.watch.phase(PHASE, leg.size) if timed else contextlib.nullcontext():
+                done.append(self._leg(server, info, leg, files, here, folder / f"{number}"))
+            on_stop(leg.stop)
         # Some folders the sandbox lets it make (/tmp, or everything where it is not entered as root), and forgets.
         if made := astray(server.config.datadir, server.config.writable):
             raise RefusedError(
@@ -504,75 +388,100 @@ class Replaying:
                 hint=NO_FOLDER_ELSEWHERE,
             )
         shutil.rmtree(folder, ignore_errors=True)
-        return replace(rolled, warnings=(*logs.warnings, *rolled.warnings))
+        return RolledForward(
+            stop=spec.stop,
+            method=spec.method,
+            reason=spec.reason,
+            transactions=sum(one.transactions for one in done),
+            bytes=sum(one.bytes for one in done),
+            seconds=sum(one.seconds for one in done),
+            excluded=spec.exclude,
+            doubtful=spec.doubtful,
+            events=tuple(dict.fromkeys(event for one in done for event in one.events)),
+            prepared_xa=done[-1].prepared_xa if done else (),
+            warnings=(
+                *logs.warnings,
+                *([begin.reason] if begin.reason else []),
+                *dict.fromkeys(warning for one in done for warning in one.warnings),
+            ),
+        )
 
-    def config(self, config: ServerConfig, last: Loaded) -> ServerConfig:
-        """``config`` of a server that logs are replayed onto.
+    def _leg(
+        self,
+        server: LaunchedServer,
+        info: ServerInfo,
+        leg: ReplayLeg,
+        files: Sequence[Path],
+        begin: Beginning,
+        folder: Path,
+    ) -> Replayed:
+        first = _number(begin.position.file) if begin.position.file else 0
+        needed = tuple(path for path in files if _number(path.name) >= first)
+        if not needed:
+            return Replayed(gtids=leg.stop.gtids, transactions=0, seconds=0.0, bytes=0)
+        return replay(
+            server,
+            Leg(
+                info,
+                needed,
+                begin.position,
+                leg.stop,
+                self.spec.method,
+                folder,
+                server_ids=self.spec.server_ids,
+                transactions=None if leg.transactions is None else leg.transactions - begin.skipped,
+                exclude=self.spec.exclude,
+                tables=tables_of(self.spec),
+            ),
+            self.context,
+        )
+
+    def config(self, config: ServerConfig, info: ServerInfo, taken: datetime) -> ServerConfig:
+        """``config`` of a server that logs are replayed onto. ``taken``: the end of the backup that it is a copy of.
 
         What they create with a DATA DIRECTORY is in no folder that this server keeps: the replay stops there or, where
         the sandbox has such a folder of its own, is refused at its end (``roll``).
         (With NO_DIR_IN_CREATE it would stop already where a table that lay elsewhere is altered: error 1618.)
         """
-        taken = last.header.finished_at
         return replay_config(
             config,
-            last.body.facts.server,
+            info,
             self.spec.server_ids,
-            replay_workers(self.workers),
+            replay_workers(self.context.workers),
             since=taken,
             until=max(taken, self.spec.stop.at or taken),
         )
 
-
-def roll_staged(
-    work: Replaying,
-    site: Site,
-    logs: Logs,
-    *,
-    chain: Sequence[Loaded],
-    programs: Programs,
-    account: Account,
-    options: Options,
-    place: Position | None,
-    run_folder: Path,
-    size: int,
-    key_files: Sequence[Path],
-) -> RolledForward:
-    """Roll the prepared copy in ``site`` forward and shut its server down cleanly. ``place``: InnoDB's own; ``size``:
-    bytes of the copy; ``run_folder``: for the server's socket and log; ``key_files``: of the configuration. Raises as
-    ``roll_forward`` does."""
-    if programs.server is None:
-        raise ToolMissingError("no server program was found", hint="install the database server on this host")
-    last = chain[-1]
-    info = last.body.facts.server
-    relink(site.data, store=site.final_store, final=site.store)
-    hand_over(site.data, account, folder_mode=FOLDER_MODE)
-    if site.store.is_dir():
-        hand_over(site.store, account, folder_mode=FOLDER_MODE)
-    assert_local(site.data, site.store)
-    begin = work.beginning(logs, last, place)
-    config = work.config(
-        server_config(
-            programs.server.path,
-            site.data,
-            run_folder,
-            options,
-            account=account,
-            store=site.store,
-            memory=work.memory,
-            key_files=key_files,
-        ),
-        last,
-    )
-    with passable(site), starting(), contextlib.ExitStack() as stack:
-        with work.watch.phase("started", size):
-            server = stack.enter_context(LaunchedServer(config, cancel=work.cancel))
-            forget_replication(server.connection, info)
-            named = compare_named(server.connection, last)
-        with work.watch.phase(PHASE, work.spec.size):
-            rolled = work.roll(server, info, logs, begin, folder=site.folder / "replay")
-            stack.close()
-    refuse_links(site.data)
-    relink(site.data, store=site.store, final=site.final_store)
-    shutil.rmtree(run_folder, ignore_errors=True)
-    return replace(rolled, warnings=(*rolled.warnings, *named))
+    def roll_staged(
+        self, site: Site, logs: Logs, chain: Sequence[Loaded], program: Tool, state: State, folder: Path
+    ) -> RolledForward:
+        """Roll the prepared copy of ``chain`` in ``site`` forward and shut its server down cleanly. ``state``: what the
+        prepare left to know of it; ``folder``: for the server's socket and log. Raises as ``roll`` does."""
+        last, account = chain[-1], worker_account()
+        info = last.body.facts.server
+        relink(site.data, store=site.final_store, final=site.store)
+        hand_over(site.data, account, folder_mode=FOLDER_MODE)
+        if site.store.is_dir():
+            hand_over(site.store, account, folder_mode=FOLDER_MODE)
+        assert_local(site.data, site.store)
+        begin = self.beginning(logs, last, state.place)
+        config = self.config(
+            server_config(
+                program.path, site.data, folder, state.options, self.context, account=account, store=site.store
+            ),
+            info,
+            last.header.finished_at,
+        )
+        watch = self.context.watch
+        with passable(site), starting(), contextlib.ExitStack() as stack:
+            with watch.phase("started", data_bytes(chain)):
+                server = stack.enter_context(LaunchedServer(config, cancel=self.context.cancel))
+                forget_replication(server.connection, info)
+                named = compare_named(server.connection, last)
+            with watch.phase(PHASE, self.spec.size):
+                rolled = self.roll(server, info, logs, begin, site.folder / "replay", timed=False)
+                stack.close()
+        refuse_links(site.data)
+        relink(site.data, store=site.store, final=site.final_store)
+        shutil.rmtree(folder, ignore_errors=True)
+        return replace(rolled, warnings=(*rolled.warnings, *named))

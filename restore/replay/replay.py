@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
 
-from backupd.engine import event_states as eventstates
+from backupd.engine import event_states
 from backupd.engine.binlog.walk import Walk, walk
 from backupd.engine.replay_applier import (
     OF_SOME_TABLES,
@@ -34,9 +33,10 @@ from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop, covers, plus, same
 from backupd.model.errors import DamagedError, RefusedError, ServerError
-from backupd.model.job import Progress, Report, silent
+from backupd.model.job import Progress
 from backupd.model.server_facts import Flavour, Position, ServerInfo
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 
 PHASE = "replay"
 
@@ -57,88 +57,71 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-def replay(
-    server: LaunchedServer,
-    info: ServerInfo,
-    leg_files: Sequence[Path],
-    start: Position,
-    stop: Stop,
-    *,
-    method: ReplayMethod,
-    exclude: Sequence[str] = (),
-    server_ids: Sequence[int],
-    transactions: int | None,
-    tables: Sequence[TableName] = (),
-    folder: Path,
-    memory: int = 0,
-    workers: int = 0,
-    report: Report = silent,
-    cancel: Event | None = None,
-    templates: Path | None = None,
-    programs: Mapping[str, str] | None = None,
-) -> Replayed:
-    """Apply ``leg_files`` from ``start`` to ``stop`` onto ``server``, a private copy that runs with ``replay_config``.
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What is replayed onto a private copy of a server like ``info``.
 
-    ``leg_files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed.
-    ``start``: where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how
-    many lie between the two (with the excluded ones), None where that is not known. ``tables``: only what these need
-    is applied (see scratch_source), onto a copy that holds no others; empty for all. ``folder``: for the scratch
-    source, not there yet, passable for the server's user; it takes the room of the logs. ``memory``: bytes that the
-    scratch source may use besides the copy, 0 for a little. ``workers``: other than those that the copy was started
-    with. ``templates``: where empty systems are kept for the next replay; made anew each time without. ``programs``: as
-    of toolset.
+    ``files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed. ``start``:
+    where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how many lie
+    between the two (with the excluded ones), None where that is not known. ``tables``: only what these need is applied
+    (see scratch_source), onto a copy that holds no others; empty for all. ``folder``: for the scratch source, not there
+    yet, passable for the server's user; it takes the room of the logs.
+    """
+
+    info: ServerInfo
+    files: tuple[Path, ...]
+    start: Position
+    stop: Stop
+    method: ReplayMethod
+    folder: Path
+    server_ids: tuple[int, ...] = ()
+    transactions: int | None = None
+    exclude: tuple[str, ...] = ()
+    tables: tuple[TableName, ...] = ()
+
+    @property
+    def mariadb(self) -> bool:
+        """Is it one of MariaDB?"""
+        return self.info.flavour is Flavour.MARIADB
+
+
+def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
+    """Apply the files of ``leg`` from its start to its stop onto ``server``, which runs with ``replay_config``.
 
     After an error the copy stands somewhere between: throw it away, or ask it. Raises RefusedError (files, start, stop
     or server id do not fit; nothing was applied), DamagedError, ServerError (the applier failed), ToolError,
     CancelledError.
     """
     began = time.monotonic()
-    if tables and method is ReplayMethod.PIPE:
+    if leg.tables and leg.method is ReplayMethod.PIPE:
         raise RefusedError(
             "a replay of some tables only cannot go through the pipe",
             detail="the client executes whatever the logs hold",
             hint=OF_SOME_TABLES,
         )
-    files = _in_order(leg_files, start, stop)
-    found = walk(files, start, wanted=exclude)
-    _refuse_wrong(info, found, stop, transactions, exclude)
-    report(Progress(PHASE, 0, found.bytes))
-    dialect = dialect_of(info.flavour, info.version)
+    leg = replace(leg, files=_in_order(leg.files, leg.start, leg.stop))
+    found = walk(leg.files, leg.start, wanted=leg.exclude)
+    _refuse_wrong(leg, found)
+    context.report(Progress(PHASE, 0, found.bytes))
+    dialect = dialect_of(leg.info.flavour, leg.info.version)
     in_table = dialect.has_events_in_table
     with server.connection.connect() as session:
-        _refuse_own_id(session, found, server_ids)
-        warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
-        had = eventstates.read_events(session, in_table=in_table)
-        events = had if tables else eventstates.after(had, found.statements, folds=eventstates.folds_schemas(session))
-        before = executed = set_start(session, info, found, start)
+        _refuse_own_id(session, found, leg.server_ids)
+        warnings = [*_set_zone(session, leg.info, server.config.zone), *_unlike_the_source(found, leg.method)]
+        had = event_states.read_events(session, in_table=in_table)
+        events = (
+            had if leg.tables else event_states.after(had, found.statements, folds=event_states.folds_schemas(session))
+        )
+        before = executed = set_start(session, leg.info, found, leg.start)
         counted = 0
         if found.works:
-            run = _apply if method is ReplayMethod.APPLIER else _pipe
-            executed, counted = run(
-                server,
-                session,
-                _Leg(
-                    info,
-                    files,
-                    start,
-                    stop,
-                    tuple(exclude),
-                    tuple(tables),
-                    found,
-                    folder,
-                    memory,
-                    workers,
-                    templates,
-                    programs or {},
-                    report,
-                    cancel,
-                ),
-            )
-        _refuse_unequal(info, found, before, executed, counted, stop, exclude, narrowed=bool(tables))
-        settled = eventstates.settle(session, had, events, in_table=in_table, ran_until=_ran_until(info, found, stop))
+            run = _apply if leg.method is ReplayMethod.APPLIER else _pipe
+            executed, counted = run(server, session, leg, found, context)
+        _refuse_unequal(leg, found, before, executed, counted)
+        settled = event_states.settle(session, had, events, in_table=in_table, ran_until=_ran_until(leg, found))
         return Replayed(
             gtids=executed,
-            transactions=_applied(found, counted, exclude),
+            transactions=_applied(found, counted, leg.exclude),
             seconds=time.monotonic() - began,
             bytes=found.bytes,
             events=settled.told,
@@ -147,84 +130,61 @@ def replay(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Leg:
-    info: ServerInfo
-    files: tuple[Path, ...]
-    start: Position
-    stop: Stop
-    exclude: tuple[str, ...]
-    tables: tuple[TableName, ...]
-    found: Walk
-    folder: Path
-    memory: int
-    workers: int
-    templates: Path | None
-    programs: Mapping[str, str]
-    report: Report
-    cancel: Event | None
-
-
-def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
-    refuse_repeated(leg.found, narrowed=bool(leg.tables))
-    installer = installer_of(server.config.program, leg.info, paths=leg.programs)
+def _apply(server: LaunchedServer, session: Session, leg: Leg, found: Walk, context: RunContext) -> tuple[str, int]:
+    refuse_repeated(found, narrowed=bool(leg.tables))
+    installer = installer_of(server.config.program, leg.info, paths=context.programs)
     with log_source(
         server,
         leg.info,
         leg.files,
-        leg.found,
+        found,
         folder=leg.folder,
         installer=installer,
-        memory=leg.memory,
-        templates=leg.templates,
+        templates=context.templates,
         tables=leg.tables,
     ) as source:
         if leg.stop.gtids:
             refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
         sizes = [(path.name, path.stat().st_size) for path in leg.files]
+        total = sum(size for _name, size in sizes)
+
+        def moved(now: Standing) -> None:
+            done = place(now.file, now.pos, sizes) - (total - found.bytes)
+            context.report(Progress(PHASE, max(0, min(done, found.bytes)), found.bytes, note=now.gtids))
+
         applier = applier_for(
             leg.info,
             server,
             session,
             source,
-            leg.found,
+            found,
             files=sizes,
             start=leg.start,
             target=leg.stop.gtids,
             exclude=leg.exclude,
-            workers=leg.workers,
+            workers=0,
             tables=leg.tables,
         )
         applier.prepare()
-        applier.apply(_moved(leg, sizes), leg.cancel)
+        applier.apply(moved, context.cancel)
         executed, counted = applier.executed(), applier.applied()
         applier.close()
     return executed, counted
 
 
-def _moved(leg: _Leg, sizes: Sequence[tuple[str, int]]) -> Callable[[Standing], None]:
-    total = sum(size for _name, size in sizes)
-
-    def tell(now: Standing) -> None:
-        done = place(now.file, now.pos, sizes) - (total - leg.found.bytes)
-        leg.report(Progress(PHASE, max(0, min(done, leg.found.bytes)), leg.found.bytes, note=now.gtids))
-
-    return tell
-
-
-def _pipe(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
-    refuse_inexact(leg.info, leg.files, leg.start, leg.found, leg.exclude)
+def _pipe(server: LaunchedServer, session: Session, leg: Leg, found: Walk, context: RunContext) -> tuple[str, int]:
+    refuse_inexact(leg.info, leg.files, leg.start, found, leg.exclude)
     return replay_through_pipe(
         server,
         session,
         leg.info,
         leg.files,
         leg.start,
-        leg.found,
+        found,
         leg.exclude,
         folder=leg.folder,
-        programs=leg.programs,
-        cancel=leg.cancel,
+        programs=context.programs,
+        cancel=context.cancel,
     )
 
 
@@ -268,11 +228,11 @@ def _is_same_place(start: Position, stop: Stop) -> bool:
     return (start.file, start.pos) == (stop.file, stop.pos) or (bool(start.gtid) and start.gtid == stop.gtids)
 
 
-def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int | None, exclude: Sequence[str]) -> None:
+def _refuse_wrong(leg: Leg, found: Walk) -> None:
     """What the files hold against what the plan says of them."""
-    mariadb = info.flavour is Flavour.MARIADB
+    mariadb, stop = leg.mariadb, leg.stop
     if found.bytes and found.mariadb is not mariadb:
-        raise RefusedError(f"these are no logs of a {info.flavour} server")
+        raise RefusedError(f"these are no logs of a {leg.info.flavour} server")
     if found.is_by_gtid and not mariadb and not stop.gtids:
         raise RefusedError("the plan does not say what is executed at the stop, and the logs have GTIDs")
     if mariadb and found.works and stop.gtids and not same(str(found.end), stop.gtids, mariadb=True):
@@ -281,7 +241,9 @@ def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int |
             detail=f"they end at {found.end}, the stop is at {stop.gtids}",
         )
     absent = [
-        gtid for gtid in exclude if not (gtid in found.before if mariadb else covers(stop.gtids, gtid, mariadb=False))
+        gtid
+        for gtid in leg.exclude
+        if not (gtid in found.before if mariadb else covers(stop.gtids, gtid, mariadb=False))
     ]
     if absent:
         raise RefusedError(
@@ -289,10 +251,10 @@ def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int |
             hint="`backupd binlog search` finds the GTIDs of transactions",
         )
     held = found.transactions + found.repeated
-    if transactions is not None and found.is_marked and held != transactions:
+    if leg.transactions is not None and found.is_marked and held != leg.transactions:
         raise DamagedError(
             "the logs do not hold what the index says",
-            [f"{held:,} transactions between start and stop, not {transactions:,}"],
+            [f"{held:,} transactions between start and stop, not {leg.transactions:,}"],
         )
 
 
@@ -328,28 +290,18 @@ def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
         )
 
 
-def _ran_until(info: ServerInfo, found: Walk, stop: Stop) -> datetime | None:
+def _ran_until(leg: Leg, found: Walk) -> datetime | None:
     """Until when scheduled events ran at the source, as far as this leg tells."""
-    if not found.works or info.variables.get("event_scheduler", "ON") != "ON":
+    if not found.works or leg.info.variables.get("event_scheduler", "ON") != "ON":
         return None
-    return stop.at or (datetime.fromtimestamp(found.last_at, UTC) if found.last_at else None)
+    return leg.stop.at or (datetime.fromtimestamp(found.last_at, UTC) if found.last_at else None)
 
 
-def _refuse_unequal(
-    info: ServerInfo,
-    found: Walk,
-    before: str,
-    executed: str,
-    counted: int,
-    stop: Stop,
-    exclude: Sequence[str],
-    *,
-    narrowed: bool,
-) -> None:
+def _refuse_unequal(leg: Leg, found: Walk, before: str, executed: str, counted: int) -> None:
     """Is everything executed that should be, and nothing else?"""
-    mariadb = info.flavour is Flavour.MARIADB
-    expected = found.transactions - len(exclude)
-    wanted = plus(before, stop.gtids or (str(found.end) if mariadb else ""), mariadb=mariadb)
+    mariadb = leg.mariadb
+    expected = found.transactions - len(leg.exclude)
+    wanted = plus(before, leg.stop.gtids or (str(found.end) if mariadb else ""), mariadb=mariadb)
     problems = []
     if not same(executed, wanted, mariadb=mariadb):
         problems.append(f"it has executed {executed or 'nothing'}, not {wanted or 'nothing'}")
@@ -361,7 +313,7 @@ def _refuse_unequal(
         raise ServerError(
             "the copy did not end where it should",
             detail="\n".join(problems),
-            hint=f"throw this copy away; {other_way(narrowed=narrowed)}",
+            hint=f"throw this copy away; {other_way(narrowed=bool(leg.tables))}",
         )
 
 

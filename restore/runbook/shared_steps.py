@@ -57,6 +57,15 @@ def _blocks(name: str) -> dict[str, str]:
 def shell(name: str, block: str = "", **values: object) -> str:
     """A block of ``NAME.sh`` with its ``values``, without line ends around it. What a value holds stays as it is."""
     text = _LINE.sub(lambda found: found[0] if values[found[1]] else "", _blocks(name)[block].strip("\n"))
+    return _filled(text, values)
+
+
+def sql(name: str, **values: object) -> str:
+    """The whole of ``NAME.sql`` with its ``values``, written in the same way."""
+    return _filled((_HERE / f"{name}.sql").read_text(encoding="utf-8"), values)
+
+
+def _filled(text: str, values: Mapping[str, object]) -> str:
     return _VALUE.sub(lambda found: str(values[found[1]]), text)
 
 

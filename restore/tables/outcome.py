@@ -42,10 +42,7 @@ class TablesSpec:
     back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything is handed over.
     ``keys``: the most that are shown of each table's missing, added and changed rows.
     ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take there, None for
-    what is free; ``memory``: most bytes for prepare and for private servers. ``workers``
-    0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``. ``missing``: of the
-    goals, by their names at the target, those that the backup lacks, and why. ``key_files``: of
-    the configuration."""
+    what is free. ``missing``: of the goals, by their names at the target, those that the backup lacks, and why."""
 
     restore_id: str
     server: str
@@ -57,7 +54,6 @@ class TablesSpec:
     goals: tuple[TableGoal, ...]
     into: str
     folder: Path
-    memory: int
     sql: Path | None = None
     whole: tuple[str, ...] = ()
     replace: bool = False
@@ -65,11 +61,7 @@ class TablesSpec:
     keys: int = SAMPLE
     triggers: Triggers = Triggers.BACKUP
     max_bytes: int | None = None
-    workers: int = 0
-    templates: Path | None = None
-    programs: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[TableName, str] = field(default_factory=dict)
-    key_files: Sequence[Path] = ()
 
     @property
     def lacking(self) -> tuple[DumpedTable, ...]:

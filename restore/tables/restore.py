@@ -18,24 +18,22 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
-from backupd.model.job import Report
 from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
-from backupd.model.text import Clock
 from backupd.process.folders import make_passable, write_whole
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext
 from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.parallel_load import Loaded, load
 from restore.cutover.plan import CutOverResult, Goal, Triggers
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.cutover.staging_schema import drop_staging, staging_names, stagings
-from restore.fetch.chain import Stopwatch, merged
+from restore.fetch.chain import merged
+from restore.fetch.sources import Sources
 from restore.planning.table_plan import TableGoal, in_order
 from restore.tables.outcome import (
     ROWS,
@@ -52,7 +50,6 @@ from restore.tables.row_difference import Pair, TableDifference, difference
 from restore.tables.source import Extracted, extract, read_files
 from restore.tables.sql_files import refuse_target, write_sql
 from restore.tables.tablespace_copy import TablespaceCopier
-from storage.destination import Destination
 
 _PREFIX = "tables-"
 _OVER = ".over"
@@ -123,15 +120,10 @@ def _remove(folder: Path, condemned: Callable[[Path], bool]) -> None:
 def execute(
     spec: TablesSpec,
     into: Connection | None,
+    sources: Sources,
+    context: RunContext,
     *,
-    destinations: Sequence[Destination],
-    archives: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
     confirm: Confirm = lambda _found: True,
-    cancel: Event | None = None,
-    on_phase: Callable[[Phase], None] = lambda _phase: None,
     on_done: Callable[[Sequence[Phase]], None] = lambda _phases: None,
 ) -> TablesOutcome:
     """Restore the tables of ``spec`` into the server at ``into``, or into SQL files where that is None.
@@ -142,13 +134,7 @@ def execute(
     Raises RefusedError before anything is done for names that are taken, and what each step raises; then nothing live
     was touched, or the next attempt finishes the cut-over: its tables are in their places then.
     """
-    phases: list[Phase] = []
-
-    def note(phase: Phase) -> None:
-        phases.append(phase)
-        on_phase(phase)
-
-    work = _Work(spec, destinations, archives, unsealer, clock, report, cancel, Stopwatch(note), phases, on_done)
+    work = _Work(spec, sources, context.with_own_phases(), on_done)
     if into is None:
         return work.files()
     return work.server(into, confirm)
@@ -158,19 +144,11 @@ class _Work:
     def __init__(
         self,
         spec: TablesSpec,
-        destinations: Sequence[Destination],
-        archives: Sequence[Destination],
-        unsealer: Unsealer,
-        clock: Clock,
-        report: Report,
-        cancel: Event | None,
-        watch: Stopwatch,
-        phases: list[Phase],
+        sources: Sources,
+        context: RunContext,
         on_done: Callable[[Sequence[Phase]], None],
     ) -> None:
-        self._spec, self._watch, self._report, self._cancel = spec, watch, report, cancel
-        self._destinations, self._archives, self._unsealer, self._clock = destinations, archives, unsealer, clock
-        self._phases, self._on_done = phases, on_done
+        self._spec, self._sources, self._context, self._on_done = spec, sources, context, on_done
         self._warnings: list[str] = []
         self._objects = SchemaObjects()
         self._live: dict[TableName, str] = {}
@@ -183,7 +161,7 @@ class _Work:
             raise RefusedError(f"{spec.sql} exists", hint="name a folder that is not there yet: nothing is overwritten")
         refuse_target(spec.sql)
         with workplace(spec) as folder:
-            found = self._extract(folder)
+            found = extract(spec, folder, self._sources, self._context)
             write_sql(found.folder, spec.sql, found.flavour)
             there = {table.name for table in found.tables if table.outcome is Outcome.DUMPED}
             tables = tuple(
@@ -208,7 +186,8 @@ class _Work:
             if finished is None:
                 self._refuse_taken(into)
                 self._refuse_helpless(into, staging)
-            found = self._extract(folder, TablespaceCopier(into, staging) if finished is None else None)
+            copier = TablespaceCopier(into, staging) if finished is None else None
+            found = extract(spec, folder, self._sources, self._context, copier)
             if finished is not None:
                 there = {target for target, _aside in finished.tables}
                 tables = tuple(
@@ -251,20 +230,6 @@ class _Work:
 
     # -- the steps
 
-    def _extract(self, folder: Path, copier: TablespaceCopier | None = None) -> Extracted:
-        return extract(
-            self._spec,
-            folder,
-            destinations=self._destinations,
-            archives=self._archives,
-            unsealer=self._unsealer,
-            clock=self._clock,
-            report=self._report,
-            cancel=self._cancel,
-            watch=self._watch,
-            copier=copier,
-        )
-
     def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
         """What other restores that died had begun to hand over must not stand in the way of this one: taken back, or,
         where the tables had changed places, finished. Raises RefusedError where these are the very tables that this one
@@ -274,10 +239,7 @@ class _Work:
             if other.active or not set(other.schemas).isdisjoint(staging.values()):
                 continue
             with contextlib.suppress(BusyError):
-                done = [
-                    settle(into, schema, report=self._report, cancel=self._cancel) or finished(into, schema)
-                    for schema in other.schemas
-                ]
+                done = [self._settled(into, schema) for schema in other.schemas]
                 placed = {target for one in done if one is not None for target, _aside in one.tables}
                 if not placed:
                     continue
@@ -296,10 +258,14 @@ class _Work:
         had begun is taken back. ``note``: where one that was killed in its last moments wrote down what came of it."""
         done = CutOverResult.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
         for schema in staging.values():
-            done = done or settle(into, schema, report=self._report, cancel=self._cancel) or finished(into, schema)
+            done = done or self._settled(into, schema)
         if done is not None:
             self._warnings.append("an interrupted attempt had put the tables into their places: that was finished")
         return done
+
+    def _settled(self, into: Connection, schema: str) -> CutOverResult | None:
+        context = self._context
+        return settle(into, schema, report=context.report, cancel=context.cancel) or finished(into, schema)
 
     def _refuse_taken(self, into: Connection) -> None:
         """Raises RefusedError for names that no table can get, or that live tables have, unless those are to be
@@ -349,15 +315,15 @@ class _Work:
         with into.connect() as session:
             unknown = unknown_to(session, (read_files(found.folder, table.name) for table in tables))
         tables = [table for table in tables if table.name not in unknown]
-        with self._watch.phase("loaded", sum(table.bytes for table in tables)):
+        with self._context.watch.phase("loaded", sum(table.bytes for table in tables)):
             loaded = load(
                 into,
                 found.folder,
                 tables,
                 staging,
-                workers=self._spec.workers or 2,
-                report=self._report,
-                cancel=self._cancel,
+                workers=self._context.workers or 2,
+                report=self._context.report,
+                cancel=self._context.cancel,
             )
         self._warnings += loaded.warnings
         return replace(loaded, failed={**loaded.failed, **unknown})
@@ -386,8 +352,8 @@ class _Work:
         with into.connect() as session:
             live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
         self._live = {name: one.create for name, one in live.items()}
-        with self._watch.phase("compared"):
-            found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._cancel)
+        with self._context.watch.phase("compared"):
+            found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._context.cancel)
         return dict(zip(pairs, found, strict=True))
 
     def _cut_over(
@@ -396,7 +362,7 @@ class _Work:
         fresh = create_missing(
             into, folder, {goal.source.schema for goal in goals if goal.source.schema == goal.target.schema}
         )
-        with self._watch.phase("handed_over"):
+        with self._context.watch.phase("handed_over"):
             handed = cut_over(
                 into,
                 [
@@ -411,8 +377,8 @@ class _Work:
                 replace=self._spec.replace,
                 aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
                 triggers=self._spec.triggers,
-                report=self._report,
-                cancel=self._cancel,
+                report=self._context.report,
+                cancel=self._context.cancel,
             )
         self._warnings += handed.warnings
         self._add_objects(into, folder, fresh)
@@ -457,7 +423,7 @@ class _Work:
             way=str(spec.way),
             backup_id=spec.chain[-1],
             position=found.position,
-            phases=in_order(merged(self._phases)),
+            phases=in_order(merged(self._context.watch.phases)),
             tables=tables,
             done=done,
             folder=spec.sql,

@@ -367,18 +367,15 @@ def _compare(session: Session, pair: Pair, sample: int) -> TableDifference:
         gone = pair.staged if staged is None else pair.live
         return TableDifference(pair.live, comparable=False, why_not=f"there is no table {gone.shown}")
     common = Common.of(staged, live)
+    found = TableDifference(pair.live, columns_differ=common.differ, remarks=common.remarks)
     if not common.pairs:
-        return TableDifference(
-            pair.live,
-            comparable=False,
-            why_not="the two tables have no column in common",
-            columns_differ=common.differ,
-            remarks=common.remarks,
-        )
-    return _by_key(session, pair, common, sample) if common.key else _by_rows(session, pair, common)
+        return replace(found, comparable=False, why_not="the two tables have no column in common")
+    if common.key:
+        return _by_key(session, pair, common, found, sample)
+    return _by_rows(session, pair, common, found)
 
 
-def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableDifference:
+def _by_key(session: Session, pair: Pair, common: Common, found: TableDifference, sample: int) -> TableDifference:
     staged_key = [f"s.{quote_name(field.name)}" for field, _ in common.key]
     live_key = [f"l.{quote_name(field.name)}" for _, field in common.key]
     same = " AND ".join(same_value(one, other) for one, other in common.pairs)
@@ -410,15 +407,13 @@ def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableD
             )
         )
 
-    return TableDifference(
-        pair.live,
+    return replace(
+        found,
         staged_rows=int(rows),
         live_rows=int(live_rows),
         missing=int(missing),
         added=int(added),
         changed=int(changed),
-        columns_differ=common.differ,
-        remarks=common.remarks,
         keys=Keys(
             columns=tuple(field.name for field, _ in common.key),
             missing=keys(int(missing), staged_key, no_live, driving="s"),
@@ -428,7 +423,7 @@ def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableD
     )
 
 
-def _by_rows(session: Session, pair: Pair, common: Common) -> TableDifference:
+def _by_rows(session: Session, pair: Pair, common: Common, found: TableDifference) -> TableDifference:
     rows, live_rows, missing, added = session.query(
         _WHOLE.format(
             staged=pair.staged,
@@ -437,15 +432,7 @@ def _by_rows(session: Session, pair: Pair, common: Common) -> TableDifference:
             live_row=_row([other.digest("l", one) for one, other in common.pairs]),
         )
     )[0]
-    return TableDifference(
-        pair.live,
-        staged_rows=int(rows),
-        live_rows=int(live_rows),
-        missing=int(missing),
-        added=int(added),
-        columns_differ=common.differ,
-        remarks=common.remarks,
-    )
+    return replace(found, staged_rows=int(rows), live_rows=int(live_rows), missing=int(missing), added=int(added))
 
 
 def _row(digests: Sequence[str]) -> str:

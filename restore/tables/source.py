@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from backupd.engine.dump.selection import dump_quiet
@@ -22,7 +21,6 @@ from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import ForeignKey, ForeignKeys, list_tables
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
-from backupd.model.job import Report
 from backupd.model.manifest import Entry
 from backupd.model.server_facts import Flavour, Position
 from backupd.model.table import (
@@ -35,14 +33,12 @@ from backupd.model.table import (
     table_folder,
     triggers_path,
 )
-from backupd.model.text import Clock
 from backupd.process.folders import write_whole
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.schema_objects import copy_scripts, keep_scripts, remarks
-from restore.fetch.chain import Stopwatch
-from restore.fetch.objects import default_workers, fetch
-from restore.fetch.sources import Loaded, load_chain, load_dump, pinned
+from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded, Sources, load_chain, load_dump, pinned
 from restore.planning.table_plan import Source
 from restore.replay.private_replay import RolledForward
 from restore.replay.related_tables import relatives
@@ -50,7 +46,6 @@ from restore.scratch_server import ScratchSpec, TableCopySpec, loaded_instance
 from restore.subset import SubsetCopy, subset_instance, tables_in
 from restore.tables.outcome import TablesSpec
 from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier
-from storage.destination import Destination
 
 _MARKER = "extracted.json"
 _VOLATILE = "MEMORY"
@@ -102,26 +97,13 @@ def part_of_dump(loaded: Loaded, wanted: Callable[[TableName], bool], schemas: C
         *schemas,
         *(name.schema for entry in loaded.body.entries if (name := _table_of(entry)) is not None and wanted(name)),
     }
-    taken = tuple(
-        entry
-        for entry in loaded.body.entries
-        if ((name := _table_of(entry)) is not None and wanted(name)) or _schema_of(entry) in schemas
+    return loaded.cut(
+        lambda entry: ((name := _table_of(entry)) is not None and wanted(name)) or _schema_of(entry) in schemas
     )
-    return _cut(loaded, taken)
 
 
 def extract(
-    spec: TablesSpec,
-    folder: Path,
-    *,
-    destinations: Sequence[Destination],
-    archives: Sequence[Destination],
-    unsealer: Unsealer,
-    clock: Clock,
-    report: Report,
-    cancel: Event | None,
-    watch: Stopwatch,
-    copier: TablespaceCopier | None = None,
+    spec: TablesSpec, folder: Path, sources: Sources, context: RunContext, copier: TablespaceCopier | None = None
 ) -> Extracted:
     """Bring the tables of ``spec`` into ``folder``, or take what an earlier attempt brought there completely.
     ``copier``: what can go over as files goes with it, out of a physical backup.
@@ -135,7 +117,7 @@ def extract(
         if copier is None or copier.holds(carried, found.folder):
             return found
         marker.unlink()
-    job = _Extraction(spec, folder, destinations, archives, unsealer, clock, report, cancel, watch, copier)
+    job = _Extraction(spec, folder, sources, context, copier)
     found = job.logical() if spec.way is Source.LOGICAL else job.physical()
     found = replace(found, tables=(*found.tables, *spec.lacking))
     write_whole(marker, json.dumps(found.as_json()).encode())
@@ -147,72 +129,58 @@ class _Extraction:
         self,
         spec: TablesSpec,
         folder: Path,
-        destinations: Sequence[Destination],
-        archives: Sequence[Destination],
-        unsealer: Unsealer,
-        clock: Clock,
-        report: Report,
-        cancel: Event | None,
-        watch: Stopwatch,
+        sources: Sources,
+        context: RunContext,
         copier: TablespaceCopier | None,
     ) -> None:
-        self._spec, self._folder, self._watch, self._copier = spec, folder, watch, copier
+        self._spec, self._sources, self._context, self._copier = spec, sources, context, copier
+        self._folder, self._rows = folder, folder / "rows"
         self._copied = CopiedTables()
-        self._destinations, self._archives, self._unsealer = destinations, archives, unsealer
-        self._clock, self._report, self._cancel = clock, report, cancel
         self._wanted = tuple(goal.source for goal in spec.goals if goal.source not in spec.missing)
 
     # -- out of a physical backup
 
     def physical(self) -> Extracted:
-        spec = self._spec
+        spec, sources = self._spec, self._sources
         scratch = ScratchSpec(
             scratch_id=spec.restore_id,
             server=spec.server,
             chain=spec.chain,
             path=spec.folder,
             max_bytes=spec.max_bytes,
-            memory=spec.memory,
-            workers=spec.workers,
             replay=spec.replay,
-            templates=spec.templates,
-            programs=spec.programs,
             accounts=bool(spec.whole),
-            key_files=spec.key_files,
         )
-        chain, _said = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
+        chain, _said = load_chain(spec.server, spec.chain, sources)
         lower, there = _lower(chain[-1]), tables_in(chain[-1])
 
         def needed(known: Known) -> Collection[TableName]:
             return self._needed(known.parents, known.triggers, known.views, known.tables, lower=lower)
 
         first = self._needed(lambda _name: (), {}, None, there, lower=lower)
-        with subset_instance(
-            scratch,
-            [TablePattern(str(name)) for name in first],
-            destinations=self._destinations,
-            unsealer=self._unsealer,
-            clock=self._clock,
-            report=self._report,
-            cancel=self._cancel,
-            on_phase=self._watch.told,
-            archives=self._archives,
-            needed=needed,
-        ) as copy:
+        patterns = [TablePattern(str(name)) for name in first]
+        with subset_instance(scratch, patterns, sources, self._context, needed=needed) as copy:
             broken = {**self._without_rows(copy.connection, copy.last), **copy.unreadable}
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(
                 copy.connection, {name: broken[name] for name in self._wanted if name in broken}, self._copier
             )
-            return Extracted(
-                self._folder / "rows",
-                copy.last.body.facts.server.flavour,
-                tables,
-                rolled.stop.position if rolled else copy.last.body.facts.position,
-                rolled,
-                (*copy.warnings, *self._keep_scripts(copy), *self._copied.remarks),
-                tuple(self._copied.rows),
-            )
+            said = (*copy.warnings, *self._keep_scripts(copy), *self._copied.remarks)
+            return self._extracted(copy.last, tables, rolled, said)
+
+    def _extracted(
+        self, last: Loaded, tables: Sequence[DumpedTable], rolled: RolledForward | None, said: Sequence[str]
+    ) -> Extracted:
+        facts = last.body.facts
+        return Extracted(
+            self._rows,
+            facts.server.flavour,
+            tuple(tables),
+            rolled.stop.position if rolled else facts.position,
+            rolled,
+            tuple(said),
+            tuple(self._copied.rows),
+        )
 
     def _without_rows(self, connection: Connection, last: Loaded) -> dict[TableName, str]:
         """Tables of which a physical backup has no more than the definition, and in words why."""
@@ -229,23 +197,17 @@ class _Extraction:
     # -- out of a logical one
 
     def logical(self) -> Extracted:
-        spec = self._spec
-        loaded, said = load_dump(spec.server, spec.chain[-1], self._destinations, self._unsealer)
+        spec, sources = self._spec, self._sources
+        loaded, said = load_dump(spec.server, spec.chain[-1], sources)
         facts = loaded.body.facts
         dumped = {table.name: table for table in facts.dump.dumped} if facts.dump else {}
         if spec.replay is None:
-            warnings = self._fetch(loaded, self._wanted, self._folder / "rows")
+            warnings = self._fetch(loaded, self._wanted, self._rows)
             tables = tuple(dumped[name] for name in self._wanted if name in dumped)
             own = {table.position for table in tables if table.position is not None}
-            place = own.pop() if len(own) == 1 else facts.position
-            return Extracted(
-                self._folder / "rows",
-                facts.server.flavour,
-                tables,
-                place,
-                None,
-                (*said, *warnings, *_notes(tables), *self._remarks(chosen=True)),
-            )
+            warnings += (*_notes(tables), *self._remarks(chosen=True))
+            found = self._extracted(loaded, tables, None, (*said, *warnings))
+            return replace(found, position=own.pop()) if len(own) == 1 else found
         base = self._folder / "base"
         warnings = self._fetch(loaded, (), base, definitions=True)
         needed = self._needed_of_dump(base, dumped, lower=_lower(loaded))
@@ -256,23 +218,11 @@ class _Extraction:
             info=facts.server,
             taken=loaded.header.finished_at,
             path=spec.folder,
-            memory=spec.memory,
             max_bytes=spec.max_bytes,
-            workers=spec.workers,
             replay=replace(spec.replay, tables=tuple(str(name) for name in needed)),
-            templates=spec.templates,
-            programs=spec.programs,
         )
-        with loaded_instance(
-            copy_spec,
-            base,
-            [dumped[name] for name in needed if name in dumped],
-            archives=self._archives,
-            unsealer=self._unsealer,
-            report=self._report,
-            cancel=self._cancel,
-            on_phase=self._watch.told,
-        ) as copy:
+        there = [dumped[name] for name in needed if name in dumped]
+        with loaded_instance(copy_spec, base, there, sources, self._context) as copy:
             if copy.failed:
                 raise RefusedError(
                     f"{len(copy.failed)} tables of backup {spec.chain[-1]} cannot be loaded, so nothing can be rolled "
@@ -282,47 +232,27 @@ class _Extraction:
                 )
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(copy.connection, {})
-            position = rolled.stop.position if rolled else facts.position
-            copy_scripts(base, self._folder / "rows", {name.schema for name in self._wanted})
+            copy_scripts(base, self._rows, {name.schema for name in self._wanted})
             shutil.rmtree(base, ignore_errors=True)
-            return Extracted(
-                self._folder / "rows",
-                facts.server.flavour,
-                tables,
-                position,
-                rolled,
-                (*said, *warnings, *copy.warnings, *self._remarks(chosen=True)),
-            )
+            warnings += (*copy.warnings, *self._remarks(chosen=True))
+            return self._extracted(loaded, tables, rolled, (*said, *warnings))
 
     def _fetch(
         self, loaded: Loaded, names: Collection[TableName], folder: Path, *, definitions: bool = False
     ) -> tuple[str, ...]:
         """Bring the files of ``names`` to ``folder``; with ``definitions`` those of every table, but no rows."""
-        part = part_of_dump(loaded, lambda name: name in names, {name.schema for name in names})
-        if definitions:
-            part = _cut(loaded, tuple(entry for entry in loaded.body.entries if not _is_data(entry)))
+        spec, context = self._spec, self._context
+        part = (
+            loaded.cut(lambda entry: not _is_data(entry))
+            if definitions
+            else part_of_dump(loaded, lambda name: name in names, {name.schema for name in names})
+        )
         _refuse_no_room(part, folder)
-        size = part.header.stats.bytes_source
         with (
-            self._watch.phase("fetched", size),
-            pinned(
-                self._destinations,
-                self._spec.restore_id,
-                [(self._spec.server, self._spec.chain[-1])],
-                clock=self._clock,
-            ) as said,
+            context.watch.phase("fetched", part.header.stats.bytes_source),
+            pinned(self._sources, spec.restore_id, spec.server, spec.chain[-1:], context) as said,
         ):
-            fetched = fetch(
-                part.header,
-                part.body,
-                self._destinations,
-                self._unsealer,
-                folder,
-                workers=self._spec.workers or default_workers(),
-                report=self._report,
-                cancelled=self._cancel.is_set if self._cancel else lambda: False,
-                whole=loaded.body,
-            )
+            fetched = fetch(part, self._sources, folder, context)
         return (*said, *fetched.repaired)
 
     def _needed_of_dump(
@@ -369,7 +299,7 @@ class _Extraction:
         loads SQL files stops at the first view that does not work."""
         said = keep_scripts(
             copy.connection,
-            self._folder / "rows",
+            self._rows,
             {name.schema for name in self._wanted},
             self._spec.whole,
             absent=copy.left_out,
@@ -379,7 +309,7 @@ class _Extraction:
 
     def _remarks(self, *, chosen: bool) -> tuple[str, ...]:
         return remarks(
-            self._folder / "rows",
+            self._rows,
             self._spec.whole,
             self._spec.chain[-1],
             replayed=self._spec.replay is not None,
@@ -399,24 +329,21 @@ class _Extraction:
                 detail=", ".join(name.shown for name in missing),
                 hint="it was dropped or renamed by then, or did not exist yet: `backupd binlog search` tells when",
             )
-        rows = self._folder / "rows"
-        shutil.rmtree(rows, ignore_errors=True)
-        rows.mkdir(mode=0o700)
+        context = self._context
+        shutil.rmtree(self._rows, ignore_errors=True)
+        self._rows.mkdir(mode=0o700)
         names = [name for name in self._wanted if name not in broken]
         if copier is not None and names:
-            self._copied = copier.copy(
-                connection, names, rows, watch=self._watch, report=self._report, cancel=self._cancel
-            )
-        size = 0
-        with self._watch.phase("extracted", size):
+            self._copied = copier.copy(connection, names, self._rows, context)
+        with context.watch.phase("extracted"):
             read = dump_quiet(
                 connection,
                 [name for name in names if name not in self._copied.rows],
-                rows,
-                threads=self._spec.workers or 2,
-                programs=self._spec.programs,
-                report=self._report,
-                cancel=self._cancel,
+                self._rows,
+                threads=context.workers or 2,
+                programs=context.programs,
+                report=context.report,
+                cancel=context.cancel,
             )
         return (
             *self._copied.tables,
@@ -442,22 +369,6 @@ def read_files(folder: Path, name: TableName) -> TableDefinition:
 
 def _notes(tables: Sequence[DumpedTable]) -> list[str]:
     return [f"{table.name.shown}: {table.note}" for table in tables if table.note]
-
-
-def _cut(loaded: Loaded, entries: tuple[Entry, ...]) -> Loaded:
-    names = {name for entry in entries for name in entry.objects}
-    objects = tuple(stored for stored in loaded.header.objects if stored.name in names)
-    stats = replace(
-        loaded.header.stats,
-        bytes_source=sum(entry.size for entry in entries),
-        bytes_stored=sum(stored.size for stored in objects),
-        files=len(entries),
-    )
-    return Loaded(
-        replace(loaded.header, stats=stats, objects=objects),
-        replace(loaded.body, entries=entries),
-        loaded.whole or loaded.body,
-    )
 
 
 def _table_of(entry: Entry) -> TableName | None:

@@ -33,6 +33,7 @@ from backupd.model.table import (
 )
 from backupd.process.folders import sync_folder
 from restore.datadir.occupancy import refuse_nested
+from restore.runbook.shared_steps import shell, sql
 
 _SET_DELIMITER = "DELIMITER "
 _UTF8 = "SET NAMES utf8mb4;"
@@ -43,52 +44,6 @@ _PARTIAL = ".partial"
 _FOLDERS = ("schemas", "tables")
 VIEWS = "views.sql"
 """Of all schemas, where more than one has views."""
-_README = """\
--- Written by backupd. Load everything with
---
---     sh {script} OPTIONS
---
--- in this folder. OPTIONS are those of the client, {client}: --defaults-file=FILE (first), --host=, --user= and so on.
--- CLIENT='/path/to/{client} OPTIONS' in the environment names another program.
---
--- Tables, routines, views, triggers and events that exist already are errors, and nothing is overwritten: the script
--- stops at the first error with an exit code that is not 0, so rows get only into tables that it has made itself. Drop
--- what it had made (it names each file), then call it again. Schemas that exist stay as they are.
---
--- Accounts that are named as definers should be there first: a view that reads the view of a missing one is refused.
---
--- Each file can be loaded alone, too, into any schema ({client} --binary-mode --comments SCHEMA < FILE): definition.sql
--- creates a table, data-*.sql are its rows, triggers.sql its triggers. Create those last, or the rows fire them. Make
--- sure that definition.sql created its table: rows go into whatever has its name.
-
-SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'this file only explains, and nothing was loaded: call sh {script}';
-"""
-_LOAD = """\
-#!/bin/sh
-# Written by backupd; {readme} explains it. Call: sh {script} [options of the client]
-client=${{CLIENT:-{client}}}
-settings="SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', \\
-time_zone = '+00:00', foreign_key_checks = 0 /*M!101100 , system_versioning_insert_history = 1 */"
-
-load() {{
-    file=$1 schema=$2
-    shift 2
-    printf '%s\\n' "$file"
-    set -- "$@" --batch --binary-mode --comments --skip-force --skip-reconnect --default-character-set=utf8mb4 \\
-        --max-allowed-packet=1G "--init-command=$settings"
-    if [ -n "$schema" ]; then set -- "$@" -- "$schema"; fi
-    $client "$@" < "$file" || stop "stopped at $file: nothing behind it was loaded"
-}}
-
-stop() {{
-    printf '%s: %s\\n' {script} "$1" >&2
-    exit 1
-}}
-
-unset CDPATH
-case $0 in */*) cd -- "${{0%/*}}/" || stop "cannot go to the folder of this script" ;; esac
-
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +159,8 @@ def _write(folder: Path, target: Path, client: str) -> Written:
         if len(views) > 1:
             (partial / VIEWS).write_text(joined(views), encoding="utf-8", errors="surrogateescape", newline="")
         words = {"client": client, "script": SCRIPT, "readme": README}
-        (partial / README).write_text(_README.format(**words), encoding="utf-8")
-        script = _LOAD.format(**words) + "".join(_script(partial, paths, tables, views))
+        (partial / README).write_text(sql("load_readme", **words), encoding="utf-8")
+        script = shell("load", **words) + "\n\n" + "".join(_script(partial, paths, tables, views))
         (partial / SCRIPT).write_text(script, encoding="utf-8", errors="surrogateescape")
         (partial / SCRIPT).chmod(0o700)
         for made in (path for path in partial.rglob("*") if path.is_dir()):

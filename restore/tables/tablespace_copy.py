@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.dump.selection import write_files
 from backupd.engine.physical.tablespace_transport import (
@@ -27,14 +26,13 @@ from backupd.engine.physical.tablespace_transport import (
 from backupd.engine.server.definitions import TableDefinition, read_tables, write_definition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import ServerError
-from backupd.model.job import Report
 from backupd.model.proof import Phase
 from backupd.model.table import DumpedTable, Outcome, TableName, definition_path, quote_name, table_folder
+from backupd.process.run_context import RunContext
 from restore.cutover import cutover as handoverjournal
 from restore.cutover import staging_schema as loadjournal
 from restore.cutover.parallel_load import MOST_WORKERS, settings_of
 from restore.cutover.staging_schema import Entry, Journal, State, journal_of, own_schemas, staged_table
-from restore.fetch.chain import Stopwatch
 from restore.tables.outcome import TABLESPACE
 
 _RESERVED = frozenset({SPARE, loadjournal.TABLE, handoverjournal.TABLE})
@@ -73,16 +71,7 @@ class TablespaceCopier:
     into: Connection
     staging: Mapping[str, str]
 
-    def copy(
-        self,
-        source: Connection,
-        names: Sequence[TableName],
-        folder: Path,
-        *,
-        watch: Stopwatch,
-        report: Report,
-        cancel: Event | None = None,
-    ) -> CopiedTables:
+    def copy(self, source: Connection, names: Sequence[TableName], folder: Path, context: RunContext) -> CopiedTables:
         """Copy the tablespaces of those of ``names`` that can be imported, out of a server on which nobody
         writes. Their definitions and triggers are written to ``folder``, in the layout of a logical backup.
 
@@ -90,10 +79,26 @@ class TablespaceCopier:
         ServerError when the server is lost, CancelledError; the next call begins anew, whatever there is.
         """
         begun = time.monotonic()
-        done = copy_tablespaces(source, self.into, names, self.staging, folder, report=report, cancel=cancel)
+        source, into = replace(source, answer_timeout=None), replace(self.into, answer_timeout=None)
+        journal = Journal(next(iter(self.staging.values())))
+        with source.connect() as private, into.connect() as session:
+            unfit = can_import(private, session, names)
+            definitions, more = _definitions(private, [name for name in names if name not in unfit])
+            unfit |= more
+            known = journal_of(session, journal.schema)
+            if not definitions and not known:
+                return CopiedTables(unfit=unfit)
+            journal.claim(session, MOST_WORKERS)
+            try:
+                work = _Copying(private, session, into, journal, self.staging, folder, context)
+                own_schemas(session, journal, tuple(self.staging.values()))
+                work.clear(names, known)
+                done = work.copy(definitions)
+            finally:
+                journal.release(session)
         if done.rows:
-            watch.told(Phase("carried", time.monotonic() - begun, done.bytes))
-        return done
+            context.watch.add(Phase("carried", time.monotonic() - begun, done.bytes))
+        return replace(done, unfit=unfit)
 
     def holds(self, tables: Sequence[DumpedTable], folder: Path) -> bool:
         """Are the ``tables`` that an earlier attempt copied, with their definitions in ``folder``, still there and
@@ -119,116 +124,80 @@ class TablespaceCopier:
         )
 
 
-def copy_tablespaces(
-    source: Connection,
-    into: Connection,
-    names: Sequence[TableName],
-    staging: Mapping[str, str],
-    folder: Path,
-    *,
-    report: Report,
-    cancel: Event | None = None,
-) -> CopiedTables:
-    """See ``TablespaceCopier.copy``."""
-    source, into = replace(source, answer_timeout=None), replace(into, answer_timeout=None)
-    journal = Journal(next(iter(staging.values())))
-    with source.connect() as private, into.connect() as session:
-        unfit = can_import(private, session, names)
-        definitions, more = _definitions(private, [name for name in names if name not in unfit])
-        unfit |= more
-        known = journal_of(session, journal.schema)
-        if not definitions and not known:
-            return CopiedTables(unfit=unfit)
-        journal.claim(session, MOST_WORKERS)
-        try:
-            work = _Copying(private, session, into, journal, staging, folder)
-            own_schemas(session, journal, tuple(staging.values()))
-            work.clear(names, known)
-            done = work.copy(definitions, report, cancel)
-        finally:
-            journal.release(session)
-    return replace(done, unfit=unfit)
-
-
+@dataclass(frozen=True, slots=True)
 class _Copying:
-    def __init__(
-        self,
-        private: Session,
-        session: Session,
-        into: Connection,
-        journal: Journal,
-        staging: Mapping[str, str],
-        folder: Path,
-    ) -> None:
-        self._private, self._session, self._into = private, session, into
-        self._journal, self._staging, self._folder = journal, staging, folder
+    private: Session
+    session: Session
+    into: Connection
+    journal: Journal
+    staging: Mapping[str, str]
+    folder: Path
+    context: RunContext
 
     def clear(self, names: Collection[TableName], known: Mapping[str, Entry]) -> None:
         """Nothing is left of what an earlier attempt had carried, or begun to."""
-        for setting in settings_of(self._session).statements:
-            self._session.execute(setting)
+        for setting in settings_of(self.session).statements:
+            self.session.execute(setting)
         for name in names:
             entry = known.get(table_folder(name))
             if entry is not None and entry.state in (State.MAKING, State.DONE):
-                self._session.execute(f"DROP TABLE IF EXISTS {_staged(name, self._staging)}")
-                self._journal.forget(self._session, entry.path)
-        for schema in self._staging.values():
-            self._session.execute(f"DROP TABLE IF EXISTS {TableName(schema, SPARE)}")
-            remove_strays(self._session, schema)
+                self.session.execute(f"DROP TABLE IF EXISTS {_staged(name, self.staging)}")
+                self.journal.forget(self.session, entry.path)
+        for schema in self.staging.values():
+            self.session.execute(f"DROP TABLE IF EXISTS {TableName(schema, SPARE)}")
+            remove_strays(self.session, schema)
 
-    def copy(
-        self, definitions: Mapping[TableName, TableDefinition], report: Report, cancel: Event | None
-    ) -> CopiedTables:
+    def copy(self, definitions: Mapping[TableName, TableDefinition]) -> CopiedTables:
         failed: dict[TableName, str] = {}
         for name, definition in definitions.items():
             if why := self._create(name, definition):
                 failed[name] = why
         names = [name for name in definitions if name not in failed]
-        done = self._import(names, report, cancel) if names else Imported({}, 0, {})
+        done = self._import(names) if names else Imported({}, 0, {})
         rows: dict[TableName, int] = {}
         for name in names:
-            staged = _staged(name, self._staging)
+            staged = _staged(name, self.staging)
             if staged in done.failed:
                 failed[name] = done.failed[staged]
-                self._journal.forget(self._session, table_folder(name))
+                self.journal.forget(self.session, table_folder(name))
                 continue
-            write_files(self._folder, definitions[name])
+            write_files(self.folder, definitions[name])
             rows[name] = done.rows[staged]
-            self._journal.set_state(self._session, table_folder(name), State.DONE, rows[name])
+            self.journal.set_state(self.session, table_folder(name), State.DONE, rows[name])
         return CopiedTables(rows, failed, bytes=done.bytes)
 
     def _create(self, name: TableName, definition: TableDefinition) -> str:
         """Make the empty table; why not, or ""."""
-        staged, path = _staged(name, self._staging), table_folder(name)
+        staged, path = _staged(name, self.staging), table_folder(name)
         try:
             fit = staged_table(definition)
         except ValueError as error:
             return str(error)
-        self._journal.write(self._session, Entry(path, State.MAKING, 0, digest=_digest(write_definition(definition))))
-        self._session.execute(f"USE {quote_name(staged.schema)}")
+        self.journal.write(self.session, Entry(path, State.MAKING, 0, digest=_digest(write_definition(definition))))
+        self.session.execute(f"USE {quote_name(staged.schema)}")
         try:
-            self._session.send(fit.create.encode("utf-8", "surrogateescape"))
+            self.session.send(fit.create.encode("utf-8", "surrogateescape"))
         except ServerError as error:
-            self._session.ping()
-            self._journal.forget(self._session, path)
+            self.session.ping()
+            self.journal.forget(self.session, path)
             return error.detail
         return ""
 
-    def _import(self, names: Sequence[TableName], report: Report, cancel: Event | None) -> Imported:
+    def _import(self, names: Sequence[TableName]) -> Imported:
         with contextlib.ExitStack() as stack:
             try:
-                exported = stack.enter_context(export_tables(self._private, names))
+                exported = stack.enter_context(export_tables(self.private, names))
             except ServerError as error:
-                self._private.ping()
-                goals = [_staged(name, self._staging) for name in names]
+                self.private.ping()
+                goals = [_staged(name, self.staging) for name in names]
                 for staged in goals:
-                    self._session.execute(f"DROP TABLE {staged}")
+                    self.session.execute(f"DROP TABLE {staged}")
                 return Imported({}, 0, dict.fromkeys(goals, error.detail))
             return import_tables(
-                self._into,
-                [(table, _staged(table.name, self._staging)) for table in exported],
-                report=report,
-                cancel=cancel,
+                self.into,
+                [(table, _staged(table.name, self.staging)) for table in exported],
+                report=self.context.report,
+                cancel=self.context.cancel,
             )
 
 

@@ -14,6 +14,7 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.text import format_duration, format_time
+from restore.planning.plan import TABLE_STEP_NAMES
 
 WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 """Phases that every restore of a whole server tells of. ``fetched``: also opened, and compared with what was stored;
@@ -21,19 +22,6 @@ WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 _ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified")
 _DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified")
 """A copy is rolled forward before it is put in place."""
-_ORDER_OF_TABLES = (
-    "thawed",
-    "fetched",
-    "prepared",
-    "restored",
-    "started",
-    "rolled_forward",
-    "extracted",
-    "carried",
-    "loaded",
-    "compared",
-    "handed_over",
-)
 _REPORTED = {
     "thaw": "thawed",
     "fetch": "fetched",
@@ -163,7 +151,7 @@ def _phases(record: RestoreRecord, state: JobState, job: JobRecord | None) -> tu
     done = {phase.name: phase for phase in record.phases}
     # Without a plan nobody knows what is still to come: all of them may be.
     wanted = {*planned, *done} if planned else {*done, *(() if of_tables else WHOLE)}
-    order = _ORDER_OF_TABLES if of_tables else _ORDER
+    order = TABLE_STEP_NAMES if of_tables else _ORDER
     names = [name for name in order if name in wanted or (not of_tables and name in WHOLE)]
     names += [name for name in done if name not in names]
     at = _at(names, wanted, done, state, job)

@@ -11,11 +11,11 @@ from typing import Any
 
 from backupd.app.context.keys import require_keys
 from backupd.app.context.server_identity import refuse_stranger
-from backupd.app.context.wiring import JobRun, Wiring, owner, worker_count
+from backupd.app.context.wiring import JobRun, Wiring, owner
 from backupd.app.restores.request import RestoreRequest, TableOptions
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.restores.thaw_wait import parts_of
-from backupd.app.restores.whole_server import archives, begin_row, end_row, gate_of, phases_of, sources, templates
+from backupd.app.restores.whole_server import begin_row, end_row, gate_of, phases_of, sources
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import (
     BackupdError,
@@ -110,25 +110,15 @@ def restore_tables(
         keys=keys,
         triggers=Triggers(request.triggers),
         folder=settings.scratch.path,
-        memory=settings.scratch.memory,
         max_bytes=settings.scratch.max_bytes,
-        workers=worker_count(),
-        templates=templates(wiring),
-        programs=wiring.settings.programs,
-        key_files=settings.key_files,
     )
     try:
         outcome = tablerestore.execute(
             spec,
             goal.restore_connection() if goal else None,
-            destinations=sources(wiring, chosen.base),
-            archives=archives(wiring, chosen.base),
-            unsealer=wiring.unsealer(),
-            clock=wiring.clock,
-            report=run.report,
-            cancel=run.cancel,
+            sources(wiring, chosen.base),
+            run.context(wiring, phases_of(wiring, row.id)),
             confirm=_answer(request.into, confirm, ask),
-            on_phase=phases_of(wiring, row.id),
             on_done=lambda phases: _succeeded(wiring, row.id, phases),
         )
     except BaseException as error:

@@ -124,7 +124,7 @@ def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableOptions) 
 
 def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> Way:
     base = plan(wiring, server_name, target, None, options=wanted.options, cold=False, narrowed=True)
-    chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
+    chain, said = load_chain(server_name, base.chain, sources(wiring, base))
     _refuse_without_rows(chain[-1], wanted.tables)
     there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
     apart = _without_files(chain[-1], there, wanted.tables)
@@ -225,7 +225,7 @@ def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions
                 cold=False,
                 narrowed=True,
             )
-            loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
+            loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base))
         except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
             if partial is not None:
                 break

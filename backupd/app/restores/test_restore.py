@@ -9,17 +9,15 @@ from datetime import timedelta
 
 from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
-from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.context.wiring import Wiring, run_context, worker_count
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import (
-    archives,
     moment_of,
     plan,
     sources,
     statements,
-    templates,
     within_reach,
 )
 from backupd.app.verify.missing_tables import doubt, settle_doubts
@@ -62,7 +60,6 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         f"{chosen.target}`, then test it; or keep a copy of the backups that are tested at a destination without "
         "archive classes",
     )
-    unsealer = wiring.unsealer()
     record = wiring.catalog.backups.get(chosen.backup_id)
     trial = _trial(wiring, chosen, record)
     phases: list[Phase] = []
@@ -75,23 +72,10 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         replay=trial.replay,
         path=settings.scratch.path,
         max_bytes=settings.scratch.max_bytes,
-        memory=settings.scratch.memory,
-        workers=worker_count(),
-        templates=templates(wiring),
-        programs=wiring.settings.programs,
-        key_files=settings.key_files,
     )
     try:
         require_keys(wiring, server_name, chosen.chain)
-        with scratch_instance(
-            scratch,
-            destinations=sources(wiring, chosen),
-            archives=archives(wiring, chosen),
-            unsealer=unsealer,
-            clock=wiring.clock,
-            report=report,
-            on_phase=phases.append,
-        ) as copy:
+        with scratch_instance(scratch, sources(wiring, chosen), run_context(wiring, report, phases.append)) as copy:
             examination = _Examination(wiring, copy, trial, report, phases)
             rolled = examination.roll_forward()
             begun = wiring.clock()

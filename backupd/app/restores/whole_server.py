@@ -15,7 +15,7 @@ from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive, worker_count
+from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import JobThawWait, refuse_cold, with_thaw
@@ -37,7 +37,7 @@ from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, new_id
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
-from restore.fetch.sources import NO_THAW_WAIT, ThawWait
+from restore.fetch.sources import NO_THAW_WAIT, Sources, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
@@ -206,8 +206,7 @@ def restore(
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
-    from restore import whole_server  # a timeline plans a restore and executes none
-    from restore.whole_server import RestoreSpec
+    from restore.whole_server import RestoreSpec, execute  # a timeline plans a restore and executes none
 
     if request.mode not in WHOLE_MODES:
         raise RefusedError(
@@ -215,7 +214,7 @@ def restore(
         )
     server, datadir = wiring.settings.server(request.server), Path(request.datadir)
     chosen = foresee(wiring, request, base)
-    settings = wiring.settings.needs_restore()
+    wiring.settings.needs_restore()
     require_keys(wiring, server.name, chosen.chain)
     gate = gate_of(wiring, chosen, request.options)
     record = wiring.catalog.backups.get(chosen.backup_id)
@@ -237,24 +236,9 @@ def restore(
         replica=request.mode == "replica",
         checks=statements(server),
         witness=_witness_at_the_end(wiring, chosen, record),
-        workers=worker_count(),
-        templates=templates(wiring),
-        memory_cap=settings.scratch.memory,
-        programs=wiring.settings.programs,
-        key_files=settings.key_files,
     )
     try:
-        outcome = whole_server.execute(
-            spec,
-            destinations=sources(wiring, chosen),
-            archives=archives(wiring, chosen),
-            unsealer=wiring.unsealer(),
-            clock=wiring.clock,
-            report=run.report,
-            cancel=run.cancel,
-            on_phase=phases_of(wiring, row.id),
-            thaw=gate,
-        )
+        outcome = execute(spec, sources(wiring, chosen, gate), run.context(wiring, phases_of(wiring, row.id)))
     except BaseException as error:
         end_row(wiring, row.id, error)
         if isinstance(error, BackupdError):
@@ -309,12 +293,7 @@ def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> W
     )
 
 
-def templates(wiring: Wiring) -> Path:
-    """Where empty systems of servers are kept, which replays begin with."""
-    return wiring.settings.spool / "templates"
-
-
-def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
+def _archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
     """Destinations that may hold binary logs of the plan, those with the backup first, those where they are archived
     last."""
     holding = [run.destination for run in wiring.catalog.binlogs.runs(chosen.server)] if chosen.replay else []
@@ -389,9 +368,14 @@ def end_row(wiring: Wiring, restore_id: str, error: BaseException) -> None:
     wiring.catalog.restores.finish(restore_id, state, wiring.clock(), error=text)
 
 
-def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
-    """The destinations to read the backup from, best first."""
-    return [wiring.destination(name) for name in chosen.destinations]
+def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sources:
+    """What a restore of ``chosen`` reads from, the best destination first. ``thaw`` is waited for."""
+    return Sources(
+        [wiring.destination(name) for name in chosen.destinations],
+        wiring.unsealer(),
+        _archives(wiring, chosen),
+        thaw,
+    )
 
 
 def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:

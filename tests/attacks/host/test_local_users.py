@@ -16,6 +16,7 @@ from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.folders import give, open_to_append, write_anew
+from backupd.process.run_context import RunContext
 from restore.datadir.occupancy import find_account, find_occupants, hand_over
 from restore.datadir.staging import (
     INSIDE,
@@ -81,6 +82,7 @@ def test_a_server_that_stays_is_not_laid_out_through_links_either(short_tmp: Pat
         short_tmp / "data",
         short_tmp / "run",
         {},
+        RunContext(),
         account=find_account("mysql"),
         store=short_tmp / "none",
         memory=64 << 20,

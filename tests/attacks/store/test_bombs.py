@@ -17,8 +17,8 @@ from backupd.app.restores.server_configuration import _LIMIT as CONFIG_LIMIT
 from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.job import silent
 from backupd.model.manifest import Entry, Part, StoredObject, encode_facts
+from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import marked
@@ -33,6 +33,7 @@ from backupd.transfer.records.manifests import described, get_bytes, load_body, 
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded, Sources
 from storage import layout, objects
 from storage.destination import repository_id
 from storage.filesystem import FilesystemDestination
@@ -197,15 +198,8 @@ def _fetched(target: Target, entry: Entry, item: StoredObject) -> None:
     stock = Stock(target.place)
     header = replace(stock.add(1, {}), objects=(item,))
     target.folder.mkdir()
-    fetch(
-        header,
-        replace(stock.body(header), entries=(entry,)),
-        [target.place],
-        target.unsealer,
-        target.folder,
-        workers=1,
-        report=silent,
-    )
+    loaded = Loaded(header, replace(stock.body(header), entries=(entry,)))
+    fetch(loaded, Sources([target.place], target.unsealer), target.folder, RunContext(workers=1))
 
 
 def proof(target: Target) -> None:

@@ -21,9 +21,9 @@ from backupd.engine.server.backup_files import KNOWN
 from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.server.sandbox import confine, is_available, worker
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.job import silent
 from backupd.process.command import Command
 from backupd.process.pipeline import run
+from backupd.process.run_context import RunContext
 from restore.datadir.occupancy import refuse_links
 from restore.fetch.chain import prepare
 from restore.runbook.shared_steps import known_lines
@@ -58,7 +58,7 @@ def test_the_library_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_prepare_loads_nothing_that_the_backup_names(forged: Taken, short_tmp: Path) -> None:
     base = forged.copy(short_tmp / "data")
-    prepare(the_tool(), base, [], forged.receipts, memory=MEMORY, logs=short_tmp / "logs", report=silent)
+    prepare(the_tool(), base, [], forged.receipts, RunContext(), memory=MEMORY, logs=short_tmp / "logs")
     assert not (base / MARK).exists()
     text = (base / "backup-my.cnf").read_text()
     assert not any(word in text for word in ("evil", "plugin", "include", "/"))
@@ -80,10 +80,9 @@ def test_no_file_of_the_host_is_handed_out_as_a_key(forged: Taken, short_tmp: Pa
                 base,
                 [],
                 forged.receipts,
+                RunContext(key_files=allowed),
                 memory=MEMORY,
                 logs=short_tmp / "logs",
-                report=silent,
-                key_files=allowed,
             )
         config = ServerConfig(
             "mariadbd", base, short_tmp / "run", options=options_for_copy(base, {}), key_files=allowed
@@ -136,7 +135,7 @@ def test_where_nothing_can_be_confined_it_is_not_root_either(
 ) -> None:
     monkeypatch.setattr(streaming, "can_confine", lambda _program: False)
     base = forged.copy(short_tmp / "data")
-    prepare(the_tool(), base, [], forged.receipts, memory=MEMORY, logs=short_tmp / "logs", report=silent)
+    prepare(the_tool(), base, [], forged.receipts, RunContext(), memory=MEMORY, logs=short_tmp / "logs")
     assert not (base / MARK).exists()
     assert {path.stat().st_uid for path in base.rglob("ib_logfile0")} != {0}
 

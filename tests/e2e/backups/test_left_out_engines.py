@@ -18,7 +18,7 @@ from backupd.model.manifest import decode_header
 from backupd.model.server_facts import Flavour
 from backupd.model.table import BaseTable
 from backupd.model.text import new_id
-from restore.fetch.sources import load_dump
+from restore.fetch.sources import Sources, load_dump
 from tests.support.e2e.house import SERVER, House
 
 LEFT_OUT = "archive.postcards"
@@ -68,7 +68,7 @@ def test_the_logical_leg_takes_them_though_nothing_includes_them_and_then_nothin
     dumped = run(wiring, JobKind.LOGICAL)
     assert dumped.problem is None
     places = wiring.required(wiring.settings.server(SERVER))
-    loaded, _said = load_dump(SERVER, dumped.id, places, wiring.unsealer())
+    loaded, _said = load_dump(SERVER, dumped.id, Sources(places, wiring.unsealer()))
     assert loaded.body.facts.dump is not None
     assert {table.name.shown for table in loaded.body.facts.dump.dumped} == {LEFT_OUT}
     result = run(wiring, JobKind.FULL)

@@ -28,6 +28,7 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.transfer.records.sealing import Unsealer
 from storage import layout
 from storage.destination import Destination
 from tests.support.keys import Keys
@@ -58,7 +59,7 @@ def gpg_seal(keys: Keys, plain: bytes) -> bytes:
     ).stdout
 
 
-class GpgOpener:
+class GpgOpener(Unsealer):
     """What unsealing is, without any of the care: for tests of those who use it."""
 
     def __init__(self, keys: Keys) -> None:

@@ -23,8 +23,9 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server_facts import Position, ServerInfo
+from backupd.process.run_context import RunContext
 from restore.replay.private_replay import replay_config
-from restore.replay.replay import Replayed, replay
+from restore.replay.replay import Leg, Replayed, replay
 from tests.support import sample
 from tests.support.oracle import Sums
 from tests.support.servers import mysql
@@ -242,16 +243,12 @@ def running_copy(
 
 
 def roll(server: LaunchedServer, info: ServerInfo, what: Logs, **changes: Any) -> Replayed:
-    values: dict[str, Any] = {
-        "method": ReplayMethod.APPLIER,
-        "server_ids": (),
-        "transactions": None,
-        "templates": templates(),
-        "folder": server.config.directory.parent / "source",
-    }
+    given: dict[str, Any] = {name: changes.pop(name) for name in ("report", "cancel") if name in changes}
     if info.flavour != "mariadb":
-        values["programs"] = {name: str(mysql.root_programs() / name) for name in ("mysql", "mysqlbinlog")}
-    return replay(server, info, what.files, what.start, what.stop, **(values | changes))
+        given["programs"] = {name: str(mysql.root_programs() / name) for name in ("mysql", "mysqlbinlog")}
+    folder = server.config.directory.parent / "source"
+    leg = Leg(info, what.files, what.start, what.stop, ReplayMethod.APPLIER, folder)
+    return replay(server, replace(leg, **changes), RunContext(templates=templates(), **given))
 
 
 @functools.cache

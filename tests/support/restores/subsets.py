@@ -18,7 +18,9 @@ from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.sealing import Unsealer
+from restore.fetch.sources import Sources
 from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack
 from restore.scratch_server import ScratchSpec
@@ -105,11 +107,16 @@ class Shelf:
             server="shop",
             chain=self.chain[:length],
             path=self.folder / "scratch",
-            max_bytes=None,
-            memory=256 * MIB,
             replay=replay,
-            programs=self.programs,
         )
+
+    @property
+    def sources(self) -> Sources:
+        return Sources([self.destination], Unsealer(self.keys.secret_home), [self.destination])
+
+    @property
+    def context(self) -> RunContext:
+        return RunContext(memory=256 * MIB, programs=self.programs)
 
     @contextlib.contextmanager
     def copy(
@@ -123,10 +130,8 @@ class Shelf:
         with subset_instance(
             self.spec(replay=replay, length=length),
             [TablePattern.parse(text) for text in patterns],
-            destinations=[self.destination],
-            unsealer=Unsealer(self.keys.secret_home),
-            clock=now,
-            report=silent,
+            self.sources,
+            self.context,
             needed=needed,
         ) as copy:
             yield copy

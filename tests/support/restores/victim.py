@@ -12,7 +12,9 @@ from pathlib import Path
 from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.records.sealing import Unsealer
+from restore.fetch.sources import Sources
 from restore.whole_server import RestoreSpec, execute
 from storage.filesystem import FilesystemDestination
 
@@ -50,14 +52,8 @@ def main(moment: str, count: int, repository: Path, backup_id: str, home: Path, 
         owner="mysql",
         start=True,
     )
-    execute(
-        spec,
-        destinations=[FilesystemDestination("local", repository)],
-        unsealer=Unsealer(home),
-        clock=lambda: datetime.now(UTC),
-        report=report,
-        on_phase=on_phase,
-    )
+    sources = Sources([FilesystemDestination("local", repository)], Unsealer(home))
+    execute(spec, sources, RunContext(report=report, watch=Stopwatch(on_phase)))
 
 
 if __name__ == "__main__":

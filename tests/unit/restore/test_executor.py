@@ -13,13 +13,15 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError, KeyUnusableError, NotFoundError, RefusedError, ToolMissingError
-from backupd.model.job import Progress, silent
+from backupd.model.job import Progress
 from backupd.model.proof import Phase
+from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.guards.pins_and_intents import pins
 from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.staging import MARKER, read_marker, unfinished
 from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
 from restore.fetch import sources
+from restore.fetch.sources import Sources
 from restore.whole_server import RestoreOutcome, RestoreSpec, execute
 from storage import layout
 from storage.destination import Destination
@@ -27,7 +29,7 @@ from tests.support import sample
 from tests.support.ending import end, unmount
 from tests.support.keys import Keys
 from tests.support.restores.builder import files_below
-from tests.support.restores.taken import Taken, now, take_backup
+from tests.support.restores.taken import Taken, take_backup
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect, query
 from tests.support.servers.replica import replica_of
 
@@ -36,13 +38,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def restore(taken: Taken, keys: Keys, spec: RestoreSpec, *destinations: Destination) -> RestoreOutcome:
-    return execute(
-        spec,
-        destinations=destinations or [taken.destination],
-        unsealer=Unsealer(keys.secret_home),
-        clock=now,
-        report=silent,
-    )
+    return execute(spec, sources_of(keys, *(destinations or [taken.destination])), RunContext())
+
+
+def sources_of(keys: Keys, *destinations: Destination) -> Sources:
+    return Sources(destinations, Unsealer(keys.secret_home))
 
 
 @contextlib.contextmanager
@@ -85,11 +85,8 @@ def test_a_restore_with_start_gives_a_checked_server_that_stays_up_deaf_and_mute
     with ended(
         execute(
             spec,
-            destinations=[taken.destination],
-            unsealer=Unsealer(keys.secret_home),
-            clock=now,
-            report=lambda progress: reported.setdefault(progress.phase),
-            on_phase=told.append,
+            sources_of(keys, taken.destination),
+            RunContext(report=lambda progress: reported.setdefault(progress.phase), watch=Stopwatch(told.append)),
         )
     ) as outcome:
         assert outcome.is_good, outcome.checks
@@ -308,13 +305,7 @@ def test_folders_of_servers_that_no_longer_run_are_removed_and_no_others(
 
 def test_without_the_private_key_it_stops_before_anything_is_written(taken: Taken, keys: Keys, short_tmp: Path) -> None:
     with pytest.raises(KeyUnusableError, match="no secret key"):
-        execute(
-            taken.spec(short_tmp / "mysql"),
-            destinations=[taken.destination],
-            clock=now,
-            report=silent,
-            unsealer=Unsealer(keys.public_home),
-        )
+        execute(taken.spec(short_tmp / "mysql"), Sources([taken.destination], Unsealer(keys.public_home)), RunContext())
     assert list(short_tmp.iterdir()) == []
 
 
@@ -351,13 +342,7 @@ def test_a_second_restore_into_the_same_directory_is_refused_while_the_first_is_
                 restore(taken, keys, taken.spec(short_tmp / "mysql"))
             assert [pin.backups for pin in pins(taken.destination)] == [(("shop", taken.header.backup_id),)]
 
-    execute(
-        taken.spec(short_tmp / "mysql"),
-        destinations=[taken.destination],
-        unsealer=Unsealer(keys.secret_home),
-        clock=now,
-        report=report,
-    )
+    execute(taken.spec(short_tmp / "mysql"), sources_of(keys, taken.destination), RunContext(report=report))
     assert tried == ["fetch", "prepare"]
 
 

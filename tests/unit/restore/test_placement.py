@@ -25,7 +25,7 @@ from restore.datadir.staging import (
     unfinished,
     write_state,
 )
-from restore.placement import clear, place
+from restore.datadir.start import clear, place
 from tests.support.restores.builder import files_below
 
 STATE = State(

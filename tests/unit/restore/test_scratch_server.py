@@ -13,11 +13,14 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext
 from backupd.transfer.guards.pins_and_intents import pins
 from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.checks import examine, make_proof
+from restore.fetch.sources import Sources
 from restore.scratch_server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
 from storage import layout
+from storage.destination import Destination
 from tests.support.keys import Keys
 from tests.support.restores.builder import files_below
 from tests.support.restores.taken import Taken, now
@@ -32,9 +35,14 @@ def spec_for(taken: Taken, path: Path) -> ScratchSpec:
         server="shop",
         chain=(taken.header.backup_id,),
         path=path,
-        max_bytes=None,
-        memory=256 * MIB,
     )
+
+
+CONTEXT = RunContext(memory=256 * MIB)
+
+
+def source(keys: Keys, *destinations: Destination) -> Sources:
+    return Sources(destinations, Unsealer(keys.secret_home))
 
 
 def test_a_scratch_instance_is_the_source_in_a_sandbox_and_vanishes_without_a_trace(
@@ -42,13 +50,7 @@ def test_a_scratch_instance_is_the_source_in_a_sandbox_and_vanishes_without_a_tr
 ) -> None:
     before = files_below(taken.folder)
     begun = now()
-    with scratch_instance(
-        spec_for(taken, short_tmp),
-        destinations=[taken.destination],
-        clock=now,
-        report=silent,
-        unsealer=Unsealer(keys.secret_home),
-    ) as copy:
+    with scratch_instance(spec_for(taken, short_tmp), source(keys, taken.destination), CONTEXT) as copy:
         assert isinstance(copy, Scratch)
         assert copy.sandboxed
         with copy.connection.connect() as session:
@@ -88,13 +90,7 @@ def test_a_scratch_instance_is_the_source_in_a_sandbox_and_vanishes_without_a_tr
 def test_an_error_inside_the_block_leaves_nothing_either(taken: Taken, keys: Keys, short_tmp: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        scratch_instance(
-            spec_for(taken, short_tmp),
-            destinations=[taken.destination],
-            clock=now,
-            report=silent,
-            unsealer=Unsealer(keys.secret_home),
-        ) as copy,
+        scratch_instance(spec_for(taken, short_tmp), source(keys, taken.destination), CONTEXT) as copy,
     ):
         socket = Path(copy.connection.socket)
         assert socket.is_socket()
@@ -112,13 +108,7 @@ def test_a_flipped_byte_makes_it_fail_by_name_and_leaves_nothing(taken: Taken, k
     path.write_bytes(content)
     with (
         pytest.raises(DamagedError) as damaged,
-        scratch_instance(
-            spec_for(taken, short_tmp / "scratch"),
-            destinations=[bad.destination],
-            clock=now,
-            report=silent,
-            unsealer=Unsealer(keys.secret_home),
-        ),
+        scratch_instance(spec_for(taken, short_tmp / "scratch"), source(keys, bad.destination), CONTEXT),
     ):
         pass
     assert name in str(damaged.value)
@@ -128,16 +118,8 @@ def test_a_flipped_byte_makes_it_fail_by_name_and_leaves_nothing(taken: Taken, k
 def test_a_table_whose_files_are_there_but_which_the_server_does_not_know_is_missed_before_anything_is_replayed(
     taken: Taken, keys: Keys, short_tmp: Path
 ) -> None:
-    with (
-        workshop(
-            spec_for(taken, short_tmp),
-            destinations=[taken.destination],
-            clock=now,
-            report=silent,
-            unsealer=Unsealer(keys.secret_home),
-        ) as work,
-        work.place() as folder,
-    ):
+    work = workshop(spec_for(taken, short_tmp), source(keys, taken.destination), CONTEXT)
+    with work.place() as folder:
         work.fetch(work.chain, folder)
         built = work.assemble(work.chain, folder)
         facts = taken.body.facts
@@ -173,9 +155,7 @@ def test_a_copy_that_would_be_too_large_is_refused_before_it_begins(taken: Taken
     spec = replace(spec_for(taken, short_tmp), max_bytes=50 * MIB)
     with (
         pytest.raises(RefusedError, match=r"50\.0 MiB"),
-        scratch_instance(
-            spec, destinations=[taken.destination], clock=now, report=silent, unsealer=Unsealer(keys.secret_home)
-        ),
+        scratch_instance(spec, source(keys, taken.destination), CONTEXT),
     ):
         pass
     assert list(short_tmp.iterdir()) == []
@@ -187,15 +167,15 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_no_server_out
     script = f"""
 import os, signal
 from pathlib import Path
-from backupd.model.job import silent
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.sealing import Unsealer
+from restore.fetch.sources import Sources
 from restore.scratch_server import ScratchSpec, scratch_instance
 from storage.filesystem import FilesystemDestination
-from tests.support.restores.taken import now
-spec = ScratchSpec("20261121T040000Z-0000dead", "shop", ({taken.header.backup_id!r},), Path({str(short_tmp)!r}), None,
-                   {256 * MIB})
-with scratch_instance(spec, destinations=[FilesystemDestination("local", Path({str(taken.folder)!r}))], clock=now,
-                      report=silent, unsealer=Unsealer(Path({str(keys.secret_home)!r}))) as copy:
+spec = ScratchSpec("20261121T040000Z-0000dead", "shop", ({taken.header.backup_id!r},), Path({str(short_tmp)!r}))
+sources = Sources([FilesystemDestination("local", Path({str(taken.folder)!r}))],
+                  Unsealer(Path({str(keys.secret_home)!r})))
+with scratch_instance(spec, sources, RunContext(memory={256 * MIB})) as copy:
     print(copy.connection.socket, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -223,13 +203,7 @@ def read_command(process: Path) -> str:
 
 
 def test_a_living_scratch_copy_is_left_alone_by_the_next_one(taken: Taken, keys: Keys, short_tmp: Path) -> None:
-    with scratch_instance(
-        spec_for(taken, short_tmp),
-        destinations=[taken.destination],
-        clock=now,
-        report=silent,
-        unsealer=Unsealer(keys.secret_home),
-    ) as copy:
+    with scratch_instance(spec_for(taken, short_tmp), source(keys, taken.destination), CONTEXT) as copy:
         assert remove_dead(short_tmp) == ()
         with copy.connection.connect() as session:
             assert session.scalar("SELECT 1") == 1

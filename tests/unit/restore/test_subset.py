@@ -15,7 +15,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, Replay
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.job import silent
 from backupd.model.table import TableName, TablePattern
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.sealing import Sealer
 from restore.fetch.sources import Loaded, load_chain
 from restore.subset import SubsetCopy, subset_instance, subset_of, tables_in
 from tests.support.keys import Keys
@@ -166,7 +166,7 @@ def shelf(request: pytest.FixtureRequest) -> Shelf:
 
 
 def loaded(shelf: Shelf) -> tuple[Loaded, ...]:
-    return load_chain("shop", shelf.chain, [shelf.destination], Unsealer(shelf.keys.secret_home))[0]
+    return load_chain("shop", shelf.chain, shelf.sources)[0]
 
 
 def same_as_source(shelf: Shelf, copy: SubsetCopy) -> None:
@@ -283,10 +283,8 @@ def test_what_may_take_no_more_room_is_judged_by_the_part_that_is_fetched(mariad
         with subset_instance(
             replace(mariadb.spec(), max_bytes=limit),
             [TablePattern("shop.orders")],
-            destinations=[mariadb.destination],
-            unsealer=Unsealer(mariadb.keys.secret_home),
-            clock=now,
-            report=silent,
+            mariadb.sources,
+            mariadb.context,
         ) as copy:
             return copy.tables
 

@@ -79,7 +79,7 @@ exec {shutil.which(program, path=self.path)} "$@"
         (folder / "sitecustomize.py").write_text(f"""
 import contextlib, sys, time
 if "run-job" in sys.orig_argv:
-    from restore.fetch.chain import Stopwatch
+    from backupd.process.run_context import Stopwatch
     real = Stopwatch.phase
     @contextlib.contextmanager
     def halting(self, name, size=0):

@@ -32,12 +32,13 @@ from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.job import silent
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext
 from backupd.transfer.deletion import marks
 from backupd.transfer.guards.pins_and_intents import Pin, intents, pins
 from backupd.transfer.log_segments import Sealed
 from backupd.transfer.relay import Relay
 from restore.fetch.objects import fetch
-from restore.fetch.sources import load_chain
+from restore.fetch.sources import Sources, load_chain
 from storage import layout
 from storage.s3 import client as s3client
 from storage.s3 import stream as s3upload
@@ -336,17 +337,9 @@ def read_back(one: Depot, backup_id: str, places: tuple[str, ...], *, pinned: bo
             held.enter_context(
                 Pin(destination, new_id(one.clock()), [(SERVER, name) for name in chain], clock=one.clock)
             )
-        loaded, _said = load_chain(SERVER, chain, destinations, one.wiring.unsealer())
-        fetch(
-            loaded[-1].header,
-            loaded[-1].body,
-            destinations,
-            one.wiring.unsealer(),
-            folder,
-            workers=2,
-            report=silent,
-            durable=False,
-        )
+        sources = Sources(destinations, one.wiring.unsealer())
+        loaded, _said = load_chain(SERVER, chain, sources)
+        fetch(loaded[-1], sources, folder, RunContext(workers=2), durable=False)
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == one.said[backup_id], f"{backup_id} came back from {places} with other bytes"
 

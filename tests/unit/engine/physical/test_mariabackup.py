@@ -20,8 +20,8 @@ from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_f
 from backupd.engine.server.sandbox import DATABASE_USER, worker
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
-from backupd.model.job import silent
 from backupd.process.pipeline import run
+from backupd.process.run_context import RunContext
 from restore.fetch.chain import prepare as prepare_to_restore
 from tests.support.logs.stream import Folder
 from tests.support.servers.backups import (
@@ -400,7 +400,7 @@ class TestEncryptedTablespaces:
         base = encrypted.base
         named = (keys / "keys.txt",)
         prepare_to_restore(
-            the_tool(), base, [], encrypted.receipts, memory=MEMORY, logs=place / "logs", report=silent, key_files=named
+            the_tool(), base, [], encrypted.receipts, RunContext(key_files=named), memory=MEMORY, logs=place / "logs"
         )
         assert not list(base.glob("backupd-keys-*"))
         assert b"find-this-marker" not in (base / "shop/t.ibd").read_bytes()

@@ -13,6 +13,7 @@ from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts, read_
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.job import Progress
 from backupd.model.server_facts import Receipts, Tool, Version
+from backupd.process.run_context import RunContext
 from restore.fetch.chain import prepare
 from tests.support.logs.stream import write_files
 from tests.support.servers.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at
@@ -126,9 +127,9 @@ class TestWhatPrepareMade:
             chain.base,
             chain.increments if increments else [],
             receipts,
+            RunContext(report=heard.append),
             memory=MEMORY,
             logs=place / "logs",
-            report=heard.append,
         )
         return tool, receipts
 

@@ -153,7 +153,8 @@ class TestElsewhere:
 
     def test_a_missing_schema_is_made_and_the_keys_among_restored_tables_are_its_own(self, shop: Shop) -> None:
         goals = [shop.goal(name, TableName("old shop", name.table)) for name in (CUSTOMERS, ORDERS, LINES)]
-        done = shop.hand(*goals, replace=False, collations={"old shop": "latin1_swedish_ci"})
+        shop.server.execute(f"ALTER DATABASE `{STAGING}` COLLATE latin1_swedish_ci")
+        done = shop.hand(*goals, replace=False)
         assert (
             shop.server.scalar(
                 "SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'old shop'"

@@ -14,10 +14,8 @@ import pytest
 from backupd.engine.server.definitions import read_schema, read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError
-from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.records.sealing import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,
     add_missing,
@@ -31,7 +29,7 @@ from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind, both
-from tests.support.restores.subsets import MIB, Shelf
+from tests.support.restores.subsets import Shelf
 from tests.support.restores.taken import now
 from tests.support.servers.server import Server
 from tests.support.stores.places import short_directory
@@ -122,20 +120,15 @@ class House:
             goals=tuple(TableGoal(name, name) for name in TABLES),
             into="shop",
             folder=folder,
-            memory=256 * MIB,
             whole=("shop",),
             replace=True,
             compare=compare,
-            programs=self.shelf.programs,
         )
         return tablerestore.execute(
             spec,
             self.connection,
-            destinations=[self.shelf.destination],
-            archives=[self.shelf.destination],
-            unsealer=Unsealer(self.shelf.keys.secret_home),
-            clock=now,
-            report=silent,
+            self.shelf.sources,
+            self.shelf.context,
         )
 
 

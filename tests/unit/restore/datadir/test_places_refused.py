@@ -11,7 +11,7 @@ import pytest
 from backupd.model.errors import RefusedError
 from restore.datadir.occupancy import find_account, refuse_closed, refuse_nested
 from restore.datadir.staging import INSIDE, MARKER, Site, State, choose_site, write_marker, write_state
-from restore.placement import clear, place
+from restore.datadir.start import clear, place
 from restore.tables.sql_files import README, write_sql
 
 STATE = State("20261121T030000Z-00000001", "shop", "latest", ("20261121T020000Z-7f3a9c01",), stage="prepared")

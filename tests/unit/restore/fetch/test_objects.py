@@ -17,9 +17,12 @@ from backupd.model.errors import (
     DestinationError,
     KeyUnusableError,
 )
-from backupd.model.job import Progress, silent
+from backupd.model.job import Progress
 from backupd.model.manifest import Body, Entry, Header
-from restore.fetch.objects import Fetched, Opener, fetch
+from backupd.process.run_context import RunContext
+from backupd.transfer.records.sealing import Unsealer
+from restore.fetch.objects import Fetched, fetch
+from restore.fetch.sources import Loaded, Sources
 from storage import layout
 from storage.destination import Destination
 from storage.memory import MemoryDestination
@@ -68,10 +71,11 @@ def get(
     keys: Keys,
     folder: Path,
     *destinations: Destination,
-    opener: Opener | None = None,
+    opener: Unsealer | None = None,
     workers: int = 3,
 ) -> Fetched:
-    return fetch(made[1], made[2], destinations, opener or GpgOpener(keys), folder, workers=workers, report=silent)
+    sources = Sources(destinations, opener or GpgOpener(keys))
+    return fetch(Loaded(made[1], made[2]), sources, folder, RunContext(workers=workers))
 
 
 def spoil(destination: Destination, name: str, change: str) -> None:
@@ -94,21 +98,21 @@ def object_of(made: tuple[Builder, Header, Body], path: str, index: int = 0) -> 
     return next(entry for entry in made[2].entries if entry.path == path).objects[index]
 
 
-class Counting:
+class Counting(GpgOpener):
     """Counts what is opened; may stop working after a while."""
 
     def __init__(self, keys: Keys, stop_after: int | None = None) -> None:
-        self._opener = GpgOpener(keys)
+        super().__init__(keys)
         self._stop_after = stop_after
         self._lock = threading.Lock()
         self.opened = 0
 
-    def unseal(self, sealed: bytes, *, limit: int) -> bytes:
+    def unseal(self, stored: bytes, *, limit: int) -> bytes:
         with self._lock:
             self.opened += 1
             if self._stop_after is not None and self.opened > self._stop_after:
                 raise KeyUnusableError("the agent is gone")
-        return self._opener.unseal(sealed, limit=limit)
+        return super().unseal(stored, limit=limit)
 
 
 def test_every_file_arrives_whatever_its_name_size_or_holes(
@@ -209,13 +213,10 @@ def test_plaintext_that_is_not_what_the_manifest_says_is_damage(
     ]
     with pytest.raises(DamagedError, match="is not what was backed up"):
         fetch(
-            made[1],
-            replace(body, entries=tuple(swapped)),
-            [local],
-            GpgOpener(keys),
+            Loaded(made[1], replace(body, entries=tuple(swapped))),
+            Sources([local], GpgOpener(keys)),
             tmp_path,
-            workers=2,
-            report=silent,
+            RunContext(workers=2),
         )
 
 
@@ -228,13 +229,10 @@ def test_good_parts_in_the_wrong_order_are_not_the_file(
     entries = tuple(turned(e) if e.path == "ibdata1" else e for e in made[2].entries)
     with pytest.raises(DamagedError, match="together they are not the file"):
         fetch(
-            made[1],
-            replace(made[2], entries=entries),
-            [local],
-            GpgOpener(keys),
+            Loaded(made[1], replace(made[2], entries=entries)),
+            Sources([local], GpgOpener(keys)),
             tmp_path,
-            workers=2,
-            report=silent,
+            RunContext(workers=2),
         )
 
 
@@ -323,7 +321,8 @@ def test_progress_grows_to_the_whole(
     made: tuple[Builder, Header, Body], keys: Keys, local: MemoryDestination, tmp_path: Path
 ) -> None:
     seen: list[Progress] = []
-    fetch(made[1], made[2], [local], GpgOpener(keys), tmp_path, workers=1, report=seen.append)
+    context = RunContext(workers=1, report=seen.append)
+    fetch(Loaded(made[1], made[2]), Sources([local], GpgOpener(keys)), tmp_path, context)
     assert [p.bytes_done for p in seen] == sorted(p.bytes_done for p in seen)
     assert (seen[-1].bytes_done, seen[-1].files_done) == (seen[-1].bytes_total, seen[-1].files_total)
 
@@ -332,16 +331,9 @@ def test_a_cancelled_fetch_stops_and_says_that_it_can_go_on(
     made: tuple[Builder, Header, Body], keys: Keys, local: MemoryDestination, tmp_path: Path
 ) -> None:
     with pytest.raises(CancelledError, match="cancelled"):
-        fetch(
-            made[1],
-            made[2],
-            [local],
-            GpgOpener(keys),
-            tmp_path,
-            workers=2,
-            report=silent,
-            cancelled=lambda: True,
-        )
+        context = RunContext(workers=2)
+        context.cancel.set()
+        fetch(Loaded(made[1], made[2]), Sources([local], GpgOpener(keys)), tmp_path, context)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -374,7 +366,7 @@ def test_never_more_objects_are_in_memory_than_there_are_workers(keys: Keys, tmp
     meeting = threading.Barrier(3)
     most = current = 0
 
-    class Plain:
+    class Plain(GpgOpener):
         def unseal(self, stored: bytes, *, limit: int) -> bytes:
             nonlocal most, current
             with lock:
@@ -385,6 +377,6 @@ def test_never_more_objects_are_in_memory_than_there_are_workers(keys: Keys, tmp
                 current -= 1
             return stored[:limit]
 
-    get(made, keys, tmp_path, stored(made, "local"), opener=Plain(), workers=3)
+    get(made, keys, tmp_path, stored(made, "local"), opener=Plain(keys), workers=3)
     assert most == 3
     assert (tmp_path / "big").read_bytes() == content

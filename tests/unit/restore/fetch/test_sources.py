@@ -8,11 +8,13 @@ import pytest
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Position, Receipts, Version
+from backupd.process.run_context import RunContext
 from backupd.transfer.deletion import mark
 from backupd.transfer.leases import utc_now
 from backupd.transfer.records.sealing import Unsealer
-from restore.fetch.sources import load_chain, pinned
+from restore.fetch.sources import Sources, load_chain, pinned
 from storage import layout
+from storage.destination import Destination
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, server_info
@@ -54,8 +56,11 @@ class House:
         )
         builder.put(self.place, change(builder.sealed_for(replace(header, server_uuid=uid), body)))
 
+    def sources(self, *others: Destination) -> Sources:
+        return Sources((self.place, *others), Unsealer(self.keys.secret_home))
+
     def load(self, *chain: str) -> list[Body]:
-        loaded, _warnings = load_chain("shop", chain or CHAIN, [self.place], Unsealer(self.keys.secret_home))
+        loaded, _warnings = load_chain("shop", chain or CHAIN, self.sources())
         return [one.body for one in loaded]
 
     def broken(self, *chain: str) -> list[str]:
@@ -124,8 +129,7 @@ def test_a_chain_of_which_each_destination_has_a_part_is_pinned_where_its_parts_
             with house.place.get(info.key) as stream:
                 away.put(info.key, stream)
             house.place.delete(info.key)
-    backups = [("shop", one) for one in CHAIN]
-    with pinned([house.place, away], FULL, backups, clock=utc_now) as said:
+    with pinned(house.sources(away), FULL, "shop", CHAIN, RunContext()) as said:
         assert [len(list(place.list(layout.PINS))) for place in (house.place, away)] == [1, 1]
         assert sorted(line.split("has no backup ")[1].split()[0] for line in said) == sorted(CHAIN)
     assert not list(away.list(layout.PINS))
@@ -133,11 +137,10 @@ def test_a_chain_of_which_each_destination_has_a_part_is_pinned_where_its_parts_
 
 def test_a_member_that_is_nowhere_or_marked_everywhere_is_refused_and_no_pin_stays(house: House) -> None:
     away = MemoryDestination("away")
-    backups = [("shop", one) for one in CHAIN]
     mark(house.place, "shop", FIRST, utc_now())
     with (
         pytest.raises(RefusedError, match=f"{FIRST} of shop at destination local is marked deleted"),
-        pinned([house.place, away], FULL, backups, clock=utc_now),
+        pinned(house.sources(away), FULL, "shop", CHAIN, RunContext()),
     ):
         pytest.fail("it is nowhere")
     assert not list(house.place.list(layout.PINS))

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from backupd.model.errors import ArchivedError, DamagedError
-from backupd.model.job import Report, silent
+from backupd.model.job import Report
 from backupd.model.proof import Phase
-from restore.fetch.chain import Stopwatch, fetch_members
+from backupd.process.run_context import RunContext, Stopwatch
+from restore.fetch.chain import fetch_members
 from restore.fetch.objects import fetch
-from restore.fetch.sources import Loaded
+from restore.fetch.sources import Loaded, Sources
 from storage import layout
 from storage.destination import Tier
 from tests.support.keys import Keys
@@ -77,16 +78,9 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
         builder.put(place, one.header)
     gate = Attendant(place, clock, loaded)
     phases: list[Phase] = []
-    fetch_members(
-        loaded,
-        tmp_path,
-        destinations=[place],
-        unsealer=GpgOpener(keys),
-        workers=2,
-        watch=Stopwatch(phases.append),
-        report=silent,
-        thaw=gate,
-    )
+    opener = GpgOpener(keys)
+    context = RunContext(workers=2, watch=Stopwatch(phases.append))
+    fetch_members(loaded, tmp_path, Sources([place], opener, thaw=gate), context)
     assert gate.waited == [FULL, INCREMENT, INCREMENT]
     assert gate.reopened == [INCREMENT]
     assert files_below(tmp_path)["data/shop/t.ibd"] == b"0" * 70_000
@@ -96,16 +90,7 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
     gate = Attendant(place, clock, loaded)
     gate.willing = False
     with pytest.raises(ArchivedError, match="lie in an archive class"):
-        fetch_members(
-            loaded,
-            tmp_path / "other",
-            destinations=[place],
-            unsealer=GpgOpener(keys),
-            workers=2,
-            watch=Stopwatch(phases.append),
-            report=silent,
-            thaw=gate,
-        )
+        fetch_members(loaded, tmp_path / "other", Sources([place], opener, thaw=gate), context)
 
 
 def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
@@ -116,7 +101,7 @@ def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
     builder.put(cold, full.header)
 
     def restore(*places: ColdPlace) -> None:
-        fetch(full.header, full.body, places, GpgOpener(keys), tmp_path, workers=2, report=silent)
+        fetch(full, Sources(places, GpgOpener(keys)), tmp_path, RunContext(workers=2))
 
     with pytest.raises(ArchivedError, match="3 stored objects lie in an archive class") as told:
         restore(bare, cold)
@@ -129,7 +114,9 @@ def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
 
 def test_time_that_was_only_waited_is_no_phases_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 110.0, 115.0])
-    monkeypatch.setattr("restore.fetch.chain.time", SimpleNamespace(monotonic=lambda: next(seconds)))  # nobody else's
+    monkeypatch.setattr(
+        "backupd.process.run_context.time", SimpleNamespace(monotonic=lambda: next(seconds))
+    )  # nobody else's
     phases: list[Phase] = []
     watch = Stopwatch(phases.append)
     with watch.phase("fetched", 7), watch.waiting():

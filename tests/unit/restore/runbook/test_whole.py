@@ -11,9 +11,11 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.job import silent
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.checks import compare_with_witness
 from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded, Sources
 from restore.runbook.backup_runbook import prepare_command, render_runbook
 from restore.runbook.shared_steps import OWNER, render_unpack
 from tests.support import sample
@@ -143,9 +145,8 @@ def test_what_stands_in_the_clear_names_no_table_and_no_host(taken: Taken) -> No
 
 def test_its_prepare_is_the_command_that_the_executor_runs(taken: Taken, keys: Keys, short_tmp: Path) -> None:
     tool = physical_tool(taken.body.facts.server)
-    fetch(
-        taken.header, taken.body, [taken.destination], Unsealer(keys.secret_home), short_tmp, workers=2, report=silent
-    )
+    sources = Sources([taken.destination], Unsealer(keys.secret_home))
+    fetch(Loaded(taken.header, taken.body), sources, short_tmp, RunContext(workers=2))
     (step,) = tool.prepare(short_tmp, memory=300 << 20)
     ours = prepare_command(step.plain.program, short_tmp, 300 << 20)
     assert replace(step.plain, argv=(step.plain.program, *step.plain.argv[1:]), user=OWNER) == ours

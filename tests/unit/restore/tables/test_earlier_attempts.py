@@ -12,6 +12,7 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 from restore.cutover.plan import CutOverResult
 from restore.cutover.staging_schema import Staging
 from restore.planning.table_plan import Source, goals
@@ -37,7 +38,6 @@ def settling(
         goals=goals([ORDERS], None),
         into="s",
         folder=tmp_path,
-        memory=1,
         replace=replace,
         compare=compare,
     )
@@ -53,7 +53,7 @@ def settling(
     monkeypatch.setattr(tablerestore, "settle", settle)
     monkeypatch.setattr(tablerestore, "drop_staging", drop)
     nothing: Any = None
-    work = tablerestore._Work(spec, (), (), nothing, nothing, nothing, None, nothing, [], nothing)
+    work = tablerestore._Work(spec, nothing, RunContext(), nothing)
     return lambda: work._settle_others(Connection(), {}), work._warnings, dropped
 
 

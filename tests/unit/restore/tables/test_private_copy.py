@@ -15,11 +15,12 @@ from backupd.engine.server.definitions import read_schema
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import RefusedError
-from backupd.model.job import silent
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, TableName, triggers_path
+from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.records.sealing import Sealer, Unsealer
+from restore.fetch.sources import Sources
 from restore.scratch_server import TableCopySpec, loaded_instance
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
@@ -148,12 +149,16 @@ class Made:
                     (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
                     (self.folder / path).write_bytes(content)
 
-    def spec(self, path: Path, **changes: Any) -> TableCopySpec:
+    @property
+    def context(self) -> RunContext:
         programs = (
             {}
             if self.kind.mariadb
             else {name: str(mysql.root_programs() / name) for name in ("mysqld", "mysql", "mysqlbinlog")}
         )
+        return RunContext(memory=256 << 20, workers=2, templates=templates(), programs=programs)
+
+    def spec(self, path: Path, **changes: Any) -> TableCopySpec:
         return replace(
             TableCopySpec(
                 copy_id="one",
@@ -161,11 +166,7 @@ class Made:
                 info=info_of(self.source),
                 taken=self.taken,
                 path=path,
-                memory=256 << 20,
-                workers=2,
                 replay=self.replay,
-                templates=templates(),
-                programs=programs,
             ),
             **changes,
         )
@@ -206,10 +207,8 @@ def test_tables_of_a_logical_backup_are_rolled_forward_with_their_cascades_and_t
         made.spec(short_tmp),
         made.folder,
         made.tables(*ALL),
-        archives=[made.destination],
-        unsealer=Unsealer(keys.secret_home),
-        report=silent,
-        on_phase=told.append,
+        Sources((), Unsealer(keys.secret_home), [made.destination]),
+        replace(made.context, watch=Stopwatch(told.append)),
     ) as copy:
         assert (set(copy.tables), copy.failed) == (set(ALL), {})
         assert copy.roll_forward is not None
@@ -236,9 +235,8 @@ def test_what_cannot_be_rolled_forward_exactly_is_refused_before_anything_is_fet
                 made.spec(short_tmp),
                 made.folder,
                 tables,
-                archives=[made.destination],
-                unsealer=Unsealer(keys.secret_home),
-                report=silent,
+                Sources((), Unsealer(keys.secret_home), [made.destination]),
+                made.context,
             ),
         ):
             pytest.fail("it should not come here")
@@ -262,9 +260,8 @@ def test_without_a_replay_the_tables_are_there_as_the_backup_has_them(
         made.spec(short_tmp, replay=None),
         made.folder,
         [*made.tables(ITEMS, LOOSE), lost],
-        archives=(),
-        unsealer=Unsealer(keys.secret_home),
-        report=silent,
+        Sources((), Unsealer(keys.secret_home)),
+        made.context,
     ) as copy:
         assert copy.roll_forward is None
         assert list(copy.failed) == [lost.name]

@@ -16,21 +16,20 @@ from backupd.engine.physical import tablespace_transport as tablespace
 from backupd.engine.physical.tablespace_transport import remove_strays
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import checksum_statement
-from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.records.sealing import Unsealer
+from backupd.process.run_context import RunContext
 from restore.cutover.parallel_load import load
 from restore.cutover.staging_schema import Journal, drop_staging, staging_names
 from restore.planning.table_plan import Source, TableGoal
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec
-from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier, copy_tablespaces
+from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.oracle import Rows
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind
-from tests.support.restores.subsets import MIB, Shelf
+from tests.support.restores.subsets import Shelf
 from tests.support.restores.taken import now
 from tests.support.servers.server import Server, quote_name
 from tests.support.stores.places import short_directory
@@ -69,7 +68,8 @@ class House:
         return Rows(checksum(server, TableName(STAGING[name.schema], name.table) if staged else name) for name in names)
 
     def carry(self, folder: Path, names: Sequence[TableName] = ()) -> CopiedTables:
-        return copy_tablespaces(at(self.source), at(self.target), names or self.names, STAGING, folder, report=silent)
+        copier = TablespaceCopier(at(self.target), STAGING)
+        return copier.copy(at(self.source), names or self.names, folder, RunContext())
 
     def restore(self, restore_id: str) -> TablesOutcome:
         names = (PLAIN, NAMED, TEXTS)
@@ -84,17 +84,12 @@ class House:
             into="target",
             folder=self.shelf.folder / "scratch",
             goals=tuple(TableGoal(name, TableName("back", name.table)) for name in names),
-            memory=256 * MIB,
-            programs=self.shelf.programs,
         )
         return tablerestore.execute(
             spec,
             at(self.target),
-            destinations=[self.shelf.destination],
-            archives=[],
-            unsealer=Unsealer(self.shelf.keys.secret_home),
-            clock=now,
-            report=silent,
+            self.shelf.sources,
+            self.shelf.context,
         )
 
     def folders(self) -> set[str]:
@@ -184,9 +179,8 @@ def test_what_can_go_goes_as_files_and_the_load_takes_it_as_its_own(empty: House
 
 
 def test_a_server_with_a_binary_log_gets_no_file_and_nothing_is_made_there(house: House, tmp_path: Path) -> None:
-    done = copy_tablespaces(
-        at(house.target), at(house.source), [TableName("live", "t0")], STAGING, tmp_path, report=silent
-    )
+    copier = TablespaceCopier(at(house.source), STAGING)
+    done = copier.copy(at(house.target), [TableName("live", "t0")], tmp_path, RunContext())
     assert "binary log" in done.unfit[TableName("live", "t0")]
     assert (done.rows, done.failed, done.remarks) == ({}, {}, ())
     assert not house.source.query("SHOW DATABASES LIKE 'backupd\\_%'")
