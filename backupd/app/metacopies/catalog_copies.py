@@ -1,8 +1,10 @@
 """What every destination holds for the day on which nothing else is left: sealed copies of the catalog and of the
-configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
+configuration, proofs and witnesses, and ``RECOVER.md``, which needs no key to be read.
 
 Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog
-that was made after the loss of another keeps the copies of that one: it may need what only they know.
+that was made after the loss of another keeps the copies of that one: it may need what only they know. Proofs and
+witnesses lie beside the backups that they are about and outlive the catalog. Whatever is missing is put, so it does not
+matter when this was last done. What a catalog does not know may be what it has lost: only what is stored counts.
 """
 
 from __future__ import annotations
@@ -13,19 +15,17 @@ import logging
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from enum import Enum, auto
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
-from backupd.app.context.trust import signed_servers, signing
+from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, DamagedCopies, Turn, of_server, report
-from backupd.app.metacopies.proof_copies import keep_proofs
-from backupd.app.metacopies.recover_document import made_by, recover_text, rows_in, rows_of
+from backupd.app.metacopies.recover_document import Kind, text_of, text_problem
 from backupd.app.metacopies.signed_heads import renew_or_log
 from backupd.model.errors import (
     BackupdError,
@@ -34,20 +34,89 @@ from backupd.model.errors import (
     DestinationError,
     KeyUnusableError,
     LockedError,
+    NotFoundError,
     ObjectMissingError,
     RefusedError,
 )
 from backupd.model.event import Event, Severity
 from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
-from backupd.transfer.deletion import marks
+from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.keyring import public_keys
 from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
+from backupd.transfer.records.proofs import Kept, KeptWitness
 from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.scrub_and_repair import Damage
 from storage import layout
 from storage.destination import Destination, ObjectInfo, marker_problem
+
+PROOFS_KEPT = timedelta(days=400)
+"""For so long, at least, a proof outlives its backup at a destination."""
+
+
+def keep_proofs(
+    wiring: Wiring, destination: Destination, sealer: Sealer, damaged: Collection[str] = ()
+) -> frozenset[str]:
+    """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
+    servers, and take away what the catalog has forgotten, once it is ``PROOFS_KEPT`` old and older than every backup of
+    its server there. What is ``damaged`` (keys), or of which nobody knows what was stored, is put again. Keys of what
+    was put. Raises DestinationError."""
+    done: set[str] = set()
+    signed = signed_servers(wiring.settings)
+    deposits = wiring.catalog.deposits
+    recorded = deposits.at(destination.name).keys() - set(damaged)
+    for server in wiring.settings.servers:
+        stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
+        proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}
+        witnesses = wiring.catalog.witnesses.ids(server)
+        known = {*proofs, *witnesses}
+        good = stored - proofdoc.unsigned(destination, server) if server in signed else stored
+        good = {proof_id for proof_id in good if layout.proof_key(server, proof_id) in recorded}
+        for kept in _missing(wiring, proofs, witnesses, good):
+            key = layout.proof_key(kept.server, kept.id)
+            deposits.put(destination.name, key, proofdoc.put(destination, kept, sealer))
+            done.add(key)
+        if stored - known:
+            _forget(wiring, destination, server, stored - known)
+    return frozenset(done)
+
+
+def _missing(
+    wiring: Wiring,
+    proofs: Mapping[str, Kept],
+    witnesses: tuple[str, ...],
+    stored: set[str],
+) -> Iterator[Kept]:
+    yield from (proof for proof_id, proof in proofs.items() if proof_id not in stored)
+    for witness_id in witnesses:
+        if witness_id in stored:
+            continue
+        try:
+            yield KeptWitness(
+                witness_id, wiring.catalog.witnesses.get(witness_id), wiring.catalog.witnesses.backup_of(witness_id)
+            )
+        except NotFoundError:
+            continue  # forgotten meanwhile
+
+
+def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[str]) -> None:
+    """A proof is younger than its backup: one that is older than all that are there is of one that is not. Where there
+    are none at all, something else has happened than that they became old."""
+    oldest = min((backup_id for _server, backup_id in backup_ids(destination, server)), default="")
+    limit = min(oldest, _stamp(wiring.clock() - PROOFS_KEPT))
+    for proof_id in sorted(unknown):
+        if proof_id < limit:  # ids begin with their time
+            try:
+                proofdoc.remove(destination, server, proof_id)
+                wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
+            except LockedError:
+                return  # a rule of the place keeps it for now, and what is younger even longer
+
+
+def _stamp(moment: datetime) -> str:
+    return f"{moment:%Y%m%dT%H%M%SZ}"
+
 
 CONFIGURATION = "backupd.yaml"
 POLICIES = "policies/"
@@ -64,26 +133,6 @@ SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
-
-
-class _Kind(Enum):
-    """What is wrong with RECOVER.md. ``STALE``: it was right when it was written; ``UNKNOWN``: nobody noted what was
-    written there, and an earlier version may have; ``DAMAGED``: anything else."""
-
-    STALE = auto()
-    UNKNOWN = auto()
-    DAMAGED = auto()
-
-
-class _Problem(NamedTuple):
-    text: str
-    kind: _Kind = _Kind.DAMAGED
-
-
-_ALTERED = _Problem("holds other bytes than were written, or tells of other backups than lie beside it")
-_UNKNOWN = _Problem(
-    "is not what this version writes there, and nobody noted what was written (an earlier version?)", _Kind.UNKNOWN
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +169,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     except BusyError:
         say(
             "copies-failed",
-            "another process has been copying the catalog for a minute, so nothing was copied after this "
-            "job; the next one does it",
+            "catalog copy skipped after this job: another process has held the copy lock for 1 minute. The next job "
+            "copies the catalog",
             level=logging.WARNING,
         )
         return
@@ -150,16 +199,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
                 ),
             )
         else:
-            incidents.mended(
-                COPIES,
-                Event(
-                    now,
-                    COPIES.mended,
-                    Severity.INFO,
-                    f"the catalog and the configuration are copied to destination {one.destination} again",
-                    subject=one.destination,
-                ),
-            )
+            well = f"the catalog and the configuration are copied to destination {one.destination} again"
+            incidents.mended(COPIES, COPIES.over(now, well, subject=one.destination))
 
 
 def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
@@ -323,7 +364,7 @@ class _Writer:
             self._note.forget(destination.name, info.key)
 
     def _put_text(self, destination: Destination) -> bool:
-        text = _text(self._wiring, destination, self._recipients)
+        text = text_of(self._wiring, destination, self._recipients)
         digest = hashlib.sha256(text).hexdigest()
         try:
             if get_bytes(destination, layout.RECOVER) == text and not _lacks_text_signature(destination, text):
@@ -339,11 +380,11 @@ class _Writer:
         return True
 
     def _mended_text(self, destination: Destination) -> tuple[Damage, ...]:
-        problem = _text_problem(self._wiring, destination, self._note, self._recipients)
+        problem = text_problem(self._wiring, destination, self._note, self._recipients)
         if problem is None:
             return ()
         self._put_text(destination)
-        aged = problem.kind in (_Kind.STALE, _Kind.UNKNOWN)
+        aged = problem.kind in (Kind.STALE, Kind.UNKNOWN)
         return (Damage(destination.name, layout.RECOVER, problem.text, repaired_from=HERE, aged=aged),)
 
     def _note_marker(self, destination: Destination) -> None:
@@ -355,103 +396,6 @@ class _Writer:
         before = self._note.marker(destination.name)
         if marker != before and not marker_problem(marker, before):
             self._note.set(destination.name, layout.REPOSITORY, marker.decode())
-
-
-def _text(
-    wiring: Wiring, destination: Destination, recipients: Sequence[str], named: Mapping[str, str] | None = None
-) -> bytes:
-    signed = signed_servers(wiring.settings)
-    return recover_text(
-        destination.name,
-        wiring.settings.destination(destination.name),
-        newest(destination) if named is None else named,
-        recipients=recipients,
-        signing=signing(wiring.settings) if signed else None,
-        signed=signed,
-    ).encode()
-
-
-def _stale(
-    wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]
-) -> _Problem | None:
-    """Why a text that this installation put there is out of date. A backup that it names and that is gone is no
-    reason: `verify` reports that."""
-    named = rows_in(found)
-    late = [
-        f"{backup_id} of {server}"
-        for server, backup_id in sorted(newest(destination).items())
-        if named.get(server, "") < backup_id
-    ]
-    if late:
-        return _Problem(f"is stale: it does not name {', '.join(late)}", _Kind.STALE)
-    if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
-        return _Problem("is stale: the configuration has changed since it was written", _Kind.STALE)
-    return None
-
-
-def _text_problem(
-    wiring: Wiring, destination: Destination, note: CopyNote, recipients: Sequence[str]
-) -> _Problem | None:
-    """What is wrong with RECOVER.md; None for nothing. Where installations share a destination, the text of another one
-    is as good as ours while it names the same backups."""
-    wanted = _text(wiring, destination, recipients)
-    noted = note.get(destination.name, layout.RECOVER)
-    try:
-        found = get_bytes(destination, layout.RECOVER)
-    except ObjectMissingError:
-        return _Problem("is missing") if noted is not None or newest(destination) else None
-    except DamagedError as error:
-        return _Problem(" ".join((error.detail or error.message).split()))
-    if hashlib.sha256(found).hexdigest() == noted or found == wanted:
-        return None if found == wanted else _stale(wiring, destination, found.decode(), wanted, recipients)
-    rows = rows_of(newest(destination)).encode()
-    mine = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
-    shared = any(
-        copy[1] != mine
-        for info in destination.list(layout.CONFIGURATIONS)
-        if (copy := layout.copy_of(info.key)) is not None
-    )
-    if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
-        return None  # of another installation, or of an earlier version: the next job writes it anew
-    return _ALTERED if noted is not None else _UNKNOWN
-
-
-def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
-    """Of ``fsck``: what is wrong with the two documents at the top of a destination, by key. Changes nothing. Raises
-    DestinationError."""
-    note = CopyNote(wiring.settings.spool / COPY_NOTE)
-    found = {}
-    try:
-        found[layout.REPOSITORY] = marker_problem(
-            get_bytes(destination, layout.REPOSITORY), note.marker(destination.name)
-        )
-    except ObjectMissingError:
-        pass  # a place that needs none
-    except DamagedError as error:
-        found[layout.REPOSITORY] = " ".join((error.detail or error.message).split())
-    try:
-        _keys, recipients = wiring.recipients()
-    except KeyUnusableError:
-        recipients = ()  # `check` says so; without them nobody can say what the text should be
-    if recipients:
-        problem = _text_problem(wiring, destination, note, recipients)
-        if problem is not None and problem.kind is not _Kind.STALE:  # the next job replaces that, `verify` reports it
-            found[layout.RECOVER] = problem.text
-    return {key: why for key, why in found.items() if why}
-
-
-def mend_marker(wiring: Wiring, destination: Destination) -> bool:
-    """Put the marker back as it was seen; was it known? Raises DestinationError."""
-    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(destination.name)
-    if noted is not None:
-        put_bytes(destination, layout.REPOSITORY, noted)
-    return noted is not None
-
-
-def noted_marker(wiring: Wiring, name: str) -> str:
-    """What ``repository.json`` of a destination holds, in one line; "" where that is not known."""
-    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(name)
-    return " ".join(noted.decode().split()) if noted is not None else ""
 
 
 def own_copies(destination: Destination, folder: str, maker: str | None = None) -> list[ObjectInfo]:
@@ -466,12 +410,6 @@ def _lacks_text_signature(destination: Destination, text: bytes) -> bool:
 
 def _lacks_signature(destination: Destination, info: ObjectInfo) -> bool:
     return isinstance(destination, SignedDestination) and destination.unsigned(info.key)
-
-
-def newest(destination: Destination) -> dict[str, str]:
-    """Of each server that has backups there, the newest that is not marked deleted."""
-    dying = marks(destination)
-    return {server: backup_id for server, backup_id in backup_ids(destination) if (server, backup_id) not in dying}
 
 
 def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:

@@ -250,16 +250,8 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
             ),
         )
     else:
-        Incidents(wiring.catalog).mended(
-            DAMAGED,
-            Event(
-                now,
-                DAMAGED.mended,
-                Severity.INFO,
-                f"no damaged copy of configuration, catalog or proofs is left at destination {destination}",
-                subject=destination,
-            ),
-        )
+        none = f"no damaged copy of configuration, catalog or proofs is left at destination {destination}"
+        Incidents(wiring.catalog).mended(DAMAGED, DAMAGED.over(now, none, subject=destination))
 
 
 def _only_unsigned(destination: Destination, key: str, digest: str) -> bool:

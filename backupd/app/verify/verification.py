@@ -11,7 +11,8 @@ from typing import Any
 from backupd.app.backup_records import STRANGE_HINT, adopt_unknown
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import abandon_dead
-from backupd.app.metacopies.catalog_copies import mend_marker, noted_marker, read_copies, texts_problems
+from backupd.app.metacopies.catalog_copies import read_copies
+from backupd.app.metacopies.recover_document import mend_marker, noted_marker, texts_problems
 from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
 from backupd.app.verify.missing_tables import Lacking, look_back
 from backupd.app.verify.scrubbing import Read, Rotation, examine_logs, repair_logs, scrub_server

@@ -18,14 +18,12 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies import catalog_copies as bootstrap
 from backupd.app.metacopies.catalog_copies import (
     after_job,
-    mend_marker,
     own_copies,
     read_copies,
-    texts_problems,
     write_copies,
 )
 from backupd.app.metacopies.copy_check import HERE, of_today
-from backupd.app.metacopies.recover_document import recover_text
+from backupd.app.metacopies.recover_document import mend_marker, recover_text, texts_problems
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError
 from backupd.model.event import Event, Severity
