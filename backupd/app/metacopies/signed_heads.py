@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -240,14 +240,11 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
             Severity.ERROR,
             server=server,
             subject=destination.name,
-            message=(
-                f"{destination.name} was possibly rolled back: of {server} it took the head with counter {took}, "
-                f"and {told}"
-            ),
+            message=(f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {told}"),
             detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
-            hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
-            f"{server} --to {destination.name}` copies it again where another destination has it. This ends when a "
-            "verification finds all of it",
+            hint=f"1. find out who writes to {destination.name}; 2. list the missing data: backupd verify {server}; "
+            f"3. copy it back: backupd replicate {server} --to {destination.name}. The alert closes after a clean "
+            "verification",
         ),
     )
     return found, True
@@ -256,17 +253,9 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
 def settle(wiring: Wiring, destination: Destination, server: str) -> None:
     """Everything of ``server`` that the catalog expects there is there."""
     if not is_rolled_back(wiring, destination, server):
-        Incidents(wiring.catalog).mended(
-            ROLLED_BACK,
-            Event(
-                wiring.clock(),
-                ROLLED_BACK.mended,
-                Severity.INFO,
-                f"{destination.name} holds all that it should of {server}, and its newest head",
-                server=server,
-                subject=destination.name,
-            ),
-        )
+        well = f"{destination.name} holds all that it should of {server}, and its newest head"
+        over = ROLLED_BACK.over(wiring.clock(), well, server=server, subject=destination.name)
+        Incidents(wiring.catalog).mended(ROLLED_BACK, over)
 
 
 def noted(wiring: Wiring) -> Mapping[str, Noted]:
@@ -293,16 +282,7 @@ def _note(wiring: Wiring, server: str, last: Noted) -> None:
         write_whole(
             _file(wiring),
             json.dumps(
-                {
-                    name: {
-                        "counter": one.counter,
-                        "at": format_time(one.at),
-                        "digest": one.digest,
-                        "places": dict(one.places),
-                        "runbook": one.runbook,
-                    }
-                    for name, one in every.items()
-                },
+                {name: asdict(one) | {"at": format_time(one.at)} for name, one in every.items()},
                 sort_keys=True,
             ).encode(),
         )
@@ -357,8 +337,8 @@ def compare(
                 lines.append(f"{destination.name} holds no head of {server}")
                 if _had_heads(destination, server):
                     suspicions.append(
-                        f"{destination.name} was possibly rolled back: it holds backups of {server}, and "
-                        "somebody took away the head that was put with them"
+                        f"possible rollback at {destination.name}: it holds backups of {server}, but their signed "
+                        "head is missing"
                     )
                 continue
             found[destination.name] = head
@@ -387,9 +367,9 @@ def _outdated(wiring: Wiring, destination: Destination, server: str) -> str:
         return ""
     trusted = signing(wiring.settings).trusted
     return "".join(
-        f". It says that {one.key}, which is trusted here, was replaced at {format_time(one.at)}: if so, "
-        "this configuration is older than that, and what that key signed since may be a thief's. Compare it "
-        "with the newest recovery page"
+        f". It reports that key {one.key} was replaced at {format_time(one.at)}, but this configuration still trusts "
+        "it. Compare with the newest recovery page; if the report is true, remove the key from "
+        "encryption.trusted_signers"
         for one in retired
         if one.key in trusted
     )

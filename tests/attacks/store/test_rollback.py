@@ -251,8 +251,9 @@ def test_a_place_that_is_rolled_back_is_an_incident_until_all_is_there_again(hou
     HeadWatch(house).step()
     assert rolled_back(house) == ["local"]
     (told,) = house.catalog.events.list(kind=ROLLED_BACK.broken)
-    assert "it took the head with counter 2, and it holds the one with counter 1, of 2026-11-21T12:00:00Z" in (
-        told.message
+    assert (
+        f"it acknowledged head 2 of {SERVER}; now it holds the one with counter 1, of 2026-11-21T12:00:00Z"
+        in told.message
     )
     later(house, 15)
     HeadWatch(house).step()
@@ -279,7 +280,7 @@ def test_verify_tells_it_before_a_renewal_is_due_and_a_head_that_is_gone_is_one_
     (tmp_path / "local" / layout.head_key(SERVER)).unlink()
     scrubbed(house)
     assert [one.message for one in house.catalog.events.list(kind=ROLLED_BACK.broken)] == [
-        f"local was possibly rolled back: of {SERVER} it took the head with counter 1, and it holds none"
+        f"possible rollback at local: it acknowledged head 1 of {SERVER}; now it holds none"
     ]
 
 

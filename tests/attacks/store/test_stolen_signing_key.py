@@ -178,12 +178,12 @@ def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_afte
     assert f"{former} signed until counter 1" in " ".join(heads.compare(new).lines)
 
     assert [
-        f"It says that {former}, which is trusted here, was replaced at " in said
+        f"It reports that key {former} was replaced at " in said and "still trusts it" in said
         for said in heads.compare(old).suspicions
     ] == [True, True], "a configuration of before is told so"
 
     (told,) = new.catalog.events.list(kind=ROTATED)
-    assert "print the recovery page again" in told.hint
+    assert "print a new recovery page" in told.hint
     page = Service(new, "").keys.recovery_page()
     assert f"Destroy every page of the key {former} until " in page.text
     assert page_says(house, new, page.command) == "OK"
