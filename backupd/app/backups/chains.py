@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.whole_server import measured_rates
+from backupd.app.restores.plan import measured_rates
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.server.binary_logs import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
@@ -168,7 +168,7 @@ def _of_origin(info: ServerInfo, last: BackupRecord, tool: PhysicalTool) -> Iter
     if tools != tool.tool.version.series:
         yield f"{tool.tool.name} is of series {tool.tool.version.series}, {last.id} was taken with {tools}"
     if last.to_lsn <= 0:
-        yield f"{last.id} was taken by a tool that leaves nothing to go on from"
+        yield f"{last.id} was taken by a tool that does not support increments"
 
 
 def _of_time(wiring: Wiring, server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Iterator[str]:

@@ -46,6 +46,7 @@ from backupd.process.runtime import passable_directory
 if TYPE_CHECKING:
     from backupd.transfer.records.keyring import KeyInfo
     from backupd.transfer.records.sealing import Unsealer
+    from restore.tables.restore import Confirm
     from storage.destination import Destination
 
 
@@ -410,8 +411,8 @@ class JobRun:
     """``report`` takes progress; ``cancel`` is set when the work should stop (pass it to pipelines, poll it in loops);
     ``fence`` raises RefusedError when the job is no longer this process's: call it right before anything is committed.
     ``log``: where tools may write what they print, redacted; None without a file. ``watched``: somebody waits in this
-    process and sees how it ends. ``restore``: what a command was asked for that no row holds (options, whom to ask);
-    None for a restore whose row says it all.
+    process and sees how it ends. ``confirm``: asks that person before live tables are replaced; None where nobody can
+    answer.
     """
 
     job: JobRecord
@@ -420,7 +421,7 @@ class JobRun:
     fence: Callable[[], None] = _ours
     log: Path | None = None
     watched: bool = False
-    restore: Callable[[JobRun], Any] | None = None
+    confirm: Confirm | None = None
 
     def context(self, wiring: Wiring, on_phase: Callable[[Phase], None] = lambda _phase: None) -> RunContext:
         """What every step of the work is given."""

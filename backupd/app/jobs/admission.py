@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs.jobs import BACKUPS
+from backupd.app.jobs.jobs import BACKUPS, event_of
 from backupd.backup.finding import Finding, warning
 from backupd.catalog.jobs import Allowed
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
-from backupd.model.errors import NotFoundError
-from backupd.model.event import Event, Severity
+from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 
@@ -132,18 +132,8 @@ class QueueWatch:
             if job.message != message:
                 wiring.catalog.jobs.say_waiting(job.id, message, _HINT)
             if now - _since(job) >= LONG and job.id not in self._told:
-                wiring.catalog.events.add(
-                    Event(
-                        at=now,
-                        kind="job-waiting",
-                        severity=Severity.WARNING,
-                        server=job.server,
-                        subject=job.leg or job.kind,
-                        message=_sentence(job, message, now),
-                        hint=_HINT,
-                        job_id=job.id,
-                    )
-                )
+                told = BackupdError(_sentence(job, message, now), hint=_HINT)
+                wiring.catalog.events.add(event_of(job, now, "job-waiting", told, Severity.WARNING))
                 self._told |= {job.id}
         self._told &= {job.id for job, _message in late}
 

@@ -100,7 +100,7 @@ class Pulse:
         """Take a report of the work and pass it on."""
         if progress.phase not in self._paces:
             self._paces[progress.phase] = _Pace(time.monotonic(), progress.bytes_done)
-            say("job-phase", progress.phase, server=self._job.server, job=self._job.id)
+            say_of(self._job, "job-phase", progress.phase)
         self._latest = progress
         if progress.waits:
             self._waited = time.monotonic()
@@ -175,19 +175,7 @@ class Pulse:
         )
         self._warn("job-hanging", self.problem.message)
         try:
-            self._wiring.catalog.events.add(
-                Event(
-                    at=self._wiring.clock(),
-                    kind="job-hanging",
-                    severity=Severity.ERROR,
-                    server=self._job.server,
-                    subject=self._job.leg or self._job.kind,
-                    message=self.problem.message,
-                    detail=self.problem.detail,
-                    hint=self.problem.hint,
-                    job_id=self._job.id,
-                )
-            )
+            self._wiring.catalog.events.add(event_of(self._job, self._wiring.clock(), "job-hanging", self.problem))
             # Should this process not even hear the signal, whoever watches it ends it.
             self._wiring.catalog.jobs.request_cancel(self._job.id, HANG_WATCH, self._wiring.clock())
         except BackupdError as error:
@@ -204,7 +192,7 @@ class Pulse:
         self.cancel.set()
 
     def _warn(self, event: str, message: str) -> None:
-        say(event, message, level=logging.WARNING, server=self._job.server, job=self._job.id)
+        say_of(self._job, event, message, level=logging.WARNING)
 
     def _shown(self, latest: Progress) -> dict[str, Any]:
         """A report as the catalog keeps it; ``seconds_left`` None while unknown."""
@@ -243,6 +231,8 @@ BAD = (
     "job-not-followed",
     "schedule-broken",
 )
+_MANNER = ("retry", "request", "confirm", "keys")
+"""Arguments that do not tell what a job does, or tell it once more."""
 _REMEMBERED = 1000
 _FORGOTTEN = timedelta(days=1)
 """How long a failure of what was asked for by hand counts as trouble."""
@@ -253,6 +243,26 @@ RETENTION_LEG = "retention"
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
 """Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
 BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
+
+
+def event_of(job: JobRecord, at: datetime, kind: str, what: BackupdError, severity: Severity = Severity.ERROR) -> Event:
+    """An event about ``job``, in the words of ``what``."""
+    return Event(
+        at,
+        kind,
+        severity,
+        what.message,
+        server=job.server,
+        subject=job.leg or job.kind,
+        detail=what.detail,
+        hint=what.hint,
+        job_id=job.id,
+    )
+
+
+def say_of(job: JobRecord, event: str, message: str, *, level: int = logging.INFO) -> None:
+    """Log one thing that happened to ``job``."""
+    say(event, message, level=level, server=job.server, job=job.id)
 
 
 def close(
@@ -286,39 +296,13 @@ def close(
     if state is JobState.PARTIAL and came_to.accepted:
         severity = Severity.WARNING
     quiet = job.kind in _TELL_THEMSELVES and state is JobState.FAILED
-    events = (
-        []
-        if shown is None or quiet
-        else [
-            Event(
-                at=now,
-                kind=f"job-{state}",
-                severity=severity,
-                server=job.server,
-                subject=job.leg or job.kind,
-                message=shown.message,
-                detail=shown.detail,
-                hint=shown.hint,
-                job_id=job.id,
-            )
-        ]
-    )
+    events = [] if shown is None or quiet else [event_of(job, now, f"job-{state}", shown, severity)]
     if state is JobState.SUCCEEDED:
         events += recovered(wiring, job, now)
     if trouble:
-        say("job-not-followed", trouble, level=logging.ERROR, server=job.server, job=job.id)
-        events.append(
-            Event(
-                at=now,
-                kind="job-not-followed",
-                severity=Severity.ERROR,
-                server=job.server,
-                subject=job.leg or job.kind,
-                message=trouble,
-                job_id=job.id,
-                hint="neither a repetition nor retention was queued: run it again by hand, and look at the policy",
-            )
-        )
+        say_of(job, "job-not-followed", trouble, level=logging.ERROR)
+        hint = "neither a repetition nor retention was queued: run it again by hand, and look at the policy"
+        events.append(event_of(job, now, "job-not-followed", BackupdError(trouble, hint=hint)))
     ended = wiring.catalog.jobs.finish(
         job.id,
         state,
@@ -335,20 +319,11 @@ def close(
         wiring.catalog.restores.settle(now)
         for follower in then:
             wiring.catalog.restores.requeue(str(follower.arguments["restore"]), follower.id)
-    say(
-        f"job-{state}",
-        str(shown) if shown else f"{came_to.bytes} bytes",
-        server=job.server,
-        job=job.id,
-        level=logging.ERROR if state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED) else logging.INFO,
-    )
+    bad = state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED)
+    text = str(shown) if shown else f"{came_to.bytes} bytes"
+    say_of(job, f"job-{state}", text, level=logging.ERROR if bad else logging.INFO)
     for follower in then:
-        say(
-            "job-queued",
-            f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}",
-            server=job.server,
-            job=follower.id,
-        )
+        say_of(follower, "job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}")
     return ended
 
 
@@ -370,20 +345,26 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
         and policy.retention
         and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1)
     ):
-        then.append(
-            JobRecord(
-                id=new_id(now),
-                kind=JobKind.RETENTION,
-                server=job.server,
-                state=JobState.QUEUED,
-                queued_at=now,
-                leg=RETENTION_LEG,
-            )
-        )
+        then.append(replace(queued(now, JobKind.RETENTION, job.server), leg=RETENTION_LEG))
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
         then.append(repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
     return then
+
+
+def queued(
+    now: datetime, kind: JobKind, server: str, *, by: str = "", arguments: Mapping[str, Any] | None = None
+) -> JobRecord:
+    """A new job for the queue, not recorded yet. ``by`` whom it is asked for."""
+    return JobRecord(
+        id=new_id(now),
+        kind=kind,
+        server=server,
+        state=JobState.QUEUED,
+        queued_at=now,
+        requested_by=by,
+        arguments=dict(arguments or {}),
+    )
 
 
 def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
@@ -429,12 +410,11 @@ def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
         except CatalogError:
             raise
         except (BackupdError, OSError) as error:
-            say(
+            say_of(
+                job,
                 "job-not-ended",
-                f"it has no process and cannot be ended: {error}",
+                f"job {job.id} has no process and its state could not be updated: {error}",
                 level=logging.ERROR,
-                server=job.server,
-                job=job.id,
             )
     return tuple(ended)
 
@@ -447,13 +427,7 @@ def mark_stopped(wiring: Wiring, job: JobRecord) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.touch(mode=0o600)
     except OSError as error:
-        say(
-            "job-not-ended",
-            f"the note {mark} cannot be written: {error.strerror}",
-            level=logging.ERROR,
-            server=job.server,
-            job=job.id,
-        )
+        say_of(job, "job-not-ended", f"the note {mark} cannot be written: {error.strerror}", level=logging.ERROR)
 
 
 def _stop_mark(wiring: Wiring, job: JobRecord) -> Path:
@@ -465,7 +439,7 @@ def cancel(wiring: Wiring, job_id: str, by: str) -> JobRecord:
     job = wiring.catalog.jobs.request_cancel(job_id, by, wiring.clock())
     if job.kind == JobKind.RESTORE:
         wiring.catalog.restores.settle(wiring.clock())
-    say("job-cancel-requested", f"by {by}", server=job.server, job=job.id)
+    say_of(job, "job-cancel-requested", f"by {by}")
     return job
 
 
@@ -531,8 +505,8 @@ def _is_all_the_same(wiring: Wiring, job: JobRecord, after: int, now: datetime) 
 
 
 def _task(job: JobRecord) -> dict[str, object]:
-    """What was asked for, however often it is tried."""
-    return {name: value for name, value in job.arguments.items() if name != "retry"}
+    """What was asked for, however often it is tried and in whatever manner."""
+    return {name: value for name, value in job.arguments.items() if name not in _MANNER}
 
 
 def _legs(job: JobRecord) -> tuple[str, ...]:

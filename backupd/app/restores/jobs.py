@@ -1,9 +1,8 @@
 """Restores as jobs: planned under an id, started by that id, done by a process of the service, continued when they
 are requested again.
 
-The row of a restore stays the same however often it is taken up; each attempt is a job.
-
-`backupd thaw`: ask for what a restore will need, look how far that is, make it faster.
+The row of a restore stays the same however often it is taken up; each attempt is a job. What a restore will need out of
+archives can be asked for before it (`backupd thaw`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import JobRun, Result, Wiring
+from backupd.app.jobs.jobs import queued
 from backupd.app.restores.allowed_folders import (
     at_real_place,
     refuse_changed,
@@ -22,13 +22,13 @@ from backupd.app.restores.allowed_folders import (
     refuse_shared,
     refuse_unseen,
 )
+from backupd.app.restores.execution import Outcome, base_of, earlier_attempt, promise, restore, row_of
+from backupd.app.restores.plan import foresee, plan
 from backupd.app.restores.progress import view
 from backupd.app.restores.request import RestoreOptions, RestoreRequest, TableOptions
-from backupd.app.restores.table_restore import place_of, plan_tables, restore_tables
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.restores.thaw_jobs import advance, begin, raise_tier
 from backupd.app.restores.thaw_wait import parts_of, refuse_cold
-from backupd.app.restores.whole_server import earlier_attempt, foresee, plan, restore
 from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
@@ -38,7 +38,6 @@ from backupd.model.thaw import Thawing
 from restore.planning.plan import Plan
 from restore.planning.table_plan import TablePlan
 from restore.planning.target import Latest, parse_target
-from restore.tables.outcome import TablesOutcome
 from restore.whole_server import RestoreOutcome
 
 VALID = timedelta(hours=1)
@@ -93,47 +92,43 @@ def request_restore(
             "the plan has changed since it was shown", _store(wiring, actor, request, chosen), detail=other
         )
     _refuse_unconfirmed(request, confirm)
-    base = chosen.base if isinstance(chosen, TablePlan) else chosen
-    require_keys(wiring, request.server, base.chain)
+    require_keys(wiring, request.server, base_of(chosen).chain)
     if not request.thaw:
-        refuse_cold(base)
-    return _queue(wiring, actor, request, chosen, base)
+        refuse_cold(base_of(chosen))
+    return _queue(wiring, actor, request, chosen)
 
 
 def perform_restore(wiring: Wiring, run: JobRun) -> Result:
-    """Do the restore that the job's arguments name."""
-    record = wiring.catalog.restores.get(str(run.job.arguments["restore"]))
-    kept = record.request or {}
+    """Do the restore whose row the job's arguments name (``restore``), or the one that they hold (``request``)."""
+    arguments = run.job.arguments
+    waiting = wiring.catalog.restores.get(str(arguments["restore"])) if "restore" in arguments else None
+    kept: Mapping[str, Any] = arguments if waiting is None else waiting.request or {}
     request = RestoreRequest.from_json(kept["request"])
-    promised: Mapping[str, Any] = kept["promise"]
-    refuse_changed(request)
-    outcome: RestoreOutcome | TablesOutcome
-    if request.of_tables:
+    promised = kept.get("promise")
 
-        def as_promised(chosen: TablePlan) -> None:
-            if other := _difference(promised, promise(chosen.as_json()), request):
-                raise RefusedError(
-                    "the restore would differ from the plan that was started",
-                    detail=other,
-                    hint="make the plan again, and start that one",
-                )
+    def as_promised(chosen: TablePlan) -> None:
+        if promised and (other := _difference(promised, promise(chosen.as_json()), request)):
+            raise RefusedError(
+                "the restore would differ from the plan that was started",
+                detail=other,
+                hint="make the plan again, and start that one",
+            )
 
-        outcome = restore_tables(
-            wiring, request, run, confirm=request.into or None, restore_id=record.id, promise=as_promised
-        )
-    else:
-        target = request.target if promised["until"] else f"backup:{record.backup_id}"
-        outcome = restore(wiring, replace(request, target=target), run, restore_id=record.id, base=record.backup_id)
-    wiring.catalog.restores.keep_outcome(record.id, _without_rows(outcome.as_json()))
+    if waiting is not None:
+        refuse_changed(request)
+        if not request.of_tables and not kept["promise"]["until"]:
+            request = replace(request, target=f"backup:{waiting.backup_id}")
+    outcome = restore(wiring, request, run, waiting=waiting, as_promised=as_promised)
+    wiring.catalog.restores.keep_outcome(outcome.restore_id, _without_rows(outcome.as_json()))
     return of_restore(outcome)
 
 
-def of_restore(outcome: RestoreOutcome | TablesOutcome) -> Result:
+def of_restore(outcome: Outcome) -> Result:
     """What the row of a restore's job says."""
     problem = None
     if not outcome.is_good:
         problem = BackupdError(
-            f"restore {outcome.restore_id} ended, not all of it well",
+            f"restore {outcome.restore_id} finished with errors",
             detail=_trouble(outcome),
             hint="everything else was restored; check what is named above before you use it",
         )
@@ -143,18 +138,8 @@ def of_restore(outcome: RestoreOutcome | TablesOutcome) -> Result:
         max((phase.bytes for phase in outcome.phases), default=0),
         problem=problem,
         partial=problem is not None,
+        outcome=outcome,
     )
-
-
-def promise(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a plan must not be otherwise when it is carried out."""
-    until = document.get("until")
-    return {
-        "chain": list(document["chain"]),
-        "way": document.get("way"),
-        "tables": sorted(f"{one['source']} as {one['target']}" for one in document.get("tables", ())),
-        "until": {name: until[name] for name in ("branch", "file", "pos", "gtid")} if until else None,
-    }
 
 
 # -- inside
@@ -191,7 +176,7 @@ def _refuse_unconfirmed(request: RestoreRequest, confirm: str | None) -> None:
         return
     if confirm is None:
         raise UnconfirmedError(
-            f"tables go into the running server {request.into}, and nobody confirmed that", request.into
+            f"the restore writes into the running server {request.into} and needs a confirmation", request.into
         )
     if confirm != request.into:
         raise UnconfirmedError(
@@ -200,45 +185,21 @@ def _refuse_unconfirmed(request: RestoreRequest, confirm: str | None) -> None:
 
 
 def _queue(
-    wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan, base: Plan
+    wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan
 ) -> tuple[RestoreRecord, JobRecord]:
     now = wiring.clock()
-    place = place_of(chosen, request) if isinstance(chosen, TablePlan) else request.datadir
     wiring.catalog.restores.settle(now)
-    earlier = earlier_attempt(wiring, base, place, exactly=request.of_tables)
+    earlier = earlier_attempt(wiring, request, chosen)
     if earlier is not None and (ending := view(wiring, earlier).job) is not None and ending.state is JobState.RUNNING:
         raise BusyError(f"the attempt before, job {ending.id}, is about to end", hint="ask again in a few seconds")
     refuse_shared(wiring, request)
     restore_id = earlier.id if earlier is not None else new_id(now)
-    job = JobRecord(
-        id=new_id(now),
-        kind=str(JobKind.RESTORE),
-        server=request.server,
-        state=JobState.QUEUED,
-        queued_at=now,
-        requested_by=actor.name,
-        arguments={"restore": restore_id, "target": request.target},
-    )
-    kept = {
-        "request": request.as_json(),
-        "promise": promise(chosen.as_json()),
-        "steps": [{"name": step.name, "seconds": round(step.seconds, 1), "bytes": step.bytes} for step in chosen.steps],
-    }
-    record = RestoreRecord(
-        id=restore_id,
-        server=request.server,
-        backup_id=base.backup_id,
-        target=base.target,
-        datadir=place,
-        state=JobState.QUEUED,
-        started_at=now,
-        job_id=job.id,
-        request=kept,
-    )
-    return wiring.catalog.restores.queue(record, job), job
+    arguments = {"restore": restore_id, "target": request.target}
+    job = queued(now, JobKind.RESTORE, request.server, by=actor.name, arguments=arguments)
+    return wiring.catalog.restores.queue(replace(row_of(request, chosen, job), id=restore_id), job), job
 
 
-def _trouble(outcome: RestoreOutcome | TablesOutcome) -> str:
+def _trouble(outcome: Outcome) -> str:
     if isinstance(outcome, RestoreOutcome):
         return "\n".join(f"{check.name}: {check.detail}" for check in outcome.checks if check.outcome == "failed")
     lost = outcome.handed_over.orphans if outcome.handed_over else ()
@@ -285,7 +246,7 @@ def thaw_for(
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
     options = replace(options, everywhere=True, accept_older=True, accept_inexact=True)
     base = (
-        plan_tables(wiring, server, target, TableOptions.of(tables, None, options)).base
+        chosen_way(wiring, server, target, TableOptions.of(tables, None, options))[0].base
         if tables
         else plan(wiring, server, target, None, options=options)
     )

@@ -9,9 +9,9 @@ from backupd.app.binlogs.targets import Targets
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
+from backupd.app.restores.plan import measured_rates, plan, sources
 from backupd.app.restores.request import TableOptions
 from backupd.app.restores.thaw_wait import with_thaw
-from backupd.app.restores.whole_server import measured_rates, plan, sources
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.probe import CLONE
 from backupd.engine.sql.dialect import Dialect, dialect_of
@@ -108,15 +108,7 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableOptio
 def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableOptions) -> TablePlan:
     """The plan with what has to be thawed for these tables."""
     before = made.base
-    base = with_thaw(
-        wiring,
-        before,
-        wiring.catalog.backups.list(before.server),
-        tier=wanted.options.thaw,
-        days=wanted.options.days,
-        only=way.objects,
-        everywhere=wanted.options.everywhere,
-    )
+    base = with_thaw(wiring, before, wiring.catalog.backups.list(before.server), wanted.options, only=way.objects)
     steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
     said = tuple(text for text in base.warnings if text not in before.warnings)
     return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))
@@ -140,25 +132,26 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableOption
     needed = frozenset(found.needed)
     cut = subset_of(chain, lambda name: name in needed)
     nothing = subset_of(chain, lambda _name: False)
-    stored, source = _bytes(cut)
-    rows = max(0, source - _bytes(nothing)[1])
-    missing = {**found.doubtful, **apart}
-    return Way(
-        Candidate(
-            Source.PHYSICAL,
-            _narrowed(base, found),
-            found.needed,
-            stored,
-            source,
-            rows,
-            (*base.warnings, *said, *found.remarks),
-            tuple(missing),
-        ),
-        found.wanted,
-        _objects(cut),
-        found.statements,
-        missing,
-    )
+    rows = max(0, _bytes(cut)[1] - _bytes(nothing)[1])
+    return _way(Source.PHYSICAL, base, found, cut, rows, said, {**found.doubtful, **apart})
+
+
+def _way(
+    source: Source,
+    base: Plan,
+    found: _Resolved,
+    parts: Sequence[Loaded],
+    rows: int,
+    said: Sequence[str],
+    missing: Mapping[TableName, str],
+) -> Way:
+    """``parts``: what is fetched; ``rows``: bytes of the tables' own; ``said``: warnings of reading it."""
+    if base.replay is not None:
+        base = replace(base, replay=replace(base.replay, tables=tuple(str(name) for name in found.needed)))
+    stored, size = _bytes(parts)
+    warnings = (*base.warnings, *said, *found.remarks)
+    candidate = Candidate(source, base, found.needed, stored, size, rows, warnings, tuple(missing))
+    return Way(candidate, found.wanted, _objects(parts), found.statements, missing)
 
 
 def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
@@ -273,7 +266,6 @@ def _dumped(
     if base.replay is not None:
         refuse_inexact([table for table in facts.dump.dumped if table.name in needed], base.replay)
     part = part_of_dump(loaded, lambda name: name in needed)
-    stored, source = _bytes([part])
     rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
     missing = {
         table.name: table.reason
@@ -286,22 +278,8 @@ def _dumped(
         for table in broken
         if table.outcome is Outcome.SKIPPED and table.name not in found.wanted
     ]
-    return Way(
-        Candidate(
-            Source.LOGICAL,
-            _narrowed(base, found),
-            found.needed,
-            stored,
-            source,
-            rows,
-            (*base.warnings, *said, *found.remarks, *skipped),
-            tuple(missing),
-        ),
-        found.wanted,
-        _objects([part]),
-        found.statements,
-        missing,
-    )
+    found = replace(found, remarks=(*found.remarks, *skipped))
+    return _way(Source.LOGICAL, base, found, [part], rows, said, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,12 +376,6 @@ def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, dialect: D
 
 def _preferred(server: ServerSettings) -> tuple[str, ...]:
     return (*server.required, *server.others) if server.usable else ()
-
-
-def _narrowed(base: Plan, found: _Resolved) -> Plan:
-    if base.replay is None:
-        return base
-    return replace(base, replay=replace(base.replay, tables=tuple(str(name) for name in found.needed)))
 
 
 def _objects(chain: Iterable[Loaded]) -> frozenset[str]:

@@ -11,15 +11,15 @@ from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring, run_context, worker_count
 from backupd.app.metacopies.catalog_copies import after_job
-from backupd.app.restores.request import RestoreOptions
-from backupd.app.restores.thaw_wait import refuse_cold
-from backupd.app.restores.whole_server import (
+from backupd.app.restores.plan import (
     moment_of,
     plan,
     sources,
     statements,
     within_reach,
 )
+from backupd.app.restores.request import RestoreOptions
+from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.verify.missing_tables import doubt, settle_doubts
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop

@@ -18,11 +18,11 @@ from typing import Any
 
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring, user
-from backupd.app.jobs.jobs import close
+from backupd.app.jobs.jobs import close, event_of, queued, say_of
 from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.text import format_size, format_time, new_id
+from backupd.model.text import format_size, format_time
 from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
 from backupd.process.throttle import TokenBucket
 from backupd.transfer.thaw import Asked, ask, look, suffices
@@ -74,25 +74,21 @@ def begin(
             joined = _lengthened(wiring, job, thaw.days)
             return raise_tier(wiring, job.id, thaw.tier) if faster(thaw.tier, job.arguments["tier"]) else joined
     now = wiring.clock()
-    job = JobRecord(
-        id=new_id(now),
-        kind=JobKind.THAW,
-        server=server,
+    arguments = {
+        "target": target,
+        "tier": thaw.tier,
+        "days": thaw.days,
+        "parts": list(parts),
+        "tables": of,
+        "cost": None if offer.cost is None else round(offer.cost, 4),
+        "currency": thaw.prices.currency,
+    }
+    job = replace(
+        queued(now, JobKind.THAW, server, by=by or user(), arguments=arguments),
         state=JobState.WAITING,
-        queued_at=now,
         started_at=now,
         not_before=now + OURS,
-        requested_by=by or user(),
         message="begins to ask for what is archived",
-        arguments={
-            "target": target,
-            "tier": thaw.tier,
-            "days": thaw.days,
-            "parts": list(parts),
-            "tables": of,
-            "cost": None if offer.cost is None else round(offer.cost, 4),
-            "currency": thaw.prices.currency,
-        },
     )
     wiring.catalog.thaws.begin(
         job,
@@ -101,7 +97,7 @@ def begin(
             for one in in_order(thaw.objects, parts)
         ),
     )
-    say("thaw-begun", f"{len(thaw.objects)} objects, {format_size(thaw.bytes)}, {thaw.tier}", server=server, job=job.id)
+    say_of(job, "thaw-begun", f"{len(thaw.objects)} objects, {format_size(thaw.bytes)}, {thaw.tier}")
     return job
 
 
@@ -151,7 +147,7 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
         )
     count = wiring.catalog.thaws.raise_tier(job_id, tier, {**job.arguments, "tier": tier})
     wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are asked for again, {tier}")
-    say("thaw-raised", f"{count} objects, {tier}", server=job.server, job=job.id)
+    say_of(job, "thaw-raised", f"{count} objects, {tier}")
     return wiring.catalog.jobs.get(job_id)
 
 
@@ -174,7 +170,7 @@ def advance(wiring: Wiring, job_id: str) -> JobRecord:
             f"waits: {error.message}",
             hint=error.hint or "it is asked again in a few minutes",
         )
-        say("thaw-trouble", str(error), server=job.server, job=job.id)
+        say_of(job, "thaw-trouble", str(error))
         return wiring.catalog.jobs.get(job.id)
     return _settled(wiring, job)
 
@@ -277,24 +273,12 @@ class _Look:
     def _tell_not_raised(self) -> None:
         if not self._slow:
             return
-        job, tier = self._job, self._job.arguments["tier"]
-        message = (
-            f"{self._slow} objects at destination {self._archive.name} are not thawed faster: the place did not "
-            f"take {tier}, since they are under way already"
+        refused = DestinationError(
+            f"destination {self._archive.name} refused tier {self._job.arguments['tier']} for {self._slow} objects, "
+            "because their thaw is already in progress",
+            hint="what was expected before still is: backupd thaw",
         )
-        say(NOT_RAISED, message, level=logging.WARNING, server=job.server, job=job.id)
-        self._wiring.catalog.events.add(
-            Event(
-                at=self._wiring.clock(),
-                kind=NOT_RAISED,
-                severity=Severity.WARNING,
-                server=job.server,
-                subject=str(job.arguments["target"]),
-                message=message,
-                job_id=job.id,
-                hint="what was expected before still is: backupd thaw",
-            )
-        )
+        _warn(self._wiring, self._job, NOT_RAISED, refused)
 
 
 def _ready(item: ThawItem, found: Coldness) -> ThawItem:
@@ -407,51 +391,36 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
         message = f"{objects} archived objects ({format_size(size)}) can be read" + (
             f" until {format_time(until)}" if until is not None else ""
         )
+        hint = f"restore now: backupd restore {job.server} --to {job.arguments['target']} --datadir DIR"
+        ready_now = _event(wiring, job, READY, BackupdError(message, hint=hint), Severity.INFO)
         ended = wiring.catalog.jobs.finish(
-            job.id,
-            JobState.SUCCEEDED,
-            now,
-            token=job.token,
-            bytes=size,
-            events=[
-                Event(
-                    at=now,
-                    kind=READY,
-                    severity=Severity.INFO,
-                    server=job.server,
-                    subject=str(job.arguments["target"]),
-                    message=message,
-                    job_id=job.id,
-                    hint=f"restore now: backupd restore {job.server} --to {job.arguments['target']} --datadir DIR",
-                )
-            ],
+            job.id, JobState.SUCCEEDED, now, token=job.token, bytes=size, events=[ready_now]
         )
     except RefusedError:
         return wiring.catalog.jobs.get(job.id)  # somebody else was faster, or it was cancelled
-    say(READY, message, server=job.server, job=job.id)
+    say_of(job, READY, message)
     return ended
 
 
 def _told_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
     """Tell that what was expected by then has not come; once for each moment that was promised."""
-    target, promised = str(job.arguments["target"]), format_time(expected)
     if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
         return
-    message = f"the archive is later than it said: {stands}, and the rest was expected by {promised}"
-    say(LATE, message, level=logging.WARNING, server=job.server, job=job.id)
-    wiring.catalog.events.add(
-        Event(
-            at=wiring.clock(),
-            kind=LATE,
-            severity=Severity.WARNING,
-            server=job.server,
-            subject=target,
-            message=message,
-            job_id=job.id,
-            hint=f"it goes on waiting: backupd thaw. Ask whoever runs the place, or make it faster, for more: "
-            f"backupd thaw --raise {job.id} --tier TIER",
-        )
+    late = DestinationError(
+        f"the archive is later than it said: {stands}, and the rest was expected by {format_time(expected)}",
+        hint=f"it goes on waiting: backupd thaw. Ask whoever runs the destination, or make it faster, for more: "
+        f"backupd thaw --raise {job.id} --tier TIER",
     )
+    _warn(wiring, job, LATE, late)
+
+
+def _warn(wiring: Wiring, job: JobRecord, kind: str, what: BackupdError) -> None:
+    say_of(job, kind, what.message, level=logging.WARNING)
+    wiring.catalog.events.add(_event(wiring, job, kind, what, Severity.WARNING))
+
+
+def _event(wiring: Wiring, job: JobRecord, kind: str, what: BackupdError, severity: Severity) -> Event:
+    return replace(event_of(job, wiring.clock(), kind, what, severity), subject=str(job.arguments["target"]))
 
 
 def refuse_stopped(job: JobRecord) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
+from backupd.app.restores.request import DEFAULT_OPTIONS, RestoreOptions
 from backupd.app.restores.thaw_jobs import advance, begin, refuse_stopped
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, SegmentKey
@@ -33,21 +34,20 @@ def with_thaw(
     wiring: Wiring,
     chosen: Plan,
     records: Iterable[BackupRecord],
+    options: RestoreOptions = DEFAULT_OPTIONS,
     *,
-    tier: str = "",
-    days: int = 0,
     only: Container[str] | None = None,
-    everywhere: bool = False,
 ) -> Plan:
     """``chosen`` with what has to be thawed for it, and its destinations in the order that needs least of that.
-    ``only``: the names of the objects that are needed, None for all of each backup. ``everywhere``, or with a ``tier``:
-    also where nothing is expected in an archive class, since a rule of the place may have put it there.
+    ``only``: the names of the objects that are needed, None for all of each backup. Where ``options`` say everywhere,
+    or name a tier: also where nothing is expected in an archive class, since a rule of the destination may have put it
+    there.
 
     Asks the destinations, and moves nothing. One that does not answer is told of in a warning. Raises RefusedError for
-    a ``tier`` that a storage class does not have.
+    a tier that a storage class does not have.
     """
-    archive = wiring.settings.configuration.archive
-    survey = _Survey(wiring, chosen, only, everywhere=everywhere or bool(tier))
+    archive, tier = wiring.settings.configuration.archive, options.thaw
+    survey = _Survey(wiring, chosen, only, everywhere=options.everywhere or bool(tier))
     order, backups = survey.of_backups(records)
     objects = (*backups, *survey.of_logs())
     warnings = [*chosen.warnings, *dict.fromkeys(survey.warnings)]
@@ -68,7 +68,7 @@ def with_thaw(
     )
     if not objects:
         return made
-    thaw = ThawPlan(objects, days or archive.days, tier or archive.tier, archive.prices.as_prices())
+    thaw = ThawPlan(objects, options.days or archive.days, tier or archive.tier, archive.prices.as_prices())
     if not tier:
         thaw = thaw.at_any_tier()
     made = replace(made, thaw=thaw, steps=(thaw_step(thaw), *made.steps))
@@ -252,7 +252,7 @@ class _Survey:
         self.until = min(filter(None, (self.until, *(cold.until for cold in colds))), default=None)
 
     def _say(self, name: str, error: BackupdError) -> None:
-        self.warnings.append(f"whether what is at {name} can be read as it is could not be asked: {error.message}")
+        self.warnings.append(f"cannot determine the storage class of the objects at {name}: {error.message}")
 
 
 def _best_first(

@@ -28,7 +28,7 @@ from backupd.app.context.access import REFUSALS, Facade, require_known, require_
 from backupd.app.context.logging_setup import job_log, say
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
 from backupd.app.copies.missing_copies import destinations_of
-from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of
+from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of, queued
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
     BackupdError,
@@ -42,17 +42,15 @@ from backupd.model.errors import (
 )
 from backupd.model.job import JobKind, JobRecord, JobState, Report, silent
 from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
-from backupd.model.text import new_id
 from policies.schema import Policy
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated
+    from backupd.app.restores.execution import Outcome
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.retention.retention import Applied
     from backupd.app.verify.verification import VerifyOutcome
-    from restore.tables.outcome import TablesOutcome
     from restore.tables.restore import Confirm
-    from restore.whole_server import RestoreOutcome
 
 Action = Callable[[Wiring, JobRun], Result]
 
@@ -245,12 +243,9 @@ def _replicate(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _restore(wiring: Wiring, run: JobRun) -> Result:
-    from backupd.app.restores.jobs import of_restore, perform_restore
+    from backupd.app.restores.jobs import perform_restore
 
-    if run.restore is None:
-        return perform_restore(wiring, run)
-    outcome = run.restore(run)
-    return replace(of_restore(outcome), outcome=outcome)
+    return perform_restore(wiring, run)
 
 
 _ACTIONS: Mapping[JobKind, Action] = {
@@ -278,29 +273,19 @@ def run_here(
     work: Callable[[JobRun], Result],
     *,
     report: Report,
-    arguments: dict[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     asked: Asked | None = None,
 ) -> Result:
-    """Record a job, do ``work`` as that job in this process, and record how it ended.
+    """Queue a job, do ``work`` as that job in this process at once, and record how it ended.
 
     Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
     """
     policy_of(wiring, server, kind)  # a broken one is told before there is a row
     abandon_dead(wiring)
     now = wiring.clock()
-    job = JobRecord(
-        id=new_id(now),
-        kind=str(kind),
-        server=server,
-        state=JobState.RUNNING,
-        queued_at=now,
-        started_at=now,
-        heartbeat_at=now,
-        owner=owner(),
-        requested_by=asked.by if asked else user(),
-        arguments=arguments or {},
-        token=1,
-    )
+    job = queued(now, kind, server, by=asked.by if asked else user(), arguments=arguments)
+    # Taken by this process as it is queued: no worker may be faster.
+    job = replace(job, state=JobState.RUNNING, started_at=now, heartbeat_at=now, owner=owner(), token=1)
     wiring.catalog.jobs.add(job)
     if asked is not None:
         asked.begun(job.id)
@@ -514,23 +499,7 @@ class Foreground(Facade):
         ).outcome
         return applied
 
-    def restore(self, request: RestoreRequest, report: Report) -> RestoreOutcome:
-        """Restore a whole server into the folder of ``request``. Raises what planning and the execution raise."""
-        from backupd.app.restores.whole_server import restore
-
-        self._refuse_unknown(request)
-        outcome: RestoreOutcome = self._do(
-            "restore-started",
-            f"{request.target} into {request.datadir}",
-            JobKind.RESTORE,
-            request.server,
-            report,
-            {"target": request.target, "datadir": request.datadir},
-            lambda run: restore(self._wiring, request, run),
-        ).outcome
-        return outcome
-
-    def restore_tables(
+    def restore(
         self,
         request: RestoreRequest,
         report: Report,
@@ -538,25 +507,27 @@ class Foreground(Facade):
         confirm: str | None = None,
         ask: Confirm | None = None,
         keys: int | None = None,
-    ) -> TablesOutcome:
-        """``confirm``: the name of the server where live tables are replaced, or ``ask`` is asked; ``keys``: the
-        maximum number of keys that are reported of each sort of rows that differ. Raises what planning and the
-        execution raise, RefusedError without confirmation."""
-        from backupd.app.restores.table_restore import restore_tables
-        from restore.tables.row_difference import SAMPLE
-
+    ) -> Outcome:
+        """Restore a whole server or tables, as ``request`` says. ``confirm``: the name of the server where live tables
+        are replaced, or ``ask`` is asked; ``keys``: the maximum number of keys that are reported of each sort of rows
+        that differ. Raises what planning and the execution raise, RefusedError without confirmation."""
         self._refuse_unknown(request)
-        into = request.into or request.sql
-        shown = f"{', '.join(request.tables)} of {request.target} into {into}"
-        most = SAMPLE if keys is None else keys
-        outcome: TablesOutcome = self._do(
+        into = request.into or request.folder
+        what = f"{', '.join(request.tables)} of {request.target}" if request.of_tables else request.target
+        where = {"tables": list(request.tables), "into": into} if request.of_tables else {"datadir": into}
+        outcome: Outcome = self._do(
             "restore-started",
-            f"{shown}{', only to compare' if request.compare else ''}",
+            f"{what} into {into}{', only to compare' if request.compare else ''}",
             JobKind.RESTORE,
             request.server,
             report,
-            {"target": request.target, "tables": list(request.tables), "into": into},
-            lambda run: restore_tables(self._wiring, request, run, confirm=confirm, ask=ask, keys=most),
+            {
+                "target": request.target,
+                **where,
+                "request": request.as_json(),
+                **{name: value for name, value in (("confirm", confirm), ("keys", keys)) if value is not None},
+            },
+            ask,
         ).outcome
         return outcome
 
@@ -575,13 +546,13 @@ class Foreground(Facade):
         server: str,
         report: Report,
         arguments: Mapping[str, Any],
-        restore: Callable[[JobRun], RestoreOutcome | TablesOutcome] | None = None,
+        confirm: Confirm | None = None,
     ) -> Result:
-        """As a job of ``kind``, by the table of actions. ``restore``: see ``JobRun``."""
+        """As a job of ``kind``, by the table of actions. ``confirm``: see ``JobRun``."""
 
         def work(run: JobRun) -> Result:
-            return perform(self._wiring, replace(run, restore=restore))
+            return perform(self._wiring, replace(run, confirm=confirm))
 
         with self._audited(action, server=server, detail=detail) as told:
             asked = Asked(self._actor.name, told.begun)
-            return run_here(self._wiring, kind, server, work, report=report, arguments=dict(arguments), asked=asked)
+            return run_here(self._wiring, kind, server, work, report=report, arguments=arguments, asked=asked)

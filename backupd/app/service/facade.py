@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from backupd.app.context.keys import Issued, KeyState
     from backupd.app.context.trust import RecoveryPage
     from backupd.app.metacopies.catalog_copies import Copied
-    from backupd.app.metacopies.signing_keys import Made, Rotation
-    from backupd.app.metacopies.vouching import Vouched
+    from backupd.app.metacopies.signing_keys import Made, Rotation, Vouched
     from backupd.app.restores.catalog_rebuild import Rebuilt
+    from backupd.app.restores.execution import Leftover
     from backupd.app.restores.jobs import Thawed
     from backupd.app.restores.recover_versions import RecoveredVersions
     from backupd.app.restores.request import RestoreRequest
-    from backupd.app.restores.table_restore import Leftover
     from backupd.app.service.backups import Backups, Binlogs, Retention
     from backupd.app.service.dispatch import Foreground
     from backupd.app.service.requests import Jobs, Requests
@@ -185,16 +184,16 @@ class Restores(Facade):
 
     def plan(self, request: RestoreRequest) -> Plan:
         """What a restore of a whole server would do. Moves nothing."""
-        from backupd.app.restores.whole_server import plan
+        from backupd.app.restores.plan import plan
 
         datadir = Path(request.datadir) if request.datadir else None
         return plan(self._wiring, request.server, request.target, datadir, options=request.options)
 
     def plan_tables(self, request: RestoreRequest) -> TablePlan:
         """What a restore of tables would do. Moves nothing."""
-        from backupd.app.restores.table_restore import plan_tables
+        from backupd.app.restores.table_sources import chosen_way
 
-        return plan_tables(self._wiring, request.server, request.target, request.table_options)
+        return chosen_way(self._wiring, request.server, request.target, request.table_options)[0]
 
     def thaw(
         self, server: str, target: str, *, tier: str | None = None, days: int | None = None, tables: Sequence[str] = ()
@@ -224,7 +223,7 @@ class Restores(Facade):
 
     def leftovers(self, server: str, drop: str | None = None) -> tuple[Leftover, ...]:
         """What unfinished restores of tables left on a server; ``drop``: the id of one, or ``all``."""
-        from backupd.app.restores.table_restore import leftovers
+        from backupd.app.restores.execution import leftovers
 
         if drop is None:
             return leftovers(self._wiring, server)
@@ -277,7 +276,7 @@ class Maintenance(Facade):
     def sign(self, destination: str, *, unproven: bool = False) -> Vouched:
         """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
         agrees with the catalog."""
-        from backupd.app.metacopies.vouching import vouch
+        from backupd.app.metacopies.signing_keys import vouch
 
         with self._audited("documents-signed", subject=destination, detail="unproven" if unproven else ""):
             return vouch(self._wiring, destination, unproven=unproven)

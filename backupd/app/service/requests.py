@@ -11,7 +11,6 @@ from backupd.app.context.access import Facade, require_all, require_known, requi
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
-from backupd.model.text import new_id
 
 if TYPE_CHECKING:
     from backupd.app.restores.progress import RestoreView
@@ -193,16 +192,9 @@ class Requests(Facade):
         self._wiring.settings.server(server).policy  # noqa: B018  raises what is wrong with it
 
     def _queue(self, kind: JobKind, server: str, arguments: dict[str, Any]) -> JobRecord:
-        now = self._wiring.clock()
-        job = JobRecord(
-            id=new_id(now),
-            kind=str(kind),
-            server=server,
-            state=JobState.QUEUED,
-            queued_at=now,
-            requested_by=self._actor.name,
-            arguments=arguments,
-        )
+        from backupd.app.jobs.jobs import queued
+
+        job = queued(self._wiring.clock(), kind, server, by=self._actor.name, arguments=arguments)
         self._wiring.catalog.jobs.enqueue(job)
         return job
 

@@ -20,11 +20,20 @@ from typing import Self
 from backupd.app.context.logging_setup import log_path, say
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.jobs.admission import may_start
-from backupd.app.jobs.jobs import DAEMON_STOP, HANG_WATCH, abandon_dead, close, mark_stopped, policy_of, repetition
+from backupd.app.jobs.jobs import (
+    DAEMON_STOP,
+    HANG_WATCH,
+    abandon_dead,
+    close,
+    event_of,
+    mark_stopped,
+    policy_of,
+    repetition,
+    say_of,
+)
 from backupd.app.runtime.child_process import ChildProcess, HeldSettings, open_log, start
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.errors import BackupdError, RefusedError, ToolError
-from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_duration
 from backupd.process.command import kill_family
@@ -207,7 +216,7 @@ class Worker:
             )
         else:
             self._running.append(one)
-            say("job-process", f"process {one.process.child.pid} runs {job.kind}", server=job.server, job=job.id)
+            say_of(job, "job-process", f"process {one.process.child.pid} runs {job.kind}")
 
     def _started(self, job: JobRecord) -> _Running:
         settings = self._wiring.settings
@@ -261,23 +270,14 @@ class Worker:
         limit = max(STILL, policy.limits.hang if policy is not None else STILL)
         if one.still < limit.total_seconds():
             return False
-        message = f"stopped: its process gave no sign of life for {format_duration(one.still)}"
-        hint = "was it stopped (SIGSTOP, a frozen control group), or does it wait for a dead disk? See dmesg"
-        say("job-hanging", message, level=logging.WARNING, server=row.server, job=row.id)
+        hangs = ToolError(
+            f"stopped: its process gave no sign of life for {format_duration(one.still)}",
+            hint="was it stopped (SIGSTOP, a frozen control group), or does it wait for a dead disk? See dmesg",
+        )
+        say_of(row, "job-hanging", hangs.message, level=logging.WARNING)
         now = self._wiring.clock()
         self._wiring.catalog.jobs.request_cancel(row.id, HANG_WATCH, now)
-        self._wiring.catalog.events.add(
-            Event(
-                at=now,
-                kind="job-hanging",
-                severity=Severity.ERROR,
-                server=row.server,
-                subject=row.leg or row.kind,
-                message=message,
-                hint=hint,
-                job_id=row.id,
-            )
-        )
+        self._wiring.catalog.events.add(event_of(row, now, "job-hanging", hangs))
         return True
 
     def _ask_to_stop(self, one: _Running) -> None:

@@ -16,8 +16,8 @@ from backupd.model.errors import UsageError
 from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
+    from backupd.app.restores.execution import Leftover
     from backupd.app.restores.request import RestoreRequest
-    from backupd.app.restores.table_restore import Leftover
     from backupd.cli.output import Screen
     from restore.planning.table_plan import TablePlan
     from restore.tables.row_difference import TableDifference
@@ -159,7 +159,6 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
 def restore_tables(run: Session, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
-    from restore.tables.row_difference import SAMPLE
 
     into = request.into
 
@@ -177,16 +176,16 @@ def restore_tables(run: Session, request: RestoreRequest, *, confirm: str | None
         )
 
     with reporting() as report:
-        outcome = run.service.foreground.restore_tables(
+        outcome = run.service.foreground.restore(
             request,
             report,
             confirm=confirm,
             ask=ask if sys.stdin.isatty() else None,
-            keys=keys or SAMPLE,
+            keys=keys,
         )
     document = outcome.as_json()
     run.screen.done = (
-        f"the tables were restored into {into or request.sql}" if outcome.done else "no table was replaced"
+        f"the tables were restored into {into or request.sql}" if document["done"] else "no table was replaced"
     )
     run.screen.document(document)
     show_tables(run.screen, document, keys or _SHOWN)

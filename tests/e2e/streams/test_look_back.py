@@ -11,10 +11,10 @@ import pytest
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Result, Wiring
-from backupd.app.metacopies.proof_copies import keep_proofs
+from backupd.app.metacopies.catalog_copies import keep_proofs
 from backupd.app.restores import test_restore as proving
+from backupd.app.restores.execution import restore
 from backupd.app.restores.request import RestoreRequest
-from backupd.app.restores.whole_server import restore
 from backupd.app.service.dispatch import of_proof, perform
 from backupd.app.verify import missing_tables
 from backupd.app.verify.verification import verify

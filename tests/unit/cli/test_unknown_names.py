@@ -215,8 +215,8 @@ def world(keys: Keys) -> Iterator[Path]:
         )
         patch.chdir(path)
         # No server is there to be asked.
-        patch.setattr("backupd.app.restores.table_restore.refuse_stranger", lambda *_asked: None)
-        patch.setattr("backupd.app.restores.table_restore.stagings", lambda _connection: ())
+        patch.setattr("backupd.app.restores.execution.refuse_stranger", lambda *_asked: None)
+        patch.setattr("backupd.app.restores.execution.stagings", lambda _connection: ())
         patch.setenv("BACKUPD_CONFIG", str(path / "backupd.yaml"))
         patch.setenv("BACKUPD_RUNTIME", str(path / "run"))
         with open_catalog(f"sqlite:///{path}/catalog.db") as catalog:

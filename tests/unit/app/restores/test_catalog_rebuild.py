@@ -19,7 +19,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import trusting
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import own_copies, write_copies
-from backupd.app.metacopies.vouching import vouch
+from backupd.app.metacopies.signing_keys import vouch
 from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.service.facade import Service
 from backupd.app.views.server_status import timeline

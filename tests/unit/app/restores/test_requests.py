@@ -17,11 +17,12 @@ from backupd.app.jobs import jobs as pulse
 from backupd.app.jobs.jobs import cancel
 from backupd.app.restores import thaw_jobs as thawing
 from backupd.app.restores import thaw_wait as thawgate
+from backupd.app.restores.execution import gate_of
 from backupd.app.restores.jobs import thaw_for, thaws
+from backupd.app.restores.plan import plan
 from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
 from backupd.app.restores.thaw_wait import JobThawWait, cold_of_part, with_thaw
-from backupd.app.restores.whole_server import gate_of, plan
 from backupd.app.retention.preview import preview
 from backupd.app.service import dispatch
 from backupd.app.service.dispatch import run_here
@@ -138,7 +139,7 @@ def test_a_warm_place_that_does_not_answer_does_not_count(tmp_path: Path, catalo
     made = planned(shelf)
     assert made.thaw is not None
     assert made.destinations[0] == "vault"
-    assert any("local" in text and "could not be asked" in text for text in made.warnings)
+    assert any("local" in text and "cannot determine the storage class" in text for text in made.warnings)
 
 
 def test_what_another_archive_has_thawed_is_not_thawed_again(tmp_path: Path, catalog: Catalog) -> None:
@@ -248,7 +249,7 @@ def test_a_tier_that_the_place_refuses_is_told_and_changes_no_expectation(tmp_pa
     assert {item.key: (item.tier, item.requested_at, item.expected_at) for item in found} == before
     assert states(shelf, job_id) == {ThawState.THAWING}
     (told,) = catalog.events.list(kind="thaw-not-raised")
-    assert "2 objects at destination vault are not thawed faster" in told.message
+    assert "destination vault refused tier expedited for 2 objects" in told.message
 
 
 def test_who_joins_a_thaw_and_wants_it_for_longer_gets_it_for_longer(tmp_path: Path, catalog: Catalog) -> None:

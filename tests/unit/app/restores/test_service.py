@@ -10,7 +10,7 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores import test_restore as proving
-from backupd.app.restores.whole_server import plan
+from backupd.app.restores.plan import plan
 from backupd.app.service.dispatch import of_proof
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import (

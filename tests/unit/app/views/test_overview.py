@@ -18,7 +18,7 @@ from backupd.app.context.destination_identity import findings
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
-from backupd.app.restores.whole_server import plan
+from backupd.app.restores.plan import plan
 from backupd.app.views import server_status as standing
 from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
 from backupd.app.views.metrics import measure

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from backupd.app.restores.execution import refuse_unconfirmed
 from backupd.app.restores.request import RestoreRequest
-from backupd.app.restores.table_restore import refuse_unconfirmed
 from backupd.backup.finding import from_error
 from backupd.cli.commands.binlog import _points
 from backupd.model.errors import DestinationError, RefusedError
@@ -40,7 +40,7 @@ def test_what_is_asked_before_tables_are_replaced_claims_no_more_than_is_known()
     with pytest.raises(RefusedError) as refused:
         refuse_unconfirmed(wanted, None, asked=False)
     assert str(refused.value) == (
-        "these tables take the place of those on shop-db1 that have the same names, and nobody confirmed that\n"
+        "the restore replaces live tables on shop-db1 and needs --confirm shop-db1\n"
         "hint: compare first (--compare), then give --confirm shop-db1, or restore under other names (--as)"
     )
     with pytest.raises(RefusedError) as refused:

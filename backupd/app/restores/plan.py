@@ -1,52 +1,38 @@
-"""The way back: plan and restore. Resolve from the catalog, execute without it, record. ``proving`` tests it."""
+"""What a restore of a server would do; and what each restore is given: destinations, archives, checks, rates."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backupd.app.binlogs.status import stream_of
 from backupd.app.binlogs.targets import Targets, history
-from backupd.app.context.keys import require_keys
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
-from backupd.app.restores.progress import OVER
-from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
-from backupd.app.restores.thaw_wait import JobThawWait, refuse_cold, with_thaw
-from backupd.app.verify.missing_tables import doubt
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.request import DEFAULT_OPTIONS, RestoreOptions, RestoreRequest
+from backupd.app.restores.thaw_wait import with_thaw
 from backupd.catalog.restores import Rate as Measured
 from backupd.engine.sql.dialect import pipes_everything
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
-    BackupdError,
-    CancelledError,
     ConfigurationError,
     KeyUnusableError,
     NotFoundError,
     RefusedError,
 )
-from backupd.model.job import JobState, RestoreRecord
-from backupd.model.proof import Phase, Witness
-from backupd.model.text import format_time, new_id
+from backupd.model.text import format_time
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
-from restore.fetch.sources import NO_THAW_WAIT, Sources, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
-from restore.planning.starting_backup import same_gtid
 from restore.planning.target import AtBackup, AtTime, parse_target
 from storage.destination import Destination
-
-if TYPE_CHECKING:
-    from restore.whole_server import RestoreOutcome
 
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
@@ -124,11 +110,7 @@ def plan(
         wiring, server_name, since=next(record.finished_at for record in records if record.id == found.backup_id)
     )
     found = replace(found, warnings=(*found.warnings, *left_out))
-    return (
-        with_thaw(wiring, found, records, tier=options.thaw, days=options.days, everywhere=options.everywhere)
-        if cold
-        else found
-    )
+    return with_thaw(wiring, found, records, options) if cold else found
 
 
 def _newer(records: Sequence[BackupRecord], found: Plan, made: Callable[[str], Plan]) -> Iterator[Plan]:
@@ -198,67 +180,6 @@ def foresee(wiring: Wiring, request: RestoreRequest, base: str | None = None) ->
     )
 
 
-def restore(
-    wiring: Wiring, request: RestoreRequest, run: JobRun, *, restore_id: str = "", base: str | None = None
-) -> RestoreOutcome:
-    """Restore a whole server as ``run``, or go on with what an interrupted call left in the folder. ``restore_id``: the
-    row that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
-
-    Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
-    """
-    from restore.whole_server import RestoreSpec, execute  # a timeline plans a restore and executes none
-
-    if request.mode not in WHOLE_MODES:
-        raise RefusedError(
-            f"mode {request.mode} is not known to this version", hint=f"use one of {', '.join(WHOLE_MODES)}"
-        )
-    server, datadir = wiring.settings.server(request.server), Path(request.datadir)
-    chosen = foresee(wiring, request, base)
-    wiring.settings.needs_restore()
-    require_keys(wiring, server.name, chosen.chain)
-    gate = gate_of(wiring, chosen, request.options)
-    record = wiring.catalog.backups.get(chosen.backup_id)
-    row = (
-        wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
-        if restore_id
-        else begin_row(wiring, chosen, os.path.realpath(datadir), run)
-    )
-    spec = RestoreSpec(
-        restore_id=row.id,
-        server=server.name,
-        target=request.target,
-        chain=chosen.chain,
-        replay=chosen.replay,
-        moment=moment_of(chosen, record),
-        datadir=datadir,
-        owner=server.owner,
-        start=request.start,
-        replica=request.mode == "replica",
-        checks=statements(server),
-        witness=_witness_at_the_end(wiring, chosen, record),
-    )
-    try:
-        outcome = execute(spec, sources(wiring, chosen, gate), run.context(wiring, phases_of(wiring, row.id)))
-    except BaseException as error:
-        end_row(wiring, row.id, error)
-        if isinstance(error, BackupdError):
-            doubt(wiring, record.id, error)
-        raise
-    wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
-    return replace(
-        outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings)))
-    )
-
-
-def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> ThawWait:
-    """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
-    something has to be thawed."""
-    if options.thaw:
-        return JobThawWait(wiring, chosen, options.thaw, options.days)
-    refuse_cold(chosen)
-    return NO_THAW_WAIT
-
-
 def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:
     """The target, and the backup to begin from. Where an interrupted restore to the very same target waits in
     ``datadir``, its backup: a newer one that came meanwhile must not keep it from being finished."""
@@ -274,23 +195,6 @@ def moment_of(chosen: Plan, record: BackupRecord) -> datetime:
     if isinstance(goal, AtTime):
         return goal.moment
     return (chosen.until.at if chosen.until else None) or record.finished_at
-
-
-def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> Witness | None:
-    """A witness of the very position that is restored."""
-    if chosen.replay is None:
-        return wiring.catalog.witnesses.of_backup(record.id)
-    stop = chosen.replay.stop
-    taken = wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock())
-    return next(
-        (
-            witness
-            for witness in taken
-            if (witness.position.file, witness.position.pos) == (stop.file, stop.pos)
-            and same_gtid(witness.position.gtid, stop.gtids)
-        ),
-        None,
-    )
 
 
 def _archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
@@ -315,67 +219,9 @@ def statements(server: ServerSettings) -> tuple[str, ...]:
     return tuple(check.sql for check in tests.checks) if tests else ()
 
 
-def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool = False) -> RestoreRecord | None:
-    """The interrupted restore into ``place`` that ``chosen`` continues. ``exactly``: only to the very same target,
-    which without a replay says no more than the backup does."""
-    restores = wiring.catalog.restores
-    restores.abandon_dead(owner_is_alive, wiring.clock())
-    for row in restores.list(chosen.server, datadir=place, limit=1):
-        same = row.backup_id == chosen.backup_id and (
-            (chosen.replay is None and not exactly) or row.target == chosen.target
-        )
-        if row.state in OVER and same:
-            return row
-    return None
-
-
-def begin_row(wiring: Wiring, chosen: Plan, place: str, run: JobRun, *, exactly: bool = False) -> RestoreRecord:
-    """The row of a restore that nobody queued: a new one, or that of the interrupted one that it continues.
-    ``exactly``: see ``earlier_attempt``."""
-    restores = wiring.catalog.restores
-    earlier = earlier_attempt(wiring, chosen, place, exactly=exactly)
-    if earlier is not None:
-        return restores.take_up(earlier.id, run.job.id, owner())
-    row = RestoreRecord(
-        id=new_id(wiring.clock()),
-        server=chosen.server,
-        backup_id=chosen.backup_id,
-        target=chosen.target,
-        datadir=place,
-        state=JobState.RUNNING,
-        started_at=wiring.clock(),
-        owner=owner(),
-        job_id=run.job.id,
-    )
-    restores.start(row)
-    return row
-
-
-def phases_of(wiring: Wiring, restore_id: str) -> Callable[[Phase], None]:
-    """Takes the phases of a restore that are done, and writes each into its row."""
-
-    def note(phase: Phase) -> None:
-        wiring.catalog.restores.phase_done(restore_id, phase)
-
-    return note
-
-
-def end_row(wiring: Wiring, restore_id: str, error: BaseException) -> None:
-    """Write down that a restore was ended by ``error``: cancelled, or failed."""
-    stopped = isinstance(error, KeyboardInterrupt | CancelledError)
-    text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
-    state = JobState.CANCELLED if stopped else JobState.FAILED
-    wiring.catalog.restores.finish(restore_id, state, wiring.clock(), error=text)
-
-
-def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sources:
-    """What a restore of ``chosen`` reads from, the best destination first. ``thaw`` is waited for."""
-    return Sources(
-        [wiring.destination(name) for name in chosen.destinations],
-        wiring.unsealer(),
-        _archives(wiring, chosen),
-        thaw,
-    )
+def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    """The destinations to read the backup from, best first."""
+    return [wiring.destination(name) for name in chosen.destinations]
 
 
 def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
