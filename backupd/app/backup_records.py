@@ -99,14 +99,7 @@ def report_foreign(wiring: Wiring, server: str) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not found:
         incidents.mended(
-            NOT_OURS,
-            Event(
-                now,
-                NOT_OURS.mended,
-                Severity.INFO,
-                server=server,
-                message=f"there is no foreign backup of {server} any more",
-            ),
+            NOT_OURS, NOT_OURS.over(now, f"there is no foreign backup of {server} any more", server=server)
         )
         return
     places = sorted({copy.destination for one in found for copy in one.copies})
@@ -119,9 +112,8 @@ def report_foreign(wiring: Wiring, server: str) -> None:
             server=server,
             message=f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
             detail=", ".join(one.id for one in found),
-            hint="no rule, proof or restore uses them. Do they come from this installation (a restored catalog, "
-            "another "
-            "host)? Then: backupd catalog adopt ID. If not, find out who writes there",
+            hint="retention, test restores and restores ignore them. If they are yours (restored catalog, replaced "
+            "host): backupd catalog adopt ID. If not, find out who writes to the destination",
         ),
     )
 
@@ -193,16 +185,8 @@ def report_strangers(wiring: Wiring, server: str) -> None:
     found = [one for one in strangers(records) if not one.former and not one.apart]
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not found:
-        incidents.mended(
-            FOREIGN,
-            Event(
-                now,
-                FOREIGN.mended,
-                Severity.INFO,
-                server=server,
-                message=f"there is no backup of another server under the name {server} any more",
-            ),
-        )
+        none = f"there is no backup of another server under the name {server} any more"
+        incidents.mended(FOREIGN, FOREIGN.over(now, none, server=server))
         return
     incidents.broken(
         FOREIGN,
@@ -261,7 +245,7 @@ def record_of_manifest(
 ) -> BackupRecord:
     """The row of a backup by its manifest alone. Where no private key opens the body, it has no position and no
     flavour, and a warning says why. Raises TamperedError where the body was sealed with another manifest."""
-    position, flavour, server_version, tool_version = Position(), "", "", ""
+    facts: BodyFacts | None = None
     warnings: tuple[str, ...] = (_CLOSED,)
     if wiring.settings.restore is not None:
         try:
@@ -271,32 +255,43 @@ def record_of_manifest(
         except BackupdError as error:
             warnings = (f"{_CLOSED}: {error.message}",)
         else:
-            position, warnings = facts.position, facts.warnings
-            flavour, server_version = str(facts.server.flavour), str(facts.server.version)
-            tool_version = str(facts.tool.version)
+            warnings = facts.warnings
+    row = _row(header, facts, warnings, (copy,))
+    found = hashlib.sha256(encode_header(header)).hexdigest()
+    return replace(row, state=BackupState(copy.state), pinned=pinned, found=found)
+
+
+def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tuple[str, ...]) -> BackupRecord:
+    """The row of a backup that was committed just now."""
+    copies = tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations)
+    missing = None if facts.inventory is None else tuple(name.shown for name in facts.missing)
+    manifest = hashlib.sha256(encode_header(header)).hexdigest()
+    return replace(_row(header, facts, warnings, copies), missing=missing, manifest=manifest)
+
+
+def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], copies: tuple[Copy, ...]) -> BackupRecord:
+    """What the row of a backup has from its manifest. ``facts``: of the body, None where no key opens it."""
     return BackupRecord(
         id=header.backup_id,
         server=header.server,
         kind=BackupKind(header.kind),
-        state=BackupState(copy.state),
+        state=BackupState.COMPLETE,
         parent=header.parent,
         started_at=header.started_at,
         finished_at=header.finished_at,
         stats=header.stats,
-        position=position,
-        flavour=flavour,
-        server_version=server_version,
-        tool_version=tool_version,
-        pinned=pinned,
+        position=facts.position if facts else Position(),
+        flavour=str(facts.server.flavour) if facts else "",
+        server_version=str(facts.server.version) if facts else "",
+        tool_version=str(facts.tool.version) if facts else "",
         warnings=warnings,
-        copies=(copy,),
+        copies=copies,
         from_lsn=header.from_lsn,
         to_lsn=header.to_lsn,
         server_uuid=header.server_uuid,
         reason=header.reason,
         table_set=header.table_set,
         tables_missing=header.tables_missing,
-        found=hashlib.sha256(encode_header(header)).hexdigest(),
     )
 
 
@@ -336,10 +331,11 @@ def _event(wiring: Wiring, server: str, place: str, names: Sequence[str]) -> Eve
         Severity.ERROR,
         server=server,
         subject=place,
-        message=f"{len(names)} backups of {server} are not at {place} any more, and nobody marked them deleted",
+        message=f"{len(names)} backups of {server} disappeared from {place}; backupd did not delete them",
         detail="\n".join(names),
-        hint=f"they are copied there again from another destination, by itself; at once: backupd replicate {server} "
-        f"--to {place}. Look who else deletes there: a rule of the bucket, or somebody with its credentials",
+        hint=f"backupd copies them again from another destination; to copy them now: backupd replicate {server} "
+        f"--to {place}. Find out what deleted them: a lifecycle rule of the bucket, or another holder of its "
+        "credentials",
     )
 
 
@@ -389,31 +385,3 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
         known = wiring.catalog.backups.get(record.id)
         copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}
         wiring.catalog.backups.add(replace(record, copies=tuple(copies.values()), pinned=known.pinned), replace=True)
-
-
-def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tuple[str, ...]) -> BackupRecord:
-    """The row of a backup that was committed just now."""
-    return BackupRecord(
-        id=header.backup_id,
-        server=header.server,
-        kind=BackupKind(header.kind),
-        state=BackupState.COMPLETE,
-        parent=header.parent,
-        started_at=header.started_at,
-        finished_at=header.finished_at,
-        stats=header.stats,
-        position=facts.position,
-        flavour=str(facts.server.flavour),
-        server_version=str(facts.server.version),
-        tool_version=str(facts.tool.version),
-        warnings=warnings,
-        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
-        from_lsn=header.from_lsn,
-        to_lsn=header.to_lsn,
-        server_uuid=header.server_uuid,
-        reason=header.reason,
-        table_set=header.table_set,
-        tables_missing=header.tables_missing,
-        missing=None if facts.inventory is None else tuple(name.shown for name in facts.missing),
-        manifest=hashlib.sha256(encode_header(header)).hexdigest(),
-    )

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -92,18 +92,8 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
             )
             return False
     if wiring.catalog.absences.end(server, job_id):
-        incidents.mended(
-            HOOK,
-            Event(
-                at=now,
-                kind=HOOK.mended,
-                severity=Severity.INFO,
-                server=server,
-                subject=AFTER,
-                message=f"{server} is back in rotation",
-                job_id=job_id,
-            ),
-        )
+        over = HOOK.over(now, f"{server} is back in rotation", server=server, subject=AFTER)
+        incidents.mended(HOOK, replace(over, job_id=job_id))
     return True
 
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from backupd.app.backup_records import is_ours, record_of_manifest
 from backupd.app.binlogs.log_records import Reconciliation
@@ -67,17 +66,19 @@ REBUILT = "catalog-rebuilt"
 _AT_ONCE = 8
 _BATCH = 64
 
+Answer = TypeVar("Answer")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Rebuilt:
-    """How many of each were taken in. ``damaged``: backups that cannot be restored from there; ``closed``: how many
-    backups have no position, because no private key opened them; ``catalog_of``: from when the copies of the lost
-    catalog are that were used; ``history``: rows that came from them; ``problems``: what could not be read, or is
-    not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the clear was compared
-    with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those that are ``closed``
-    nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head
-    of each server says at each destination; why one may have been turned back is a problem. ``elsewhere``: which
-    backups one destination has and another one does not.
+    """How many of each were taken in; it grows until all is. ``damaged``: backups that cannot be restored from there;
+    ``closed``: how many backups have no position, because no private key opened them; ``catalog_of``: from when the
+    copies of the lost catalog are that were used; ``history``: rows that came from them; ``problems``: what could not
+    be read, or is not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the
+    clear was compared with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those
+    that are ``closed`` nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head of each
+    server says at each destination; why one may have been turned back is a problem. ``elsewhere``: which backups one
+    destination has and another one does not.
     """
 
     destination: str
@@ -147,75 +148,48 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
         return _Rebuild(wiring, destination, report, adopt=adopt or not taken_here).run()
 
 
-@dataclass(slots=True)
-class _Taken:
-    backups: int = 0
-    closed: int = 0
-    damaged: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    bound: int = 0
-    unbound: int = 0
-    foreign: list[str] = field(default_factory=list)
-
-
 class _Rebuild:
     def __init__(self, wiring: Wiring, destination: Destination, report: Report, *, adopt: bool) -> None:
         self._wiring, self._destination, self._report, self._adopts = wiring, destination, report, adopt
         self._opens = wiring.settings.restore is not None
-        self._taken = _Taken()
+        self._done = Rebuilt(destination.name)
 
     def run(self) -> Rebuilt:
-        wiring, destination = self._wiring, self._destination
+        wiring, destination, done = self._wiring, self._destination, self._done
         kept = kept_at(destination)
         owners = backup_ids(destination)
         self._backups(owners, kept)
-        branches, logs = self._logs()
-        proofs, witnesses = self._proofs() if self._opens else (0, 0)
-        holds = self._holds(kept)
-        moments: list[datetime] = []
-        history = 0
-        taken = self._taken
+        self._logs()
+        if self._opens:
+            self._proofs()
+        for hold in kept.holds.values():
+            wiring.catalog.holds.set(hold.server, HoldKind.HOLD, hold.reason, hold.set_by, hold.since)
+        done.holds = len(kept.holds)
         succession = Succession(wiring, destination.name, {backup_id for _server, backup_id in owners})
         if self._opens:
-            for moment, older in lost_catalogs(wiring, destination, taken.problems.append):
-                history += succession.take(moment, older)
-                moments.append(moment)
+            for moment, older in lost_catalogs(wiring, destination, self._problem_found):
+                done.history += succession.take(moment, older)
+                done.catalog_of += (moment,)
         for server in {*wiring.catalog.backups.servers(), *wiring.catalog.binlogs.servers()}:
             recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
-        taken.problems += [
-            *succession.missing.values(),
-            *succession.altered.values(),
-            *self._headless(succession.missing),
-        ]
+        for found in (*succession.missing.values(), *succession.altered.values(), *self._headless(succession.missing)):
+            self._problem_found(found)
         wiring.catalog.events.add(
             Event(
                 wiring.clock(),
                 REBUILT,
                 Severity.WARNING,
-                f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} "
+                f"the catalog was rebuilt from destination {destination.name}: {done.backups} backups, {done.segments} "
                 "binary logs",
                 subject=destination.name,
-                detail="\n".join(taken.problems[:50]),
+                detail="\n".join(done.problems[:50]),
                 hint="`backupd verify` reads again what is stored there",
             )
         )
-        return Rebuilt(
-            destination.name,
-            taken.backups,
-            tuple(taken.damaged),
-            taken.closed,
-            branches,
-            logs,
-            proofs,
-            witnesses,
-            holds,
-            tuple(moments),
-            history,
-            tuple(taken.problems),
-            taken.bound,
-            taken.unbound,
-            tuple(taken.foreign),
-        )
+        return done
+
+    def _problem_found(self, text: str) -> None:
+        self._done.problems += (text,)
 
     # -- backups
 
@@ -223,19 +197,15 @@ class _Rebuild:
         """Every manifest, several at a time; no more than a batch is in memory."""
         presence = Presence(self._destination)
         dying = marks(self._destination)
-        done = 0
 
         def look(owner: tuple[str, str]) -> BackupRecord | None:
             return self._look(owner, presence, deleted=owner in dying, pinned=owner in kept.backups)
 
-        for batch in _in_batches(owners):
-            # In parallel, since each waits for gpg and for the network; in order, so that parents come first.
-            with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
-                for record in pool.map(look, batch):
-                    if record is not None:
-                        self._add(record)
-            done += len(batch)
-            self._report(Progress("rebuild", files_done=done, files_total=len(owners), note="backups"))
+        for done, record in enumerate(_answers(look, owners), 1):
+            if record is not None:
+                self._add(record)
+            if done % _BATCH == 0 or done == len(owners):
+                self._report(Progress("rebuild", files_done=done, files_total=len(owners), note="backups"))
 
     def _look(self, owner: tuple[str, str], presence: Presence, *, deleted: bool, pinned: bool) -> BackupRecord | None:
         """The row of one backup as the destination tells of it; None, and a problem told, where it tells nothing."""
@@ -244,20 +214,20 @@ class _Rebuild:
             return None
         header = found.header
         if not isinstance(header, Header):
-            self._taken.problems.append(header.detail or header.message)
+            self._problem_found(header.detail or header.message)
             return None
         copy = Copy(self._destination.name, str(BackupState.COMPLETE), header.finished_at)
         try:
             record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
         except TamperedError as error:
             report_tampering(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
-            self._taken.problems.append(f"{error.detail}: it was not taken in")
+            self._problem_found(f"{error.detail}: it was not taken in")
             return None
-        self._taken.bound += bool(record.flavour) and header.is_bound
-        self._taken.unbound += not header.is_bound
+        self._done.bound += bool(record.flavour) and header.is_bound
+        self._done.unbound += not header.is_bound
         problem = self._problem(header, presence, opened=bool(record.flavour))
         if problem:
-            self._taken.problems.append(f"{self._destination.name}: backup {header.backup_id}: {problem}")
+            self._problem_found(f"{self._destination.name}: backup {header.backup_id}: {problem}")
         state = BackupState.DELETED if deleted else BackupState.DAMAGED if problem else BackupState.COMPLETE
         return replace(record, state=state, copies=(replace(copy, state=str(state)),))
 
@@ -280,11 +250,10 @@ class _Rebuild:
             return f"its {header.body.name} is in an archive class: thaw it there, and copy it back"
 
     def _add(self, record: BackupRecord) -> None:
-        self._taken.backups += 1
-        if not record.flavour:
-            self._taken.closed += 1
+        self._done.backups += 1
+        self._done.closed += not record.flavour
         if record.state is BackupState.DAMAGED:
-            self._taken.damaged.append(record.id)
+            self._done.damaged += (record.id,)
         backups = self._wiring.catalog.backups
         (copy,) = record.copies
         try:
@@ -293,7 +262,7 @@ class _Rebuild:
             foreign = not (self._adopts or is_ours(self._wiring, self._destination, record))
             backups.add(replace(record, foreign=foreign))
             if foreign:
-                self._taken.foreign.append(record.id)
+                self._done.foreign += (record.id,)
             return
         ours = {one.destination: one for one in known.copies}
         before = ours.get(copy.destination)
@@ -324,31 +293,26 @@ class _Rebuild:
             owner for key in (*trees, *(info.key for info in sides)) if (owner := layout.backup_of(key)) is not None
         }
         return [
-            f"{self._destination.name}: backup {backup_id} of {server} has files there but no manifest: somebody "
-            "removed that, or the backup or its deletion was stopped in the middle"
+            f"{self._destination.name}: backup {backup_id} of {server} has no manifest: it was removed, or the backup "
+            "or its deletion was interrupted"
             for server, backup_id in sorted(owners - busy)
             if backup_id not in told
         ]
 
     # -- the rest
 
-    def _logs(self) -> tuple[int, int]:
+    def _logs(self) -> None:
         """Branches and segments, through what brings any catalog into line."""
-        servers = dict.fromkeys(owner[0] for owner in self._log_owners())
-        branches = logs = 0
-        for server in servers:
+        for server in dict.fromkeys(owner[0] for owner in self._log_owners()):
             self._report(Progress("rebuild", note=f"binary logs of {server}"))
             settled = Reconciliation(self._wiring.catalog, self._destination, server, self._wiring.clock).settle(
                 at_work=is_at_work(self._wiring, server)
             )
-            branches += settled.branches
-            logs += settled.added
-        self._taken.problems += [
-            found.detail or found.message
-            for found in segments.branches(self._destination)
-            if isinstance(found, DamagedError)
-        ]
-        return branches, logs
+            self._done.branches += settled.branches
+            self._done.segments += settled.added
+        for found in segments.branches(self._destination):
+            if isinstance(found, DamagedError):
+                self._problem_found(found.detail or found.message)
 
     def _log_owners(self) -> Iterator[tuple[str, object]]:
         for info in self._destination.list(layout.BINLOGS):
@@ -359,10 +323,9 @@ class _Rebuild:
             elif segment is not None:
                 yield segment[0], segment[1]
 
-    def _proofs(self) -> tuple[int, int]:
+    def _proofs(self) -> None:
         unsealer = self._wiring.unsealer()
         catalog = self._wiring.catalog
-        counts = {True: 0, False: 0}
 
         def opened(owner: tuple[str, str]) -> tuple[proofdoc.Kept, str] | BackupdError | None:
             try:
@@ -370,31 +333,26 @@ class _Rebuild:
             except (DamagedError, KeyUnusableError) as error:
                 return error
 
-        for batch in _in_batches(list(proofdoc.listed(self._destination))):
-            with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
-                for found in pool.map(opened, batch):
-                    if isinstance(found, BackupdError):
-                        self._taken.problems.append(found.detail or found.message)
-                    elif found is not None:
-                        kept, digest = found
-                        if isinstance(kept, KeptWitness):
-                            catalog.witnesses.add(kept.id, kept.witness, backup_id=kept.backup_id)
-                        else:
-                            catalog.proofs.add(kept)
-                        catalog.deposits.put(self._destination.name, layout.proof_key(kept.server, kept.id), digest)
-                        counts[isinstance(kept, KeptWitness)] += 1
-        return counts[False], counts[True]
-
-    def _holds(self, kept: Kept) -> int:
-        for hold in kept.holds.values():
-            self._wiring.catalog.holds.set(hold.server, HoldKind.HOLD, hold.reason, hold.set_by, hold.since)
-        return len(kept.holds)
+        for found in _answers(opened, list(proofdoc.listed(self._destination))):
+            if isinstance(found, BackupdError):
+                self._problem_found(found.detail or found.message)
+            elif found is not None:
+                kept, digest = found
+                if isinstance(kept, KeptWitness):
+                    catalog.witnesses.add(kept.id, kept.witness, backup_id=kept.backup_id)
+                    self._done.witnesses += 1
+                else:
+                    catalog.proofs.add(kept)
+                    self._done.proofs += 1
+                catalog.deposits.put(self._destination.name, layout.proof_key(kept.server, kept.id), digest)
 
 
-def _in_batches(owners: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    left = iter(owners)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
+def _answers(look: Callable[[tuple[str, str]], Answer], owners: list[tuple[str, str]]) -> Iterator[Answer]:
+    """Of ``look`` to each, several at a time, since each waits for gpg and for the network; in order, so that parents
+    come first. No more than a batch is in memory."""
+    for start in range(0, len(owners), _BATCH):
+        with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
+            yield from pool.map(look, owners[start : start + _BATCH])
 
 
 # -- copies of lost catalogs

@@ -220,7 +220,8 @@ class RestoreRequest:
         """Raises UsageError where neither a folder nor a server to restore into is given. ``name``: see ``mixed``."""
         if not self.of_tables and not self.datadir:
             raise UsageError(
-                f"where to? {name('datadir')} is missing", hint="name an empty folder of the host of this service"
+                "no data directory given",
+                hint=f"add {name('datadir')} with an empty folder on the host of the service",
             )
         if self.of_tables and not (self.into or self.sql):
             raise UsageError(

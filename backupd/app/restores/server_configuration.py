@@ -51,25 +51,20 @@ class Member:
         }
 
 
+_KINDS: tuple[tuple[str, Callable[[tarfile.TarInfo], bool]], ...] = (
+    ("link", tarfile.TarInfo.issym),
+    ("folder", tarfile.TarInfo.isdir),
+    ("hard link", tarfile.TarInfo.islnk),
+    ("pipe", tarfile.TarInfo.isfifo),
+    ("device", tarfile.TarInfo.isdev),
+    ("sparse file", tarfile.TarInfo.issparse),
+    ("file", tarfile.TarInfo.isreg),
+)
+
+
 def member_of(info: tarfile.TarInfo) -> Member:
     """The header of a tar's member as a ``Member``."""
-    kind = (
-        "link"
-        if info.issym()
-        else "folder"
-        if info.isdir()
-        else "hard link"
-        if info.islnk()
-        else "pipe"
-        if info.isfifo()
-        else "device"
-        if info.isdev()
-        else "sparse file"
-        if info.issparse()
-        else "file"
-        if info.isreg()
-        else "member of unknown type"
-    )
+    kind = next((kind for kind, is_one in _KINDS if is_one(info)), "member of unknown type")
     return Member(
         info.name,
         kind,

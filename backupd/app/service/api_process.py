@@ -320,14 +320,9 @@ class ApiWatch(ProcessWatch):
     def _recovered(self) -> None:
         state = self._state
         state.failures = 0
-        event = Event(
-            self._wiring.clock(),
-            API.mended,
-            Severity.INFO,
-            subject="api",
-            message=f"the REST interface and the web page are served at {state.place} again",
-        )
-        self._scribe.ask(lambda _catalog: self._incidents.mended(API, event))
+        served = f"the REST interface and the web page are served at {state.place} again"
+        over = API.over(self._wiring.clock(), served, subject="api")
+        self._scribe.ask(lambda _catalog: self._incidents.mended(API, over))
         state.well = True
 
     # -- the thread

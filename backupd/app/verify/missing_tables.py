@@ -200,16 +200,8 @@ def _withdraw(wiring: Wiring, record: BackupRecord, why: str) -> None:
 def _tell(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not known:
-        incidents.mended(
-            PARTIAL,
-            Event(
-                now,
-                PARTIAL.mended,
-                Severity.INFO,
-                f"every backup of {server} that is left holds all its tables",
-                server=server,
-            ),
-        )
+        whole = f"every backup of {server} that is left holds all its tables"
+        incidents.mended(PARTIAL, PARTIAL.over(now, whole, server=server))
         return
     tables = sorted({name for one in known for name in one.tables})
     what = f": {', '.join(tables[:5])}{' ...' if len(tables) > 5 else ''}" if tables else ""

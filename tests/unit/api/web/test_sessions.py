@@ -302,7 +302,7 @@ def test_nobody_is_offered_to_start_a_plan_that_goes_nowhere(scene: tuple[Rig, S
         assert "<code></code>" not in page
     asked = operator.send("/restore", question)
     assert asked.status_code == 422, "who may start it is asked at once"
-    assert "where to? datadir is missing" in asked.text
+    assert "no data directory given" in asked.text
     assert (
         "The tables need either into or sql"
         in operator.send("/restore", {"server": CRM, "what": "tables", "when": "latest", "tables": "shop.orders"}).text
