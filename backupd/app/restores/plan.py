@@ -28,6 +28,7 @@ from backupd.model.errors import (
 from backupd.model.text import format_time
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
+from restore.fetch.sources import NO_THAW_WAIT, Sources, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
@@ -219,9 +220,14 @@ def statements(server: ServerSettings) -> tuple[str, ...]:
     return tuple(check.sql for check in tests.checks) if tests else ()
 
 
-def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
-    """The destinations to read the backup from, best first."""
-    return [wiring.destination(name) for name in chosen.destinations]
+def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sources:
+    """What a restore of ``chosen`` reads from, the best destination first. ``thaw`` is waited for."""
+    return Sources(
+        [wiring.destination(name) for name in chosen.destinations],
+        wiring.unsealer(),
+        _archives(wiring, chosen),
+        thaw,
+    )
 
 
 def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
