@@ -17,13 +17,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import BackupSpec
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.document import Document
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -119,16 +119,12 @@ def report_foreign(wiring: Wiring, server: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Document):
     """``bound``: is what it tells in the clear what was sealed? None where no private key is here to look."""
 
     id: str
     server: str
     bound: bool | None
-
-    def as_json(self) -> dict[str, Any]:
-        """One backup of `backupd catalog adopt --json`."""
-        return {"id": self.id, "server": self.server, "bound": self.bound}
 
 
 def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:

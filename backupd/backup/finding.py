@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from backupd.model.document import Document
 from backupd.model.errors import BackupdError, ConfigurationError
 
 
@@ -18,22 +18,13 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Document):
     """``subject`` names the thing: ``server``, ``privileges``, ``destination local`` ..."""
 
     severity: Severity
     subject: str
     message: str
     hint: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Keys: severity, subject, message, hint ("" where there is none)."""
-        return {
-            "severity": str(self.severity),
-            "subject": self.subject,
-            "message": self.message,
-            "hint": self.hint,
-        }
 
 
 def error(subject: str, message: str, hint: str = "") -> Finding:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import MAGIC, BranchReason, Ending, MysqlGtids, covers, same
+from backupd.model.document import Document
 from backupd.model.server_facts import Position
-from backupd.model.text import format_time, parse_time
+from backupd.model.text import format_time
 
 _HEADER = struct.Struct("<IBIIIH")
 """Time, type, server id, size, position of the next event, flags."""
@@ -37,7 +38,7 @@ _BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Document):
     """What a server was when its stream was last known to be whole.
 
     ``at``: by our clock. ``lsn``: on its disk then, None where the account may not know. ``marker``: of the restore its
@@ -50,29 +51,6 @@ class Seen:
     lsn: int | None
     marker: str
     gtids: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The form in ``state.json`` of the spool."""
-        return {
-            "at": format_time(self.at),
-            "server_uuid": self.server_uuid,
-            "server_id": self.server_id,
-            "lsn": self.lsn,
-            "marker": self.marker,
-            "gtids": self.gtids,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Seen:
-        """Reads ``as_json``. Raises KeyError, ValueError, TypeError."""
-        return cls(
-            parse_time(data["at"]),
-            str(data["server_uuid"]),
-            int(data["server_id"]),
-            None if data["lsn"] is None else int(data["lsn"]),
-            str(data["marker"]),
-            str(data["gtids"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

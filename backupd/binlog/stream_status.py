@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from backupd.model.binlog import Branch, Gap
+from backupd.model.document import Document, json_key
 from backupd.model.server_facts import Position
-from backupd.model.text import format_time, parse_time
 
 NO_ROOM = "there is no room in the spool's file system"
 
@@ -29,7 +28,7 @@ class StreamState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStatus:
+class StreamStatus(Document):
     """``branch``, ``file``, ``pos``: up to where the spool holds the log. ``server_position``: where the server was at
     the last look, and ``server_time``: its own clock or ours, whichever was behind, right *before* that look; both None
     while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program,
@@ -45,38 +44,7 @@ class StreamStatus:
     server_time: datetime | None = None
     error: str = ""
     restarts: int = 0
-    away: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The form in which a stream reports its status to other processes."""
-        return {
-            "state": str(self.state),
-            "since": format_time(self.since),
-            "branch": self.branch,
-            "file": self.file,
-            "pos": self.pos,
-            "server_position": self.server_position.as_json() if self.server_position else None,
-            "server_time": format_time(self.server_time) if self.server_time else None,
-            "error": self.error,
-            "restarts": self.restarts,
-            "away": self.away,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> StreamStatus:
-        """Reads ``as_json``. Raises KeyError, ValueError, TypeError."""
-        return cls(
-            state=StreamState(data["state"]),
-            since=parse_time(data["since"]),
-            branch=data["branch"],
-            file=data["file"],
-            pos=int(data["pos"]),
-            server_position=Position.from_json(data["server_position"]) if data["server_position"] else None,
-            server_time=parse_time(data["server_time"]) if data["server_time"] else None,
-            error=data["error"],
-            restarts=int(data["restarts"]),
-            away=bool(data.get("away", False)),
-        )
+    away: bool = field(default=False, metadata=json_key(later=True))
 
 
 class StreamEventKind(StrEnum):

@@ -4,7 +4,7 @@ deletion, and how far it was behind."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -32,8 +32,8 @@ from backupd.catalog.base.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.rows import FreeText, UtcTime, metadata
 from backupd.model.backup_record import Sighting
+from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.job import JobRecord
-from backupd.model.text import format_time
 from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState
 
 replications = Table(
@@ -127,12 +127,12 @@ _R = replications.c
 
 
 @dataclass(frozen=True, slots=True)
-class Replication:
+class Replication(Document):
     """``state``: waiting, copying, or failing: then ``message`` says why, ``attempts`` how often in a row, and it is
     tried again at ``not_before``. ``since``: when it was found missing. ``bytes_done`` of ``bytes_total`` stored bytes,
     in the last attempt."""
 
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     destination: str
     state: str
     attempts: int
@@ -142,21 +142,6 @@ class Replication:
     bytes_total: int = 0
     bytes_done: int = 0
     message: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        return {
-            "backup": self.backup_id,
-            "destination": self.destination,
-            "state": self.state,
-            "attempts": self.attempts,
-            "not_before": format_time(self.not_before) if self.not_before else None,
-            "since": format_time(self.since),
-            "updated_at": format_time(self.updated_at),
-            "bytes_total": self.bytes_total,
-            "bytes_done": self.bytes_done,
-            "message": self.message,
-        }
 
 
 class Replications(Rows):
@@ -495,23 +480,14 @@ def _item(row: RowMapping) -> ThawItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(Document):
     """In the hour that begins at ``hour`` up to ``seconds`` of commits were not yet at the destination; at ``at``."""
 
-    server: str
+    server: str = field(metadata=HIDDEN)
     destination: str
     hour: datetime
-    seconds: float
+    seconds: float = field(metadata=json_key(digits=3))
     at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it; seconds with three decimals."""
-        return {
-            "destination": self.destination,
-            "hour": format_time(self.hour),
-            "seconds": round(self.seconds, 3),
-            "at": format_time(self.at),
-        }
 
 
 class Lags(Rows):

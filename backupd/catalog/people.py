@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import (
@@ -29,7 +29,6 @@ from backupd.catalog.base.database import Rows
 from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Role, Session, Token
 from backupd.model.errors import RefusedError, unknown
-from backupd.model.text import format_time
 
 challenges = Table(
     "challenges",
@@ -411,10 +410,17 @@ class Audit(Rows):
         return tuple(_entry(row) for row in connection.execute(query).mappings())
 
 
+_COVERED = (
+    *("at", "actor", "role", "via", "action", "server", "subject"),
+    *("outcome", "detail", "address", "number", "digest"),
+)
+"""Fields of an entry in the order in which digests cover them."""
+
+
 def chained(before: str, entry: AuditEntry) -> str:
     """The digest of ``entry``, which has none yet, after an entry with the digest ``before``."""
-    values = [format_time(value) if isinstance(value, datetime) else value for value in astuple(entry)]
-    return hashlib.sha256(json.dumps([before, *values]).encode()).hexdigest()
+    document = entry.as_json()
+    return hashlib.sha256(json.dumps([before, *(document[name] for name in _COVERED)]).encode()).hexdigest()
 
 
 def _storable(entry: AuditEntry) -> AuditEntry:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
-from backupd.model.text import format_time
+from backupd.model.document import HIDDEN, Document, json_key
 
 
 class Role(StrEnum):
@@ -54,38 +53,23 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class Token(Document):
     """``digest``: SHA-256 of the secret, which nobody keeps; times None: never."""
 
     id: str
     name: str
     role: Role
-    digest: str
+    digest: str = field(metadata=HIDDEN)
+    servers: frozenset[str] | None = field(default=None, kw_only=True)
     created_at: datetime
     created_by: str
-    servers: frozenset[str] | None = None
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
-    revoked_by: str = ""
+    revoked_by: str = field(default="", metadata=json_key(or_null=True))
     last_used_at: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
-
-    def as_json(self) -> dict[str, Any]:
-        """Without anything that would let anybody in."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "role": str(self.role),
-            "servers": None if self.servers is None else sorted(self.servers),
-            "created_at": format_time(self.created_at),
-            "created_by": self.created_by,
-            "expires_at": _time(self.expires_at),
-            "revoked_at": _time(self.revoked_at),
-            "revoked_by": self.revoked_by or None,
-            "last_used_at": _time(self.last_used_at),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +86,23 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditEntry(Document):
     """Who did what. ``action``: a stable word (``backup-deleted``, ``restore-started``); ``subject``: the id it was
     done to; ``outcome``: ``done``, ``refused`` or ``failed``; ``digest``: over this entry and the one before it, so
     that one that was altered or taken out shows. ``number``: its place, 0 before it has one."""
 
+    number: int = field(default=0, kw_only=True)
     at: datetime
     actor: str
     role: str
     via: str
+    address: str = field(default="", kw_only=True)
     action: str
     server: str = ""
     subject: str = ""
     outcome: str = "done"
     detail: str = ""
-    address: str = ""
-    number: int = 0
     digest: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "at": format_time(self.at),
-            "actor": self.actor,
-            "role": self.role,
-            "via": self.via,
-            "address": self.address,
-            "action": self.action,
-            "server": self.server,
-            "subject": self.subject,
-            "outcome": self.outcome,
-            "detail": self.detail,
-            "digest": self.digest,
-        }
-
-
-def _time(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
 
 
 THIS_MACHINE = "this machine"
@@ -149,7 +113,7 @@ VALID_FOR = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Document):
     """``fingerprint``: of the one key that its phrase was sealed for; ``name``: how the configuration calls that key.
     ``digest``: of the phrase, which itself is kept nowhere in the clear. ``answered_by``: a person, or THIS_MACHINE.
     """
@@ -158,20 +122,10 @@ class Challenge:
     fingerprint: str
     name: str
     issued_at: datetime
-    digest: str
+    digest: str = field(metadata=HIDDEN)
     answered_at: datetime | None = None
     answered_by: str = ""
 
     def has_lapsed(self, now: datetime) -> bool:
         """Whether no answer to it counts any more."""
         return self.issued_at + VALID_FOR < now
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "fingerprint": self.fingerprint,
-            "name": self.name,
-            "issued_at": format_time(self.issued_at),
-            "answered_at": format_time(self.answered_at) if self.answered_at else None,
-            "answered_by": self.answered_by,
-        }

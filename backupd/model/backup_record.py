@@ -7,11 +7,11 @@ deletion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
@@ -32,7 +32,7 @@ class BackupState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Document):
     """One destination's copy of a backup. ``state``: complete, damaged, or deleted (marked there, not yet swept)."""
 
     destination: str
@@ -40,17 +40,9 @@ class Copy:
     stored_at: datetime
     verified_at: datetime | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "destination": self.destination,
-            "state": self.state,
-            "stored_at": format_time(self.stored_at),
-            "verified_at": format_time(self.verified_at) if self.verified_at else None,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class BackupRecord:
+class BackupRecord(Document):
     """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes.
 
     ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
@@ -75,27 +67,27 @@ class BackupRecord:
     parent: str | None
     started_at: datetime
     finished_at: datetime
-    stats: Stats
+    stats: Stats = field(metadata=json_key(inline=True))
     position: Position
     flavour: str
     server_version: str
     tool_version: str
     pinned: bool = False
     warnings: tuple[str, ...] = ()
-    copies: tuple[Copy, ...] = ()
     from_lsn: int = 0
     to_lsn: int = 0
-    server_uuid: str = ""
+    server_uuid: str = field(default="", metadata=HIDDEN)
     reason: str = ""
-    table_set: str = ""
+    table_set: str = field(default="", metadata=json_key("set"))
     tables_missing: int = 0
-    manifest: str = ""
+    manifest: str = field(default="", metadata=HIDDEN)
+    missing: tuple[str, ...] | None = field(default=None, metadata=HIDDEN)
+    doubtful: str = ""
     protected: bool = False
     apart: bool = False
-    missing: tuple[str, ...] | None = None
-    doubtful: str = ""
-    found: str = ""
+    found: str = field(default="", metadata=HIDDEN)
     foreign: bool = False
+    copies: tuple[Copy, ...] = ()
 
     @property
     def not_dumped(self) -> int:
@@ -103,47 +95,20 @@ class BackupRecord:
         return self.tables_missing if self.kind is BackupKind.LOGICAL else len(self.missing or ())
 
     @property
+    @computed("partial", after="tables_missing")
     def is_partial(self) -> bool:
         """Does it lack tables that others of its kind have?"""
         return self.not_dumped > 0
 
+    @property
+    @computed("missing", after="partial")
+    def known_missing(self) -> tuple[str, ...]:
+        """``missing``, where nobody looked: none."""
+        return self.missing or ()
+
     def state_at(self, destination: str) -> str:
         """Of the copy at one destination: complete, damaged or deleted; empty where there is none."""
         return next((copy.state for copy in self.copies if copy.destination == destination), "")
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "server": self.server,
-            "kind": str(self.kind),
-            "state": str(self.state),
-            "parent": self.parent,
-            "started_at": format_time(self.started_at),
-            "finished_at": format_time(self.finished_at),
-            "bytes_source": self.stats.bytes_source,
-            "bytes_stored": self.stats.bytes_stored,
-            "bytes_new": self.stats.bytes_new,
-            "files": self.stats.files,
-            "files_linked": self.stats.files_linked,
-            "position": self.position.as_json(),
-            "flavour": self.flavour,
-            "server_version": self.server_version,
-            "tool_version": self.tool_version,
-            "pinned": self.pinned,
-            "warnings": list(self.warnings),
-            "from_lsn": self.from_lsn,
-            "to_lsn": self.to_lsn,
-            "reason": self.reason,
-            "set": self.table_set,
-            "tables_missing": self.tables_missing,
-            "partial": self.is_partial,
-            "missing": list(self.missing or ()),
-            "doubtful": self.doubtful,
-            "protected": self.protected,
-            "apart": self.apart,
-            "foreign": self.foreign,
-            "copies": [copy.as_json() for copy in self.copies],
-        }
 
 
 def partial_words(backup_id: str, names: Iterable[str]) -> str:
@@ -153,26 +118,16 @@ def partial_words(backup_id: str, names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BackupDetail:
+class BackupDetail(Document):
     """A backup's record with what its manifest adds: how many objects, for which keys, whether what it tells in the
     clear is bound to what is sealed, and the SHA-256 of its runbook."""
 
-    record: BackupRecord
+    record: BackupRecord = field(metadata=json_key(inline=True))
     objects: int
     recipients: Sequence[str]
     codec: str
     bound: bool = True
     runbook_sha256: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            **self.record.as_json(),
-            "objects": self.objects,
-            "recipients": list(self.recipients),
-            "codec": self.codec,
-            "bound": self.bound,
-            "runbook_sha256": self.runbook_sha256,
-        }
 
 
 EVERY_SERVER = "*"
@@ -186,13 +141,13 @@ class HoldKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Document):
     """``server`` may be ``*``: every server. ``set_by``: the person."""
 
     server: str
     kind: HoldKind
     reason: str
-    set_by: str
+    set_by: str = field(metadata=json_key("by"))
     since: datetime
 
     @property
@@ -201,15 +156,6 @@ class Hold:
         word = "held" if self.kind is HoldKind.HOLD else "paused"
         whose = "every server is " if self.server == EVERY_SERVER else ""
         return f"{self.reason} ({whose}{word} by {self.set_by} since {format_time(self.since)})"
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "kind": str(self.kind),
-            "reason": self.reason,
-            "by": self.set_by,
-            "since": format_time(self.since),
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,21 @@
-"""JSON that others may have written: read so that nothing in it does more harm than being unreadable."""
+"""JSON documents: how a record becomes one and is read back, and reading what others may have written, so that nothing
+in it does more harm than being unreadable."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, fields
+from datetime import date, datetime, timedelta
+from enum import Enum
 from functools import cache
+from operator import attrgetter, methodcaller
+from pathlib import PurePath
 from types import UnionType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
+
+from backupd.model.text import format_time, parse_time
 
 NOTE_LIMIT = 1024 * 1024
 """Most bytes of a note at a destination (lease, mark, hold, tombstone); ours have a few hundred."""
@@ -73,3 +81,173 @@ def _plain_fields(kind: Any) -> Mapping[str, frozenset[type]]:
         if kinds <= _PLAIN:
             found[name] = kinds
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """How a field or a property of a ``Document`` is written. ``name``: where the key differs from its own;
+    ``or_null``: null for whatever is empty; ``digits``: decimals of a number; ``inline``: the keys of the value are
+    keys of this document; ``later``: documents of earlier versions lack it, which means the default."""
+
+    name: str = ""
+    or_null: bool = False
+    digits: int | None = None
+    inline: bool = False
+    later: bool = False
+
+
+_METADATA = "key"
+_SIMPLE = Key()
+HIDDEN: Mapping[str, Key | None] = {_METADATA: None}
+"""The metadata of a field that is not in the document."""
+
+
+def json_key(
+    name: str = "", *, or_null: bool = False, digits: int | None = None, inline: bool = False, later: bool = False
+) -> Mapping[str, Key]:
+    """The metadata of a field: see ``Key``."""
+    return {_METADATA: Key(name, or_null, digits, inline, later)}
+
+
+Getter = TypeVar("Getter", bound=Callable[..., Any])
+
+
+def computed(
+    name: str = "", *, after: str | None = None, or_null: bool = False, digits: int | None = None
+) -> Callable[[Getter], Getter]:
+    """Below ``@property``: it is in the document, too, ``after`` that key ("": first; None: last)."""
+
+    def marked(getter: Getter) -> Getter:
+        vars(getter)[_METADATA] = (Key(name, or_null, digits), after)
+        return getter
+
+    return marked
+
+
+class Entry(NamedTuple):
+    """A key of a document, and the attribute that it is made of."""
+
+    name: str
+    attribute: str
+    key: Key
+
+
+class Document:
+    """A dataclass that is the declaration of its JSON document: a key for each field, in their order. What is not
+    written under its own name, or not as it is, says so in the field's metadata (``json_key``, ``HIDDEN``); a property
+    that is in it, too, is ``computed``."""
+
+    __slots__ = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Moments as RFC 3339 in UTC, spans in seconds, enumerations by value, paths as text, records as documents."""
+        kind: Any = type(self)
+        document: dict[str, Any] = {}
+        for name, attribute, how in entries(kind):
+            value = getattr(self, attribute)
+            if (write := _WRITERS[type(value)]) is not None:
+                value = write(value)
+            if how is _SIMPLE:
+                document[name] = value
+            elif how.inline:
+                document |= value
+            elif how.or_null:
+                document[name] = value or None
+            else:
+                document[name] = value if how.digits is None or value is None else round(value, how.digits)
+        return document
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Reads what ``as_json`` wrote. Raises KeyError, ValueError, TypeError for anything else."""
+        kind: Any = cls
+        return cls(
+            **{
+                attribute: read(data if how.inline else data[name])
+                for (name, attribute, how), read in _readers(kind)
+                if not how.later or name in data
+            }
+        )
+
+
+@cache
+def entries(kind: Any) -> tuple[Entry, ...]:
+    """The keys of the documents of a class, in their order."""
+    found = []
+    for field in fields(kind):
+        how = field.metadata.get(_METADATA, _SIMPLE)
+        if how is not None:
+            found.append(Entry(how.name or field.name, field.name, how))
+    for name, value in vars(kind).items():
+        if isinstance(value, property) and (mark := vars(value.fget).get(_METADATA)) is not None:
+            how, after = mark
+            names = ["", *(one.name for one in found)]
+            place = len(found) if after is None else names.index(after)
+            found.insert(place, Entry(how.name or name, name, how))
+    return tuple(found)
+
+
+Write = Callable[[Any], Any]
+
+
+def _plain(value: Any) -> Any:
+    write = _WRITERS[type(value)]
+    return value if write is None else write(value)
+
+
+def _list(value: Iterable[Any]) -> list[Any]:
+    return [_plain(one) for one in value]
+
+
+class _Writers(dict[type, Write | None]):
+    """By class, what writes its values; None where they are JSON as they are."""
+
+    def __missing__(self, kind: type) -> Write | None:
+        found = next((write for base, write in _WRITTEN if issubclass(kind, base)), None)
+        if hasattr(kind, "as_json"):
+            found = methodcaller("as_json")
+        self[kind] = found
+        return found
+
+
+_WRITTEN: tuple[tuple[type, Write], ...] = (
+    (Enum, attrgetter("value")),
+    (datetime, format_time),
+    (date, date.isoformat),
+    (timedelta, timedelta.total_seconds),
+    (PurePath, str),
+    (Mapping, lambda value: {name: _plain(one) for name, one in value.items()}),
+    (Set, lambda value: sorted(_list(value))),
+    (tuple, _list),
+    (list, _list),
+)
+_WRITERS = _Writers()
+
+
+@cache
+def _readers(kind: Any) -> tuple[tuple[Entry, Callable[[Any], Any]], ...]:
+    hints, known = get_type_hints(kind), {field.name for field in fields(kind)}
+    return tuple((one, _reader(hints[one.attribute])) for one in entries(kind) if one.attribute in known)
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What reads a value of this type out of JSON."""
+    parts = get_args(hint)
+    if get_origin(hint) is UnionType:
+        (read,) = (_reader(part) for part in parts if part is not type(None))
+        return lambda value: None if value is None else read(value)
+    if get_origin(hint) is tuple:
+        one = _reader(parts[0])
+        return lambda value: tuple(one(item) for item in value)
+    if get_origin(hint) is Mapping:
+        name, item = map(_reader, parts)
+        return lambda value: {name(key): item(one) for key, one in value.items()}
+    if hint is datetime:
+        return parse_time
+    return getattr(hint, "from_json", _text if hint is str else hint)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:120]!r} is no text")  # noqa: TRY004  a damaged document is known by it
+    return value

@@ -35,6 +35,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from backupd.model.document import Document
+
 OTHER_BACKUP = (
     "every file is what was stored (its digest agrees), so another copy is the same: choose another backup "
     "(--to backup:ID)"
@@ -80,7 +82,7 @@ class UsageError(BackupdError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Document):
     """One thing wrong in a file: where (file, 1-based line, dotted field) and what."""
 
     file: str

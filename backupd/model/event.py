@@ -3,12 +3,11 @@ those. The ground for mail, metrics and the audit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from backupd.model.text import format_time
+from backupd.model.document import HIDDEN, Document, json_key
 
 
 class Severity(StrEnum):
@@ -20,35 +19,21 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Document):
     """``kind``: a stable word (``job-failed``, ``job-missed``, ``key-overdue``); ``subject``: what it is about (a job's
     leg, a destination, a key); ``server`` empty when it concerns all. ``number``: its place in the catalog, 0 before.
     """
 
+    number: int = field(default=0, kw_only=True)
     at: datetime
     kind: str
     severity: Severity
+    server: str = field(default="", kw_only=True)
+    subject: str = field(default="", kw_only=True)
     message: str
-    server: str = ""
-    subject: str = ""
     detail: str = ""
     hint: str = ""
-    job_id: str = ""
-    number: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "at": format_time(self.at),
-            "kind": self.kind,
-            "severity": str(self.severity),
-            "server": self.server,
-            "subject": self.subject,
-            "message": self.message,
-            "detail": self.detail,
-            "hint": self.hint,
-            "job": self.job_id,
-        }
+    job_id: str = field(default="", metadata=json_key("job"))
 
 
 class MessageState(StrEnum):
@@ -70,7 +55,7 @@ class MessageKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Document):
     """Something that is, or was, not as it should be. ``kind``: of the event that opened it; ``count``: how many such
     events there were; ``reminders``: how many were sent; ``next_reminder``: None for none any more; of one that is over
     it is when that is told, unless it comes back before; ``acknowledged_by``: who said that no reminder is needed."""
@@ -87,10 +72,10 @@ class Incident:
     last_at: datetime
     count: int = 1
     closed_at: datetime | None = None
-    job_id: str = ""
+    job_id: str = field(default="", metadata=json_key("job", or_null=True))
     reminders: int = 0
     next_reminder: datetime | None = None
-    acknowledged_by: str = ""
+    acknowledged_by: str = field(default="", metadata=json_key(or_null=True))
     acknowledged_at: datetime | None = None
 
     @property
@@ -102,30 +87,9 @@ class Incident:
         """Is it over, and was nobody told yet, because it came and went?"""
         return self.closed_at is not None and self.next_reminder is not None
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "server": self.server,
-            "subject": self.subject,
-            "severity": str(self.severity),
-            "message": self.message,
-            "detail": self.detail,
-            "hint": self.hint,
-            "opened_at": format_time(self.opened_at),
-            "last_at": format_time(self.last_at),
-            "count": self.count,
-            "closed_at": _time(self.closed_at),
-            "job": self.job_id or None,
-            "reminders": self.reminders,
-            "next_reminder": _time(self.next_reminder),
-            "acknowledged_by": self.acknowledged_by or None,
-            "acknowledged_at": _time(self.acknowledged_at),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Document):
     """A message on its way. ``channel``: ``email`` or the name of another one; ``incident_id`` empty for reports and
     tests; ``content``: the whole of it as it is sent (RFC 5322 for mail); ``attempts``: tries so far; ``error``: why
     the last one failed."""
@@ -136,30 +100,10 @@ class Message:
     state: MessageState
     subject: str
     recipients: tuple[str, ...]
-    content: str
+    content: str = field(metadata=HIDDEN)
+    incident_id: str = field(default="", metadata=json_key("incident", or_null=True), kw_only=True)
     created_at: datetime
-    incident_id: str = ""
     attempts: int = 0
     next_try: datetime | None = None
     sent_at: datetime | None = None
     error: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "channel": self.channel,
-            "kind": str(self.kind),
-            "state": str(self.state),
-            "subject": self.subject,
-            "recipients": list(self.recipients),
-            "incident": self.incident_id or None,
-            "created_at": format_time(self.created_at),
-            "attempts": self.attempts,
-            "next_try": _time(self.next_try),
-            "sent_at": _time(self.sent_at),
-            "error": self.error,
-        }
-
-
-def _time(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None

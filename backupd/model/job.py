@@ -9,8 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.proof import Phase
-from backupd.model.text import format_time
 
 
 class JobKind(StrEnum):
@@ -80,7 +80,7 @@ that does so. One that waits ends with its job, however that ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(Document):
     """One run of ``kind`` (see ``JobKind``) for a server.
 
     ``leg`` and ``due_at``: which schedule of the policy asked for it, and for when; empty and None when a person did
@@ -103,15 +103,15 @@ class JobRecord:
     due_at: datetime | None = None
     not_before: datetime | None = None
     attempt: int = 1
-    previous: str = ""
+    previous: str = field(default="", metadata=json_key(or_null=True))
     leg: str = ""
     requested_by: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    owner: str = ""
-    token: int = 0
-    heartbeat_at: datetime | None = None
+    owner: str = field(default="", metadata=HIDDEN)
+    token: int = field(default=0, metadata=HIDDEN)
+    heartbeat_at: datetime | None = field(default=None, metadata=HIDDEN)
     cancel_by: str = ""
-    progress: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = field(default=None, metadata=json_key(or_null=True))
     result: str = ""
     message: str = ""
     detail: str = ""
@@ -119,39 +119,9 @@ class JobRecord:
     bytes: int = 0
     phases: tuple[Phase, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "server": self.server,
-            "state": str(self.state),
-            "queued_at": format_time(self.queued_at),
-            "started_at": _time(self.started_at),
-            "finished_at": _time(self.finished_at),
-            "due_at": _time(self.due_at),
-            "not_before": _time(self.not_before),
-            "attempt": self.attempt,
-            "previous": self.previous or None,
-            "leg": self.leg,
-            "requested_by": self.requested_by,
-            "arguments": dict(self.arguments),
-            "cancel_by": self.cancel_by,
-            "progress": dict(self.progress) if self.progress else None,
-            "result": self.result,
-            "message": self.message,
-            "detail": self.detail,
-            "hint": self.hint,
-            "bytes": self.bytes,
-            "phases": [phase.as_json() for phase in self.phases],
-        }
-
-
-def _time(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
-
 
 @dataclass(frozen=True, slots=True)
-class RestoreRecord:
+class RestoreRecord(Document):
     """One restore of ``backup_id`` to ``target`` into ``datadir`` (absolute path on the restoring host).
 
     ``phases`` are those that are over, in order: ``fetched``, ``prepared``, ``restored``, ``started``, ``verified``.
@@ -162,7 +132,7 @@ class RestoreRecord:
 
     id: str
     server: str
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     target: str
     datadir: str
     state: JobState
@@ -170,25 +140,9 @@ class RestoreRecord:
     finished_at: datetime | None = None
     phases: tuple[Phase, ...] = ()
     error: str = ""
-    owner: str = ""
-    job_id: str = ""
-    request: Mapping[str, Any] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "server": self.server,
-            "backup": self.backup_id,
-            "target": self.target,
-            "datadir": self.datadir,
-            "state": str(self.state),
-            "started_at": format_time(self.started_at),
-            "finished_at": _time(self.finished_at),
-            "phases": [phase.as_json() for phase in self.phases],
-            "error": self.error,
-            "job": self.job_id or None,
-            "request": dict(self.request) if self.request else None,
-        }
+    owner: str = field(default="", metadata=HIDDEN)
+    job_id: str = field(default="", metadata=json_key("job", or_null=True))
+    request: Mapping[str, Any] | None = field(default=None, metadata=json_key(or_null=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
+from backupd.model.document import DOCUMENT_LIMIT, Document, check_fields, parsed
 from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
@@ -57,7 +57,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Document):
     """Sizes in bytes: of the source's plaintext, of all objects referenced, of the objects that were new."""
 
     bytes_source: int

@@ -7,32 +7,27 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from backupd.model.document import Document, computed, json_key
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Document):
     """One timed step: ``fetched``, ``prepared``, ``restored``, ``started``, ``rolled_forward``, ``verified``."""
 
     name: str
-    seconds: float
+    seconds: float = field(metadata=json_key(digits=3))
     bytes: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "seconds": round(self.seconds, 3), "bytes": self.bytes}
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Check(Document):
     """One question asked of the restored data. ``outcome``: ``passed``, ``failed`` or ``skipped`` (with why)."""
 
     name: str
     outcome: str
     detail: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +113,7 @@ WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Document):
     """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare, or not with all of
     it), ``failed`` (the data is bad), ``undecided`` (something else kept the test from its end, which tells nothing of
     the data), ``inexact``: the replay that was tested may give other rows than the source had, or ``withdrawn``: it was
@@ -129,7 +124,7 @@ class Proof:
 
     id: str
     server: str
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     target: str
     outcome: str
     started_at: datetime
@@ -138,11 +133,11 @@ class Proof:
     checks: tuple[Check, ...]
     tables_compared: int
     error: str = ""
-    warnings: tuple[str, ...] = ()
-    older: bool = False
-    tables_present: int = 0
-    not_looked_at: int = 0
-    withdrawn: str = ""
+    warnings: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
+    older: bool = field(default=False, metadata=json_key(later=True))
+    tables_present: int = field(default=0, metadata=json_key(later=True))
+    not_looked_at: int = field(default=0, metadata=json_key(later=True))
+    withdrawn: str = field(default="", metadata=json_key(later=True))
 
     @property
     def is_good(self) -> bool:
@@ -159,26 +154,6 @@ class Proof:
         return Tally(self.tables_compared, self.tables_present, self.not_looked_at)
 
     @property
+    @computed(after="finished_at", digits=3)
     def seconds(self) -> float:
         return (self.finished_at - self.started_at).total_seconds()
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "server": self.server,
-            "backup": self.backup_id,
-            "target": self.target,
-            "outcome": self.outcome,
-            "started_at": format_time(self.started_at),
-            "finished_at": format_time(self.finished_at),
-            "seconds": round(self.seconds, 3),
-            "phases": [p.as_json() for p in self.phases],
-            "checks": [c.as_json() for c in self.checks],
-            "tables_compared": self.tables_compared,
-            "error": self.error,
-            "warnings": list(self.warnings),
-            "older": self.older,
-            "tables_present": self.tables_present,
-            "not_looked_at": self.not_looked_at,
-            "withdrawn": self.withdrawn,
-        }

@@ -28,6 +28,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Self
 
+from backupd.model.document import Document, json_key
 from backupd.model.server_facts import Position
 
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
@@ -42,7 +43,7 @@ def quote_name(*names: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TableName:
+class TableName(Document):
     """A table's schema and name. As text both are quoted with backticks: ```shop`.`orders` ``."""
 
     schema: str
@@ -225,12 +226,12 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DumpedTable:
+class DumpedTable(Document):
     """What became of one table. ``rows`` None: not counted. ``bytes`` and ``files`` of its rows. ``tool``: which wrote
     the rows. ``reason``: why it was skipped or failed, or "". ``note``: what to know of a dumped one (its engine has no
     snapshots, say). ``position``: of its own snapshot where that is not the backup's."""
 
-    name: TableName
+    name: TableName = field(metadata=json_key(inline=True))
     outcome: Outcome
     engine: str = ""
     rows: int | None = None
@@ -241,45 +242,15 @@ class DumpedTable:
     note: str = ""
     position: Position | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "schema": self.name.schema,
-            "table": self.name.table,
-            "outcome": str(self.outcome),
-            "engine": self.engine,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "files": self.files,
-            "tool": self.tool,
-            "reason": self.reason,
-            "note": self.note,
-            "position": self.position.as_json() if self.position else None,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DumpedTable:
-        return cls(
-            name=TableName(data["schema"], data["table"]),
-            outcome=Outcome(data["outcome"]),
-            engine=data["engine"],
-            rows=data["rows"],
-            bytes=int(data["bytes"]),
-            files=int(data["files"]),
-            tool=data["tool"],
-            reason=data["reason"],
-            note=data["note"],
-            position=Position.from_json(data["position"]) if data["position"] else None,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class DumpFacts:
+class DumpFacts(Document):
     """Of a logical backup. ``table_set``: the set of the policy, "" for all of it. ``blocked``: seconds that commits
     were blocked for while the snapshots were opened. ``schemas``: those with files in ``schemas/``."""
 
     tables: tuple[DumpedTable, ...]
     schemas: tuple[str, ...] = ()
-    table_set: str = ""
+    table_set: str = field(default="", metadata=json_key("set"))
     blocked: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -294,22 +265,3 @@ class DumpFacts:
     @property
     def skipped(self) -> tuple[DumpedTable, ...]:
         return tuple(table for table in self.tables if table.outcome is Outcome.SKIPPED)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "set": self.table_set,
-            "blocked": self.blocked,
-            "schemas": list(self.schemas),
-            "settings": dict(self.settings),
-            "tables": [table.as_json() for table in self.tables],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DumpFacts:
-        return cls(
-            tables=tuple(DumpedTable.from_json(one) for one in data["tables"]),
-            schemas=tuple(data["schemas"]),
-            table_set=data["set"],
-            blocked=float(data["blocked"]),
-            settings={str(name): str(value) for name, value in data["settings"].items()},
-        )

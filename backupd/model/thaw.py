@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
 
@@ -99,38 +100,31 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdObject:
+class ColdObject(Document):
     """An object that cannot be read now at ``destination``, where it is to be thawed. ``thawing``: somebody has asked
     for it, so asking costs nothing again."""
 
     destination: str
     key: str
-    size: int
-    storage_class: str
-    part: str
-    thawing: bool = False
+    size: int = field(metadata=json_key("bytes"))
+    storage_class: str = field(metadata=json_key("class"))
+    part: str = field(metadata=json_key("of"))
+    thawing: bool = field(default=False, metadata=HIDDEN)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "destination": self.destination,
-            "key": self.key,
-            "bytes": self.size,
-            "class": self.storage_class,
-            "of": self.part,
-            "state": "thawing" if self.thawing else "archived",
-        }
+    @property
+    @computed()
+    def state(self) -> str:
+        """``thawing`` or ``archived``."""
+        return "thawing" if self.thawing else "archived"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Document):
     """What one tier takes for all objects of a plan; ``cost`` None where the table of prices lacks a class."""
 
     tier: str
     hours: float
-    cost: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {"tier": self.tier, "hours": self.hours, "cost": None if self.cost is None else round(self.cost, 4)}
+    cost: float | None = field(metadata=json_key(digits=4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, Gap, Run
+from backupd.model.document import Document, json_key
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
@@ -41,26 +42,16 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Document):
     """How far one destination alone goes: to ``latest`` (None: nothing can be restored from it), that is ``behind``
     what all of them together hold, and ``rpo``: the age of that moment. ``trouble``: why it cannot be read or written,
     or is late, as far as the stream told; "" where it told of none."""
 
     name: str
     latest: datetime | None
-    behind: timedelta | None
-    rpo: timedelta | None
+    behind: timedelta | None = field(metadata=json_key("behind_seconds"))
+    rpo: timedelta | None = field(metadata=json_key("rpo_seconds"))
     trouble: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        return {
-            "name": self.name,
-            "latest": _time(self.latest),
-            "behind_seconds": _seconds(self.behind),
-            "rpo_seconds": _seconds(self.rpo),
-            "trouble": self.trouble,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Any
 
 from backupd.model.binlog import SegmentKey
-from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.document import HIDDEN, NOTE_LIMIT, Document, computed, json_key, parsed
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, ForbiddenError, RefusedError
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header, StoredObject, decode_header
@@ -75,7 +75,7 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Document):
     """``returns``: in the order in which they come back; ``lost``: by key, what no version has, and why; ``left``: by
     key, what stays away rightly, and why; ``before``: how many keys were hidden before the moment; ``marks``: backups
     that are there, or come back, and were marked deleted only from the moment on, with when."""
@@ -84,8 +84,17 @@ class Found:
     returns: tuple[Return, ...]
     lost: Mapping[str, str]
     left: Mapping[str, str]
-    before: int
-    marks: Mapping[Backup, datetime]
+    before: int = field(metadata=json_key("hidden_before"))
+    marks: Mapping[Backup, datetime] = field(metadata=HIDDEN)
+
+    @property
+    @computed("marks")
+    def marked_backups(self) -> list[dict[str, Any]]:
+        """``marks`` as they are shown."""
+        return [
+            {"server": server, "backup": backup_id, "since": at}
+            for (server, backup_id), at in sorted(self.marks.items())
+        ]
 
     @property
     def is_nothing(self) -> bool:
@@ -104,20 +113,6 @@ class Found:
         return sorted(
             owner for one in self.returns if one.kind == MANIFEST and (owner := layout.backup_of(one.key)) is not None
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan as the command and the REST interface show it."""
-        return {
-            "since": format_time(self.since),
-            "returns": [one.as_json() for one in self.returns],
-            "lost": dict(self.lost),
-            "left": dict(self.left),
-            "hidden_before": self.before,
-            "marks": [
-                {"server": server, "backup": backup_id, "since": format_time(at)}
-                for (server, backup_id), at in sorted(self.marks.items())
-            ],
-        }
 
 
 def find(destination: Destination, since: datetime, records: Records | None = None) -> Found:
@@ -413,21 +408,19 @@ def _word(trail: Trail) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(Document):
     """``keys``: what is seen again; ``failed``: by key, what is not, or is not believed, and why, and marks that could
     not be withdrawn; ``unmarked``: the backups whose mark of deletion was."""
 
     keys: tuple[str, ...]
     failed: dict[str, str] = field(default_factory=dict)
-    unmarked: tuple[Backup, ...] = ()
+    unmarked: tuple[Backup, ...] = field(default=(), metadata=HIDDEN)
 
-    def as_json(self) -> dict[str, Any]:
-        """The result as the command and the REST interface show it."""
-        return {
-            "keys": list(self.keys),
-            "failed": self.failed,
-            "unmarked": [{"server": server, "backup": backup_id} for server, backup_id in self.unmarked],
-        }
+    @property
+    @computed("unmarked")
+    def unmarked_backups(self) -> list[dict[str, str]]:
+        """``unmarked`` as it is shown."""
+        return [{"server": server, "backup": backup_id} for server, backup_id in self.unmarked]
 
 
 def bring_back(destination: Destination, found: Found, *, clock: Clock, report: Report) -> Returned:

@@ -13,6 +13,7 @@ from typing import Any
 
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.document import Document, json_key
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size, format_time
 from backupd.model.thaw import ThawPlan
@@ -82,27 +83,16 @@ def replay_rate(replay: ReplaySpec, rates: Mapping[str, Rate]) -> Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Document):
     """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and
     how."""
 
     name: str
     title: str
     bytes: int
-    seconds: float
+    seconds: float = field(metadata=json_key(digits=1))
     estimate: str
     commands: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Keys: name, title, bytes, seconds (estimated), estimate (how), commands."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 1),
-            "estimate": self.estimate,
-            "commands": list(self.commands),
-        }
 
 
 @dataclass(frozen=True, slots=True)

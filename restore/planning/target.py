@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from backupd.model.binlog import Branch, Run
+from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import RefusedError, UsageError
 from backupd.model.text import format_duration, format_time, is_id, is_name, parse_time
 from backupd.recovery.runs import Histories, Place, last_of, place_of, same_state
@@ -204,16 +204,16 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Older:
+class Older(Document):
     """The newest moment that can be restored is ``ends``, and the server's history goes on up to ``known``. ``why``:
     what keeps that from being restored; ``hint``: what to do about it. ``certain``: is something of it known to exist?
     Else the server may have committed something by then."""
 
     ends: datetime
     known: datetime
+    certain: bool = field(default=True, kw_only=True)
     why: str
-    hint: str
-    certain: bool = True
+    hint: str = field(metadata=HIDDEN)
 
     def __str__(self) -> str:
         later = "is known to exist" if self.certain else "may exist"
@@ -221,15 +221,6 @@ class Older:
             f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
             f"{format_time(self.known)}: {self.why}"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Keys: ends, known (times), certain, why."""
-        return {
-            "ends": format_time(self.ends),
-            "known": format_time(self.known),
-            "certain": self.certain,
-            "why": self.why,
-        }
 
 
 class OlderError(RefusedError):

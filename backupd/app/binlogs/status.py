@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from backupd.app.context.wiring import Wiring, owner_is_alive
 from backupd.binlog.stream_status import StreamState
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.binlog import Branch, Run
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.runs import last_of, place_of, same_state
@@ -28,67 +29,43 @@ _ASKED = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(Document):
     """What one destination has of a server's binary logs. ``since``, ``latest``: both ends of the newest run;
     ``worst``: the most seconds that it was behind within a day; ``waiting``: bytes in the spool."""
 
-    destination: str
+    destination: str = field(metadata=json_key("name"))
     runs: int
     segments: int
     bytes: int
-    stored: int
-    since: str
-    latest: str
+    stored: int = field(metadata=json_key("bytes_stored"))
+    since: str = field(metadata=json_key("from", or_null=True))
+    latest: str = field(metadata=json_key(or_null=True))
     confirmed_at: datetime | None
-    behind: float | None
-    worst: float | None
-    waiting: int | None
+    behind: float | None = field(metadata=json_key("rpo_seconds", digits=3))
+    worst: float | None = field(metadata=json_key("worst_rpo_seconds_of_a_day", digits=3))
+    waiting: int | None = field(metadata=json_key("bytes_behind"))
     error: str
-
-    def as_json(self) -> dict[str, Any]:
-        """As `binlog status --json` gives it; sizes in bytes, times behind in seconds."""
-        return {
-            "name": self.destination,
-            "runs": self.runs,
-            "segments": self.segments,
-            "bytes": self.bytes,
-            "bytes_stored": self.stored,
-            "from": self.since or None,
-            "latest": self.latest or None,
-            "confirmed_at": format_time(self.confirmed_at) if self.confirmed_at else None,
-            "rpo_seconds": _rounded(self.behind),
-            "worst_rpo_seconds_of_a_day": _rounded(self.worst),
-            "bytes_behind": self.waiting,
-            "error": self.error,
-        }
 
 
 @dataclass(frozen=True, slots=True)
-class LogStatus:
+class LogStatus(Document):
     """``state``: of the stream, ``off`` where the policy asks for none, ``not running`` where its process is gone.
     ``stream``: what that said of itself last, at ``told_at``."""
 
     server: str
     state: str
-    stream: Mapping[str, Any] | None
-    told_at: datetime | None
-    branch: Branch | None
+    branch: Branch | None = field(metadata=HIDDEN)
     branches: int
     gaps: int
     destinations: tuple[Held, ...]
+    told_at: datetime | None = field(metadata=json_key("updated_at"))
+    stream: Mapping[str, Any] | None
 
-    def as_json(self) -> dict[str, Any]:
-        """As `binlog status --json` gives it."""
-        return {
-            "server": self.server,
-            "state": self.state,
-            "branch": self.branch.id if self.branch else None,
-            "branches": self.branches,
-            "gaps": self.gaps,
-            "destinations": [held.as_json() for held in self.destinations],
-            "updated_at": format_time(self.told_at) if self.told_at else None,
-            "stream": dict(self.stream) if self.stream is not None else None,
-        }
+    @property
+    @computed("branch", after="state")
+    def branch_id(self) -> str | None:
+        """The present one of the server's history."""
+        return self.branch.id if self.branch else None
 
 
 def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
@@ -117,12 +94,12 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
     return LogStatus(
         server,
         state_of(wiring, server, stream),
-        stream,
-        told_at,
         branches[-1] if branches else None,
         len(branches),
         len(binlogs.gaps(server)),
         tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names),
+        told_at,
+        stream,
     )
 
 

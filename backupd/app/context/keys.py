@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from backupd.app.context.wiring import JobRun, Wiring
 from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.backup_record import BackupState
+from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header
@@ -149,7 +150,7 @@ class KeyState:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class Issued(Document):
     """``challenge`` None: nothing could be sealed for that key, and ``problem`` says why. ``armored``: what its holder
     has to decrypt, also in ``file`` until it is answered."""
 
@@ -157,19 +158,8 @@ class Issued:
     fingerprint: str
     challenge: Challenge | None
     file: Path | None = None
-    armored: str = ""
+    armored: str = field(default="", metadata=json_key("message"))
     problem: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """One key of `backupd keys challenge --json`."""
-        return {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-            "challenge": self.challenge.as_json() if self.challenge else None,
-            "file": str(self.file) if self.file else None,
-            "message": self.armored,
-            "problem": self.problem,
-        }
 
 
 def keys(wiring: Wiring, *, with_backups: bool = True) -> list[KeyState]:

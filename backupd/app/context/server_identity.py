@@ -251,7 +251,16 @@ def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, addr
     verdict, why = judge(server, known, met, _archived(wiring, server, known))
     now = wiring.clock()
     before = next((one for one in known if one.uuid == met.uuid), None)
-    found = Identity(server, met.uuid, verdict, before.since if before else now, now, met.server_id, why, address)
+    found = Identity(
+        server,
+        met.uuid,
+        verdict,
+        before.since if before else now,
+        now,
+        server_id=met.server_id,
+        evidence=why,
+        address=address,
+    )
     wiring.catalog.identities.put(found)
     ours = [one.uuid for one in known if not one.is_stranger]
     if found.is_stranger:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import Settings
@@ -16,6 +15,7 @@ from backupd.backup.finding import Finding, error, fine, warning
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import EVERY_SERVER, BackupState
 from backupd.model.binlog import SegmentKey
+from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, TamperedError
 from backupd.model.event import Event, Severity
 from backupd.model.text import Clock
@@ -97,17 +97,13 @@ def signing(settings: Settings) -> Signing:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryPage:
+class RecoveryPage(Document):
     """What has to be kept outside of the store. ``command``: says whether RECOVER.md may be believed, before it is
     read; ``text``: the whole page."""
 
     signing_key: str
     command: str
-    text: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `backupd keys page --json`."""
-        return {"signing_key": self.signing_key, "command": self.command, "page": self.text}
+    text: str = field(metadata=json_key("page"))
 
 
 def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryPage:

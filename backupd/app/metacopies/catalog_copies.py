@@ -14,10 +14,9 @@ import io
 import logging
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
@@ -27,6 +26,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, DamagedCopies, Turn, of_server, report
 from backupd.app.metacopies.recover_document import Kind, text_of, text_problem
 from backupd.app.metacopies.signed_heads import renew_or_log
+from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -136,7 +136,7 @@ _FOLDER = "copies-"
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Document):
     """What was put at one destination: keys, "" where what is there is still good. ``proofs``: how many; ``problem``:
     why not all of it was; ``damages``: what was read again and found damaged; None where nothing was read."""
 
@@ -146,18 +146,7 @@ class Copied:
     recover: bool = False
     proofs: int = 0
     problem: str = ""
-    damages: tuple[Damage, ...] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As `catalog copy --json` gives it."""
-        return {
-            "destination": self.destination,
-            "catalog": self.catalog,
-            "configuration": self.configuration,
-            "recover": self.recover,
-            "proofs": self.proofs,
-            "problem": self.problem,
-        }
+    damages: tuple[Damage, ...] | None = field(default=None, metadata=HIDDEN)
 
 
 def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:

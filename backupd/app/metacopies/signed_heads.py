@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
@@ -24,6 +23,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import detail
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.backup_record import BackupState
+from backupd.model.document import Document, json_key
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -298,15 +298,11 @@ def _file(wiring: Wiring) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Document):
     """``lines``: what each destination's head says; ``suspicions``: why a destination may have been rolled back."""
 
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = field(metadata=json_key("heads"))
     suspicions: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As `catalog rebuild --json` gives it."""
-        return {"heads": list(self.lines), "suspicions": list(self.suspicions)}
 
 
 def compare(

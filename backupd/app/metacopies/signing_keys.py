@@ -19,10 +19,10 @@ import hashlib
 import re
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from backupd.app.context.settings import Settings
 from backupd.app.context.trust import prove_signing, signing, undecided, wanting
@@ -32,6 +32,7 @@ from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.copy_check import COPY_NOTE, CopyNote
 from backupd.model.backup_record import EVERY_SERVER, BackupRecord
 from backupd.model.binlog import Branch, SegmentKey
+from backupd.model.document import Document, computed, json_key
 from backupd.model.errors import (
     BackupdError,
     DestinationError,
@@ -76,15 +77,11 @@ _FOUND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
+class Vouched(Document):
     """``signed``: how many documents were; ``left``: those that were not, each with why."""
 
     signed: int
     left: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As `catalog sign --json` gives it."""
-        return {"signed": self.signed, "left": list(self.left)}
 
 
 def vouch(wiring: Wiring, name: str, *, unproven: bool = False) -> Vouched:
@@ -350,16 +347,12 @@ _FINGERPRINT = re.compile(r"[0-9A-F]{40}|[0-9A-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Made(Document):
     """A new key in ``home``; ``steps``: what makes it count, in words."""
 
-    key: str
-    home: Path
-    steps: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As `keys make-signing --json` gives it."""
-        return {"signing_key": self.key, "gnupg_home": str(self.home), "next": list(self.steps)}
+    key: str = field(metadata=json_key("signing_key"))
+    home: Path = field(metadata=json_key("gnupg_home"))
+    steps: tuple[str, ...] = field(metadata=json_key("next"))
 
 
 def make_signing(wiring: Wiring) -> Made:
@@ -402,36 +395,24 @@ def _new(settings: Settings, clock: Clock) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(Document):
     """``former`` gives way to ``key``. ``finished``: the configuration names ``key`` already; then ``retired`` tells up
     to which counter of each server's head the former one counted. ``places``: what was signed anew where; ``silent``:
     destinations that did not answer, with why; ``steps``: what is to be done now."""
 
     former: str
-    key: str
+    key: str = field(metadata=json_key("signing_key"))
     finished: bool
     places: dict[str, Vouched]
     silent: dict[str, str]
     retired: dict[str, Retired]
-    steps: tuple[str, ...]
+    steps: tuple[str, ...] = field(metadata=json_key("next"))
 
     @property
+    @computed(after="")
     def ok(self) -> bool:
         """Did every destination answer, and was everything signed there?"""
         return not self.silent and not any(one.left for one in self.places.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """As `keys rotate-signing --json` gives it."""
-        return {
-            "ok": self.ok,
-            "former": self.former,
-            "signing_key": self.key,
-            "finished": self.finished,
-            "places": {name: one.as_json() for name, one in self.places.items()},
-            "silent": self.silent,
-            "retired": {server: one.as_json() for server, one in self.retired.items()},
-            "next": list(self.steps),
-        }
 
 
 def rotate_signing(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from backupd.app.backup_records import is_ours, record_of_manifest
 from backupd.app.binlogs.log_records import Reconciliation
@@ -30,7 +30,7 @@ from backupd.app.restores.recover_versions import if_deleted
 from backupd.app.verify.scrubbing import is_at_work
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupRecord, BackupState, Copy, HoldKind
-from backupd.model.document import opened_limit
+from backupd.model.document import Document, opened_limit
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -70,7 +70,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
-class Rebuilt:
+class Rebuilt(Document):
     """How many of each were taken in; it grows until all is. ``damaged``: backups that cannot be restored from there;
     ``closed``: how many backups have no position, because no private key opened them; ``catalog_of``: from when the
     copies of the lost catalog are that were used; ``history``: rows that came from them; ``problems``: what could not
@@ -98,28 +98,6 @@ class Rebuilt:
     foreign: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """As `catalog rebuild --json` gives it."""
-        return {
-            "destination": self.destination,
-            "backups": self.backups,
-            "damaged": list(self.damaged),
-            "closed": self.closed,
-            "branches": self.branches,
-            "segments": self.segments,
-            "proofs": self.proofs,
-            "witnesses": self.witnesses,
-            "holds": self.holds,
-            "catalog_of": [format_time(moment) for moment in self.catalog_of],
-            "history": self.history,
-            "problems": list(self.problems),
-            "bound": self.bound,
-            "unbound": self.unbound,
-            "foreign": list(self.foreign),
-            "heads": list(self.heads),
-            "elsewhere": list(self.elsewhere),
-        }
 
 
 def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:

@@ -11,6 +11,7 @@ from typing import Any
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import runbook as backup_runbook
 from backupd.app.restores.request import RestoreRequest
+from backupd.model.document import Document
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.text import format_duration, format_time
@@ -50,7 +51,7 @@ OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseView:
+class PhaseView(Document):
     """``state``: ``done``, ``running``, ``failed`` (it was in it when it ended), ``waiting``, or ``skipped`` where this
     restore has no such phase. ``seconds`` and ``bytes`` are measured, ``estimate`` is the plan's, in seconds."""
 
@@ -59,16 +60,6 @@ class PhaseView:
     seconds: float | None = None
     bytes: int | None = None
     estimate: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As REST gives it; times in seconds."""
-        return {
-            "name": self.name,
-            "state": self.state,
-            "seconds": self.seconds,
-            "bytes": self.bytes,
-            "estimate": self.estimate,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from backupd.app.context.trust import CatalogRecords
 from backupd.app.context.wiring import Wiring
+from backupd.model.document import Document, json_key
 from backupd.model.errors import UsageError
 from backupd.model.job import Report
 from backupd.transfer.recover_versions import Found, Returned, bring_back, find
@@ -15,25 +15,17 @@ from storage.destination import Destination, as_versioned
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredVersions:
+class RecoveredVersions(Document):
     """``done`` is None where it was only looked."""
 
     destination: str
-    found: Found
+    found: Found = field(metadata=json_key(inline=True))
     done: Returned | None = None
 
     @property
     def ok(self) -> bool:
         """Is nothing lost, and did everything come back that was tried?"""
         return not self.found.lost and (self.done is None or not self.done.failed)
-
-    def as_json(self) -> dict[str, Any]:
-        """As the command line and REST give it."""
-        return {
-            "destination": self.destination,
-            **self.found.as_json(),
-            "done": None if self.done is None else self.done.as_json(),
-        }
 
 
 def preview(wiring: Wiring, name: str, since: datetime) -> RecoveredVersions:

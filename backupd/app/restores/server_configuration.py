@@ -11,13 +11,13 @@ import io
 import os
 import tarfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring
 from backupd.backup.host_configuration import FILES, LARGEST_SUM
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.records.manifests import load_header, load_side_file
 
@@ -28,27 +28,22 @@ _LIMIT = 2 * LARGEST_SUM
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Member(Document):
     """``kind``: ``file``, ``folder`` or ``link`` (to ``target``), else what it is that we never make ourselves.
     ``mode`` and ``owner``: as on the source's host."""
 
     name: str
     kind: str
     size: int
-    mode: int
+    mode: int = field(metadata=HIDDEN)
     owner: str
     target: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """As the command line and REST give it; ``size`` in bytes, ``mode`` in octal."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "size": self.size,
-            "mode": f"{self.mode:04o}",
-            "owner": self.owner,
-            "target": self.target,
-        }
+    @property
+    @computed("mode", after="size")
+    def permissions(self) -> str:
+        """``mode`` in octal."""
+        return f"{self.mode:04o}"
 
 
 _KINDS: tuple[tuple[str, Callable[[tarfile.TarInfo], bool]], ...] = (
@@ -76,22 +71,13 @@ def member_of(info: tarfile.TarInfo) -> Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Document):
     """``written``: files that were written, when that was asked; ``left_out``: sentences on what was not."""
 
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     members: tuple[Member, ...]
     written: tuple[Path, ...] = ()
     left_out: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """As the command line and REST give it."""
-        return {
-            "backup": self.backup_id,
-            "members": [member.as_json() for member in self.members],
-            "written": [str(path) for path in self.written],
-            "left_out": list(self.left_out),
-        }
 
 
 def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:

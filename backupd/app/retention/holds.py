@@ -6,15 +6,15 @@ What the catalog says and what is written at the destinations, by any installati
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs import jobs
 from backupd.backup.finding import Finding, warning
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
+from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
@@ -29,29 +29,21 @@ _WORDS = {HoldKind.HOLD: ("held", "released"), HoldKind.PAUSE: ("paused", "resum
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(Document):
     """``stopped``: jobs that were asked to stop; they end within seconds, as cancelled. ``problems``: those that could
     not be asked, with why."""
 
-    pause: Hold
+    pause: Hold = field(metadata=json_key(inline=True))
     stopped: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """The pause, with ``stopped`` and ``problems``."""
-        return {**self.pause.as_json(), "stopped": list(self.stopped), "problems": list(self.problems)}
-
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(Document):
     """``problems``: destinations that could not be told, with why: another installation may still delete there."""
 
-    hold: Hold
+    hold: Hold = field(metadata=json_key(inline=True))
     problems: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The hold, with ``problems``."""
-        return {**self.hold.as_json(), "problems": list(self.problems)}
 
 
 def hold(wiring: Wiring, server: str, reason: str, by: str) -> Held:

@@ -13,11 +13,10 @@ Nothing here changes anything; ``backupd.app.retention.retention`` acts on it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.context.access import audit, service_actor
@@ -29,6 +28,7 @@ from backupd.app.retention.holds import holds_of, kept_anywhere
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Minimum, RunDecision, Stored, View
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, Run, SegmentRecord
+from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import BackupdError, LockedError, NotFoundError
 from backupd.model.job import JobKind, JobState
 from backupd.model.manifest import Stats
@@ -152,21 +152,17 @@ def _lies_in(backup: Stored, run: BinlogRun) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(Document):
     """``held``: why something stayed that was to go."""
 
     segments: int = 0
     bytes: int = 0
-    held: tuple[str, ...] = ()
+    held: tuple[str, ...] = field(default=(), metadata=HIDDEN)
 
     @property
     def text(self) -> str:
         """How many binary logs were removed, and their size."""
         return f"{self.segments} archived binary logs went ({format_size(self.bytes)})"
-
-    def as_json(self) -> dict[str, Any]:
-        """Segments and their stored bytes."""
-        return {"segments": self.segments, "bytes": self.bytes}
 
 
 def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: JobRun) -> Cleared:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from backupd.app.backup_records import adopt_unknown
 from backupd.app.context.access import audit, service_actor
@@ -30,6 +29,7 @@ from backupd.app.retention.preview import Cleared, archive, clear, decide, desti
 from backupd.app.retention.rules import Decisions
 from backupd.app.runtime.clock_check import careful
 from backupd.model.backup_record import BackupRecord
+from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.transfer.deletion import marked
@@ -146,24 +146,14 @@ REASON = "retention: "
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Document):
     """``marked``: ids per destination; ``cleared``: what went of the binary logs; ``held``: what was left alone, and
     why."""
 
-    decisions: tuple[Decisions, ...]
-    marked: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    held: tuple[str, ...] = ()
-    cleared: dict[str, Cleared] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `backupd retention --apply --json`: ids by destination, and every decision with its
-        reasons."""
-        return {
-            "marked": {name: list(ids) for name, ids in self.marked.items()},
-            "held": list(self.held),
-            "binlogs": {name: one.as_json() for name, one in self.cleared.items()},
-            "destinations": [decisions.as_json() for decisions in self.decisions],
-        }
+    marked: dict[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+    held: tuple[str, ...] = field(default=(), kw_only=True)
+    cleared: dict[str, Cleared] = field(default_factory=dict, kw_only=True, metadata=json_key("binlogs"))
+    decisions: tuple[Decisions, ...] = field(metadata=json_key("destinations"))
 
 
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
@@ -220,7 +210,9 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             held += cleared[destination.name].held
         if troubles:
             raise troubles[0]
-        return Applied(tuple(decisions for _destination, decisions in decided), expired, tuple(held), cleared)
+        return Applied(
+            tuple(decisions for _destination, decisions in decided), marked=expired, held=tuple(held), cleared=cleared
+        )
 
 
 def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: JobRun) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
+from backupd.model.document import Document, json_key
 from backupd.model.text import format_duration, format_time
 from policies.schema import Keep
 
@@ -195,17 +196,13 @@ class RunDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Recoverable:
+class Recoverable(Document):
     """Every moment from ``since`` to ``until`` can be restored, beginning with ``base``; one moment where both are
     the same."""
 
-    since: datetime
-    until: datetime
+    since: datetime = field(metadata=json_key("from"))
+    until: datetime = field(metadata=json_key("to"))
     base: str
-
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        return {"from": format_time(self.since), "to": format_time(self.until), "base": self.base}
 
 
 @dataclass(frozen=True, slots=True)

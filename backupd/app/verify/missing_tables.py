@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
@@ -25,6 +24,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.probe import is_copied
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.document import Document
 from backupd.model.errors import BackupdError, UnrestorableError
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Body
@@ -41,7 +41,7 @@ _TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class Lacking(Document):
     """``tables`` of which files are not in the backup, as people write them; ``doubtful``: see ``BackupRecord``."""
 
     server: str
@@ -55,10 +55,6 @@ class Lacking:
         if not self.tables:
             names = ""
         return f"{self.backup} of {self.server}: {'; '.join(filter(None, (names, self.doubtful)))}"
-
-    def as_json(self) -> dict[str, Any]:
-        """One backup of `backupd verify --json`."""
-        return {"server": self.server, "backup": self.backup, "tables": list(self.tables), "doubtful": self.doubtful}
 
 
 def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:

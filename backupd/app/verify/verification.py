@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from backupd.app.retention.deletion import believed, expected_at, forget_swept, 
 from backupd.app.verify.missing_tables import Lacking, look_back
 from backupd.app.verify.scrubbing import Read, Rotation, examine_logs, repair_logs, scrub_server
 from backupd.model.backup_record import BackupRecord, BackupState
+from backupd.model.document import Document, computed
 from backupd.model.job import Report
 from backupd.recovery.chains import strangers
 from backupd.transfer.deletion import marks
@@ -29,7 +30,7 @@ from storage.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOutcome:
+class VerifyOutcome(Document):
     """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
     of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
     checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
@@ -37,10 +38,10 @@ class VerifyOutcome:
     whether what they tell in the clear was changed."""
 
     backups: tuple[str, ...]
+    binlogs: int = field(default=0, kw_only=True)
     objects: int
     bytes: int
     damages: tuple[Damage, ...]
-    binlogs: int = 0
     cold: int = 0
     unseen: int = 0
     samples: tuple[str, ...] = ()
@@ -48,25 +49,10 @@ class VerifyOutcome:
     unbound: tuple[str, ...] = ()
 
     @property
+    @computed(after="")
     def ok(self) -> bool:
         """Is nothing damaged that could not be put right, and does no backup lack tables?"""
         return all(damage.repaired_from for damage in self.damages) and not self.lacking
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `backupd verify --json`; ``bytes`` are stored bytes that were read."""
-        return {
-            "ok": self.ok,
-            "backups": list(self.backups),
-            "binlogs": self.binlogs,
-            "objects": self.objects,
-            "bytes": self.bytes,
-            "damages": [damage.as_json() for damage in self.damages],
-            "cold": self.cold,
-            "unseen": self.unseen,
-            "samples": list(self.samples),
-            "lacking": [one.as_json() for one in self.lacking],
-            "unbound": list(self.unbound),
-        }
 
 
 def verify(
@@ -97,12 +83,12 @@ def verify(
         sum(one.objects for one in results),
         sum(one.bytes for one in results),
         (*(damage for one in results for damage in one.damages), *copies, *gone),
-        sum(one.binlogs for one in results),
         sum(one.cold for one in results),
         sum(one.unseen for one in results),
         tuple(one.sample for one in results if one.sample),
         look_back(wiring, server),
         tuple(sorted({name for one in results for name in one.unbound})),
+        binlogs=sum(one.binlogs for one in results),
     )
 
 

@@ -26,9 +26,10 @@ from backupd.app.retention.rules import BinlogRun, Decisions, Stored, View
 from backupd.app.schedule.calendar import Leg, due_times, legs_of, start_of
 from backupd.app.views.capacity import Forecast, forecast
 from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.errors import BackupdError, ConfigurationError, Problem, RefusedError, UsageError
 from backupd.model.job import JobKind
-from backupd.model.text import format_duration, format_time, is_name
+from backupd.model.text import format_duration, is_name
 from policies.lint import advice, crowds, explain, not_yet_active, streams
 from policies.load import SUFFIX, PolicyFile, read_policy, read_policy_text, unknown_destinations
 from policies.schema import Keep, Policy
@@ -38,7 +39,7 @@ LARGEST_TEXT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyView:
+class PolicyView(Document):
     """``servers``: those that follow it; ``problems``: why it is not in force; ``text``: the file as it is now, which
     may not be what was loaded (``in_force`` False), "" where it cannot be read; ``unread``: the text is another than
     what was loaded or found wrong then; ``wrong_now``: the problems of the text."""
@@ -50,37 +51,17 @@ class PolicyView:
     advice: tuple[str, ...]
     text: str
     in_force: bool
-    unread: bool
-    wrong_now: tuple[Problem, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of REST: problems with file, line and field."""
-        return {
-            "name": self.name,
-            "file": self.file,
-            "servers": list(self.servers),
-            "problems": [problem_json(problem) for problem in self.problems],
-            "advice": list(self.advice),
-            "text": self.text,
-            "in_force": self.in_force,
-        }
+    unread: bool = field(metadata=HIDDEN)
+    wrong_now: tuple[Problem, ...] = field(metadata=HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Document):
     """Of a text that is no file yet."""
 
     valid: bool
     problems: tuple[Problem, ...]
     advice: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of REST and `backupd policy validate --json`."""
-        return {
-            "valid": self.valid,
-            "problems": [problem_json(problem) for problem in self.problems],
-            "advice": list(self.advice),
-        }
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
@@ -149,13 +130,13 @@ RECENT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Document):
     """``server`` is empty without one. ``ahead``: for each destination what it holds after two weeks. ``today``: what
     the rules make of the backups that are there now, only with an installation."""
 
     policy: str
-    server: str
-    zone: str
+    server: str = field(metadata=json_key(or_null=True))
+    zone: str = field(metadata=json_key("timezone"))
     at: datetime
     until: datetime
     sentences: tuple[str, ...]
@@ -164,22 +145,6 @@ class Explanation:
     ahead: tuple[Decisions, ...]
     today: tuple[Decisions, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `backupd policy explain --json`; times in UTC."""
-        return {
-            "policy": self.policy,
-            "server": self.server or None,
-            "timezone": self.zone,
-            "at": format_time(self.at),
-            "until": format_time(self.until),
-            "sentences": list(self.sentences),
-            "warnings": list(self.warnings),
-            "runs": [run.as_json() for run in self.runs],
-            "ahead": [decisions.as_json() for decisions in self.ahead],
-            "today": [decisions.as_json() for decisions in self.today],
-            "forecasts": [one.as_json() for one in self.forecasts],
-        }
 
 
 def explain_file(path: Path, server: str, *, now: datetime) -> Explanation:
@@ -330,17 +295,13 @@ _BACKUPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(Document):
     """``at``: when it starts, jitter and blackout applied; ``due``: when the schedule says."""
 
     at: datetime
     due: datetime
     leg: str
     kind: JobKind
-
-    def as_json(self) -> dict[str, Any]:
-        """Times in UTC."""
-        return {"at": format_time(self.at), "due": format_time(self.due), "leg": self.leg, "kind": str(self.kind)}
 
 
 @dataclass(frozen=True, slots=True)

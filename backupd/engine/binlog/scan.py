@@ -12,21 +12,21 @@ belongs to it, since version 2 of that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from backupd.engine.binlog.changes import RowWatch
 from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
 from backupd.engine.binlog.transactions import Assembler
 from backupd.model.binlog import INDEX_FORMAT, Ending, Transaction
+from backupd.model.document import Document
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.text import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)
-class ScanContext:
+class ScanContext(Document):
     """All that a later scan needs to go on at byte ``end`` of the same file. JSON-able; nothing else is kept."""
 
     flavour: str
@@ -38,35 +38,6 @@ class ScanContext:
     end: int
     ending: Ending = Ending.OPEN
     next_file: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """What the state file of a spool keeps; times as ISO 8601."""
-        return {
-            "flavour": self.flavour,
-            "server_version": self.server_version,
-            "checksum": self.checksum,
-            "first_event_at": format_time(self.first_event_at),
-            "in_use": self.in_use,
-            "gtids": self.gtids,
-            "end": self.end,
-            "ending": str(self.ending),
-            "next_file": self.next_file,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ScanContext:
-        """Out of ``as_json``. Raises KeyError, ValueError, TypeError for anything else."""
-        return cls(
-            str(data["flavour"]),
-            str(data["server_version"]),
-            str(data["checksum"]),
-            parse_time(data["first_event_at"]),
-            bool(data["in_use"]),
-            str(data["gtids"]),
-            int(data["end"]),
-            Ending(data["ending"]),
-            str(data["next_file"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from backupd.model.binlog import SegmentKey
-from backupd.model.document import DOCUMENT_LIMIT, NOTE_LIMIT, parsed
+from backupd.model.document import DOCUMENT_LIMIT, NOTE_LIMIT, Document, parsed
 from backupd.model.errors import (
     DamagedError,
     KeyUnusableError,
@@ -435,16 +435,12 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class Retired(Document):
     """A key that signed up to the head with ``counter``, until ``at``: what only it has signed counts for nothing."""
 
     key: str
     counter: int
     at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        """The document's form: ``key``, ``counter``, ``at``."""
-        return {"key": self.key, "counter": self.counter, "at": format_time(self.at)}
 
 
 @dataclass(frozen=True, slots=True)

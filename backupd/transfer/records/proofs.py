@@ -11,8 +11,7 @@ from typing import Any
 
 from backupd.model.document import opened_limit, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
-from backupd.model.proof import Check, Phase, Proof, Witness
-from backupd.model.text import parse_time
+from backupd.model.proof import Proof, Witness
 from backupd.transfer.records.manifests import get_document
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
@@ -108,21 +107,5 @@ def _decoded(document: dict[str, Any]) -> Kept:
     if "witness" in document:
         return KeptWitness(document["id"], Witness.from_json(document["witness"]), document["backup"])
     data = document["proof"]
-    return Proof(
-        id=data["id"],
-        server=data["server"],
-        backup_id=data["backup"],
-        target=data["target"],
-        outcome=data["outcome"],
-        started_at=parse_time(data["started_at"]),
-        finished_at=parse_time(data["finished_at"]),
-        phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
-        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
-        tables_compared=int(data["tables_compared"]),
-        error=data["error"],
-        warnings=tuple(map(str, data.get("warnings", ()))),
-        older=bool(data.get("older", False)),
-        tables_present=int(data.get("tables_present", 0)),
-        not_looked_at=int(data.get("not_looked_at", 0)),
-        withdrawn=str(data.get("withdrawn", "")),
-    )
+    phases = [dict(zip(("name", "seconds", "bytes"), phase, strict=True)) for phase in data["phases"]]
+    return Proof.from_json({**data, "phases": phases})

@@ -129,7 +129,7 @@ def test_a_plan_knows_whether_a_stream_failed_or_its_server_is_only_out_of_reach
 
 
 def test_a_stream_of_another_server_is_none_of_this_one(wiring: Wiring) -> None:
-    ours = Identity("db1", "ours", Verdict.OWN, NOW - timedelta(days=1), NOW - timedelta(hours=1), 1, "")
+    ours = Identity("db1", "ours", Verdict.OWN, NOW - timedelta(days=1), NOW - timedelta(hours=1), server_id=1)
     wiring.catalog.identities.put(ours)
     assert not seen(wiring, "streaming").failed
     wiring.catalog.identities.put(
@@ -139,8 +139,8 @@ def test_a_stream_of_another_server_is_none_of_this_one(wiring: Wiring) -> None:
             Verdict.STRANGER,
             NOW - timedelta(minutes=9),
             NOW,
-            2,
-            "it lacks the last archived transactions",
+            server_id=2,
+            evidence="it lacks the last archived transactions",
         )
     )
     found = seen(wiring, "streaming")

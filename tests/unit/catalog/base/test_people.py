@@ -16,8 +16,12 @@ from backupd.model.access import AuditEntry, Role, Session, Token
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError
 
 NOW = datetime(2026, 11, 21, 9, 41, 3, 250, tzinfo=UTC)
-TOKEN = Token("t1", "grafana", Role.VIEWER, "0" * 64, NOW, "root", frozenset({"db2", "db1"}), NOW + timedelta(days=1))
-ENTRY = AuditEntry(NOW, "eva", "admin", "api", "backup-deleted", "db1", "b1", "done", "with increments", "192.0.2.7")
+TOKEN = Token(
+    "t1", "grafana", Role.VIEWER, "0" * 64, NOW, "root", NOW + timedelta(days=1), servers=frozenset({"db2", "db1"})
+)
+ENTRY = AuditEntry(
+    NOW, "eva", "admin", "api", "backup-deleted", "db1", "b1", "done", "with increments", address="192.0.2.7"
+)
 
 
 def test_a_token_is_found_by_its_digest_and_counts_until_it_is_revoked(catalog: Catalog) -> None:

@@ -36,7 +36,7 @@ def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def apply_retention(server: str, report: Report, *, really: bool) -> Applied:
         calls.append(("apply", server, really))
-        return Applied((decided(),), {"local": ("b2",)}, ("b1 of shop-db1: a restore is reading it",))
+        return Applied((decided(),), marked={"local": ("b2",)}, held=("b1 of shop-db1: a restore is reading it",))
 
     def pause(server: str, reason: str, *, stop_running: bool) -> Paused:
         calls.append(("pause", server, reason, stop_running))

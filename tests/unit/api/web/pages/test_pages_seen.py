@@ -460,11 +460,11 @@ def test_alerts_show_what_is_open_and_mail_that_does_not_get_through(viewer: htt
         ("dba@example.com",),
         "...",
         NOW,
-        urgent.id,
         2,
         NOW + timedelta(minutes=3),
         None,
         "connection refused",
+        incident_id=urgent.id,
     )
     fleet.catalog.incidents.record([urgent, known], [letter], {})
     text = words(page(viewer, "/alerts"))
