@@ -54,39 +54,68 @@ class Decision:
         return self.chain[-1] if self.chain else None
 
 
-def decide(
-    wiring: Wiring,
-    server: ServerSettings,
-    kind: BackupKind,
-    info: ServerInfo,
-    *,
-    tool: PhysicalTool,
-    session: Session,
-    destinations: Sequence[Destination],
-    recipients: Collection[str],
-) -> Decision:
-    """What to take now. ``info``, ``session``: of the server as it is; ``destinations``: where the backup must go;
-    ``recipients``: fingerprints of the keys that it will be sealed for.
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is there when an increment is due. ``info``, ``session``: of the server as it is; ``destinations``: where
+    the backup must go; ``recipients``: fingerprints of the keys that it will be sealed for."""
 
-    Reads the catalog, the destinations and the server; changes nothing. Raises ServerError, DestinationError.
-    """
-    if kind is not BackupKind.PHYSICAL_INCREMENTAL:
-        return Decision(kind)
-    try:
-        records = wiring.catalog.backups.list(server.name)
-        # What was taken of a stranger under this name is no reason to begin anew with the right server.
-        chain = _newest_chain([b for b in records if not b.apart or b.server_uuid == info.server_uuid])
-    except (NotFoundError, DamagedError) as error:
-        return Decision(BackupKind.PHYSICAL_FULL, reason=error.line)
-    reason = next(
-        _objections(
-            wiring, server, info, chain, tool=tool, session=session, destinations=destinations, recipients=recipients
-        ),
-        "",
-    )
-    if reason:
-        return Decision(BackupKind.PHYSICAL_FULL, reason=reason)
-    return Decision(kind, chain)
+    wiring: Wiring
+    server: ServerSettings
+    info: ServerInfo
+    tool: PhysicalTool
+    session: Session
+    destinations: Sequence[Destination]
+    recipients: Collection[str]
+
+    def decide(self, kind: BackupKind) -> Decision:
+        """What to take now. Reads the catalog, the destinations and the server; changes nothing. Raises ServerError,
+        DestinationError."""
+        if kind is not BackupKind.PHYSICAL_INCREMENTAL:
+            return Decision(kind)
+        try:
+            records = self.wiring.catalog.backups.list(self.server.name)
+            # What was taken of a stranger under this name is no reason to begin anew with the right server.
+            chain = _newest_chain([b for b in records if not b.apart or b.server_uuid == self.info.server_uuid])
+        except (NotFoundError, DamagedError) as error:
+            return Decision(BackupKind.PHYSICAL_FULL, reason=error.line)
+        reason = next(self._objections(chain), "")
+        if reason:
+            return Decision(BackupKind.PHYSICAL_FULL, reason=reason)
+        return Decision(kind, chain)
+
+    def _objections(self, chain: tuple[BackupRecord, ...]) -> Iterator[str]:
+        """Everything that speaks against an increment on ``chain``, cheap questions first; a caller may stop at one."""
+        if not self.tool.takes_increments:
+            yield f"{self.tool.tool.name} takes no increments"
+        if not chain:
+            yield "there is no full backup yet"
+            return
+        yield from _of_length(self.server, chain)
+        yield from _of_origin(self.info, chain[-1], self.tool)
+        yield from _of_time(self.wiring, self.server, chain)
+        for destination in self.destinations:
+            yield from _of_copies(destination, chain, self.tool, self.recipients)
+        yield from _of_proofs(self.wiring, chain)
+        last = chain[-1]
+        against = contradiction(self.session, self.info, last.position, last.to_lsn)
+        if against:
+            yield f"{against} (compared with backup {last.id})"
+        landmarks = next(
+            (
+                found.header.landmarks
+                for destination in self.destinations
+                for found in [read(destination, last.server, last.id)]
+                if found is not None and isinstance(found.header, Header)
+            ),
+            None,
+        )
+        if landmarks is None:
+            yield (
+                f"{last.id} does not record how to verify that the server continues from it: an earlier version took it"
+            )
+            return
+        yield from _of_history(self.session, self.info, last, landmarks, self.wiring.identity_key())
+        yield from _of_tables(self.session, last, landmarks)
 
 
 def _newest_chain(backups: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -95,49 +124,6 @@ def _newest_chain(backups: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
     if not physical:
         return ()
     return chain_of(max(physical, key=lambda b: (b.finished_at, b.id)).id, physical)
-
-
-def _objections(
-    wiring: Wiring,
-    server: ServerSettings,
-    info: ServerInfo,
-    chain: tuple[BackupRecord, ...],
-    *,
-    tool: PhysicalTool,
-    session: Session,
-    destinations: Sequence[Destination],
-    recipients: Collection[str],
-) -> Iterator[str]:
-    """Everything that speaks against an increment on ``chain``, cheap questions first; a caller may stop at one."""
-    if not tool.takes_increments:
-        yield f"{tool.tool.name} takes no increments"
-    if not chain:
-        yield "there is no full backup yet"
-        return
-    yield from _of_length(server, chain)
-    yield from _of_origin(info, chain[-1], tool)
-    yield from _of_time(wiring, server, chain)
-    for destination in destinations:
-        yield from _of_copies(destination, chain, tool, recipients)
-    yield from _of_proofs(wiring, chain)
-    last = chain[-1]
-    against = contradiction(session, info, last.position, last.to_lsn)
-    if against:
-        yield f"{against} (compared with backup {last.id})"
-    landmarks = next(
-        (
-            found.header.landmarks
-            for destination in destinations
-            for found in [read(destination, last.server, last.id)]
-            if found is not None and isinstance(found.header, Header)
-        ),
-        None,
-    )
-    if landmarks is None:
-        yield f"{last.id} does not record how to verify that the server continues from it: an earlier version took it"
-        return
-    yield from _of_history(session, info, last, landmarks, wiring.identity_key())
-    yield from _of_tables(session, last, landmarks)
 
 
 def _of_length(server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Iterator[str]:

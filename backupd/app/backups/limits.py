@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
@@ -166,11 +165,7 @@ def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], 
     """By address, how every other configured server is reached that has one."""
     settings = wiring.settings
     return {
-        (config.host, config.port or DEFAULT_PORT): partial(_connection, wiring, name)
+        (config.host, config.port or DEFAULT_PORT): settings.server(name).connection
         for name, config in settings.servers.items()
         if config.host and name != server.name
     }
-
-
-def _connection(wiring: Wiring, name: str) -> Connection:
-    return wiring.settings.server(name).connection()

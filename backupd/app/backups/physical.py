@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from backupd.app.backup_records import add_row, adopt_unknown, behind, clock_warning, record_of
-from backupd.app.backups.chains import Decision, decide
+from backupd.app.backups.chains import Circumstances, Decision
 from backupd.app.backups.limits import throttled
 from backupd.app.backups.logical import dump_tables
 from backupd.app.backups.rotation_hooks import away
@@ -156,16 +156,7 @@ def resolve(
         decision = (
             Decision(BackupKind.PHYSICAL_FULL, reason=because)
             if because
-            else decide(
-                wiring,
-                server,
-                kind,
-                probed.info,
-                tool=tool,
-                session=session,
-                destinations=destinations,
-                recipients=fingerprints,
-            )
+            else Circumstances(wiring, server, probed.info, tool, session, destinations, fingerprints).decide(kind)
         )
         # Another question only where there is something to ask for.
         lost = (

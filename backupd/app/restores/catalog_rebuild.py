@@ -1,5 +1,5 @@
 """A catalog made again from what is stored at one destination, whatever became of the catalog and of all other
-destinations.
+destinations. And what was hidden or overwritten at a destination with versions, found and brought back.
 
 What is stored is the truth: manifests, descriptions of binary logs, marks, holds and keeps. It needs no private key.
 With one, positions come from the sealed bodies and proofs from their documents, and what only a catalog ever knows
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -23,14 +23,13 @@ from typing import TypeVar
 from backupd.app.backup_records import is_ours, record_of_manifest
 from backupd.app.binlogs.log_records import Reconciliation
 from backupd.app.context.server_identity import recall
-from backupd.app.context.trust import report_tampering
+from backupd.app.context.trust import CatalogRecords, report_tampering
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import own_copies
-from backupd.app.restores.recover_versions import if_deleted
 from backupd.app.verify.scrubbing import is_at_work
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupRecord, BackupState, Copy, HoldKind
-from backupd.model.document import Document, opened_limit
+from backupd.model.document import Document, json_key, opened_limit
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -41,6 +40,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
     TamperedError,
+    UsageError,
 )
 from backupd.model.event import Event, Severity
 from backupd.model.job import Progress, Report
@@ -58,8 +58,9 @@ from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.records.proofs import KeptWitness
+from backupd.transfer.recover_versions import Found, Returned, bring_back, find
 from storage import layout, objects
-from storage.destination import Destination
+from storage.destination import Destination, as_versioned
 
 _FOLDER = "lost-"
 REBUILT = "catalog-rebuilt"
@@ -507,3 +508,49 @@ def _logs(wiring: Wiring, older: Catalog, server: str, destination: str) -> None
     for gap in older.binlogs.gaps(server):
         if gap.branch in branches and gap.destination in ("", destination):
             binlogs.add_gap(gap)
+
+
+# -- versions
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredVersions(Document):
+    """``done`` is None where it was only looked."""
+
+    destination: str
+    found: Found = field(metadata=json_key(inline=True))
+    done: Returned | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Is nothing lost, and did everything come back that was tried?"""
+        return not self.found.lost and (self.done is None or not self.done.failed)
+
+
+def versions_to_recover(wiring: Wiring, name: str, since: datetime) -> RecoveredVersions:
+    """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
+    if since > wiring.clock():
+        raise UsageError(
+            "--since is in the future", hint="give the time after which deletions and overwrites are to be undone"
+        )
+    return RecoveredVersions(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
+
+
+def if_deleted(destination: Destination) -> str:
+    """What else to do about a destination that seems to be empty."""
+    if as_versioned(destination) is None:
+        return ""
+    return f" If somebody deleted it: `backupd recover-versions {destination.name} --since TIME` shows its versions"
+
+
+def recover_versions(wiring: Wiring, name: str, since: datetime, report: Report) -> RecoveredVersions:
+    """Bring it back. Nothing of this installation removes anything meanwhile. What it knew of marks that are withdrawn
+    is forgotten."""
+    looked = versions_to_recover(wiring, name, since)
+    if looked.found.is_nothing:
+        return looked
+    with wiring.removing():
+        done = bring_back(wiring.destination(name), looked.found, clock=wiring.clock, report=report)
+        for owner in done.unmarked:
+            wiring.catalog.marks.forget(name, owner)
+    return RecoveredVersions(name, looked.found, done)

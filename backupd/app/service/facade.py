@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from backupd.app.context.trust import RecoveryPage
     from backupd.app.metacopies.catalog_copies import Copied
     from backupd.app.metacopies.signing_keys import Made, Rotation, Vouched
-    from backupd.app.restores.catalog_rebuild import Rebuilt
+    from backupd.app.restores.catalog_rebuild import Rebuilt, RecoveredVersions
     from backupd.app.restores.execution import Leftover
     from backupd.app.restores.jobs import Thawed
-    from backupd.app.restores.recover_versions import RecoveredVersions
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.service.backups import Backups, Binlogs, Retention
     from backupd.app.service.dispatch import Foreground
@@ -283,16 +282,16 @@ class Maintenance(Facade):
 
     def look_back(self, destination: str, since: datetime) -> RecoveredVersions:
         """What was hidden or overwritten there since then and can be brought back."""
-        from backupd.app.restores.recover_versions import preview
+        from backupd.app.restores.catalog_rebuild import versions_to_recover
 
-        return preview(self._wiring, destination, since)
+        return versions_to_recover(self._wiring, destination, since)
 
     def bring_back(self, destination: str, since: datetime, report: Report) -> RecoveredVersions:
         """Undo deletions and overwrites made there after ``since``, where the store keeps versions."""
-        from backupd.app.restores.recover_versions import recover
+        from backupd.app.restores.catalog_rebuild import recover_versions
 
         with self._audited("brought-back", subject=destination, detail=f"since {format_time(since)}"):
-            return recover(self._wiring, destination, since, report)
+            return recover_versions(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
         """Compare catalog, manifests and objects; ``repair``: remove leftovers and correct what can be."""

@@ -22,8 +22,7 @@ from backupd.model.errors import UsageError
 from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
-    from backupd.app.restores.catalog_rebuild import Rebuilt
-    from backupd.app.restores.recover_versions import RecoveredVersions
+    from backupd.app.restores.catalog_rebuild import Rebuilt, RecoveredVersions
 
 
 app = typer.Typer(help="Catalog maintenance.", no_args_is_help=True, rich_markup_mode=None)

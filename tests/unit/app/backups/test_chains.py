@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from backupd.app.backup_records import adopt_unknown
-from backupd.app.backups.chains import Decision, decide
+from backupd.app.backups.chains import Circumstances, Decision
 from backupd.app.backups.physical import take_backup
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Wiring
@@ -79,16 +79,9 @@ class Desk:
         with server.connection().connect() as session:
             found = examine(session).info
             asked: Any = _Other(physical_tool(found), tool, takes_increments=increments)
-            return decide(
-                wiring,
-                server,
-                kind,
-                info(found),
-                tool=asked,
-                session=session,
-                destinations=(self.destination,),
-                recipients=recipients or wiring.recipients()[1],
-            )
+            sealed_for = recipients or wiring.recipients()[1]
+            there = Circumstances(wiring, server, info(found), asked, session, (self.destination,), sealed_for)
+            return there.decide(kind)
 
     @contextmanager
     def recorded(self, record: BackupRecord, **changes: Any) -> Iterator[None]:
