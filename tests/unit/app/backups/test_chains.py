@@ -183,16 +183,9 @@ def test_a_chain_of_the_policys_length_ends(desk: Desk) -> None:
         server = load_settings(desk.house.config).server(SERVER)
         with server.connection().connect() as session:
             info = examine(session).info
-            found = decide(
-                desk.wiring,
-                server,
-                INCREMENT,
-                info,
-                tool=physical_tool(info),
-                session=session,
-                destinations=(desk.destination,),
-                recipients=desk.wiring.recipients()[1],
-            )
+            tool, sealed_for = physical_tool(info), desk.wiring.recipients()[1]
+            there = Circumstances(desk.wiring, server, info, tool, session, (desk.destination,), sealed_for)
+            found = there.decide(INCREMENT)
         assert found.kind is kind, most
         if kind is not INCREMENT:
             refused(found, f"max_chain is {most}")
