@@ -35,16 +35,7 @@ router = router_of("access")
 @router.get("/whoami", dependencies=[VIEWER], response_model=WhoAmI)
 def who_am_i(actor: CurrentActor) -> JSONResponse:
     """Whose token this is, and what it may do."""
-    return JSONResponse(
-        {
-            "name": actor.name,
-            "role": str(actor.role),
-            "via": str(actor.via),
-            "servers": None if actor.servers is None else sorted(actor.servers),
-            "token": actor.token_id,
-            "address": actor.address,
-        }
-    )
+    return one(actor)
 
 
 @router.get("/tokens", dependencies=[ADMIN], response_model=list[Token])

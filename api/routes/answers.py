@@ -1,6 +1,6 @@
 """How routes answer: documents as the values of the application give them, pages of lists, and long work.
 
-The shapes of ``api.schemas`` make the documents of values that have no ``as_json``; of the others they describe them.
+The shapes of ``api.schemas`` describe them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.auth import allowed
-from api.schemas.base import Shape, Whole
+from api.schemas.base import Whole
 from backupd.catalog.rows import Listed
 from backupd.model.access import Actor, Role
 from backupd.model.errors import UsageError
@@ -64,7 +64,7 @@ def several(values: Iterable[Told]) -> JSONResponse:
     return JSONResponse([value.as_json() for value in values])
 
 
-def part(request: Request, values: Iterable[Any], asked: Whole, shape: type[Shape]) -> JSONResponse:
+def part(request: Request, values: Iterable[Any], asked: Whole) -> JSONResponse:
     """Of a list that is whole unless a part of it is asked for. ``values``: all of it, in its order. Raises
     UsageError for a cursor that is none of their names."""
     told = [value for value in values if asked.status is None or value.status == asked.status]
@@ -74,18 +74,17 @@ def part(request: Request, values: Iterable[Any], asked: Whole, shape: type[Shap
     elif asked.after is not None:
         raise UsageError(f"{asked.after[:80]!r} is no cursor", hint="begin with the first page")
     limit = len(told) if asked.limit is None else asked.limit
-    return page(request, Listed.of(told, limit, lambda value: str(value.name)), shape)
+    return page(request, Listed.of(told, limit, lambda value: str(value.name)))
 
 
-def page(request: Request, listed: Listed[Any], shape: type[Shape] | None = None) -> JSONResponse:
-    """One page of a list of values, with the address of the next one. ``shape``: of values without ``as_json``."""
+def page(request: Request, listed: Listed[Any]) -> JSONResponse:
+    """One page of a list of values, with the address of the next one."""
     headers = {}
     if listed.next is not None:
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
         address = f"{request.url.path}?{urlencode([*query, ('after', listed.next)])}"
         headers["Link"] = f'<{address}>; rel="next"'
-    documents = [value.as_json() if shape is None else shape.document(value) for value in listed.items]
-    return JSONResponse(documents, headers=headers)
+    return JSONResponse([value.as_json() for value in listed.items], headers=headers)
 
 
 def cut(values: Iterable[Any], limit: int) -> Listed[Any]:

@@ -47,13 +47,13 @@ ServerName = Annotated[
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
 def list_servers(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """Every server at a glance: is it recoverable, up to when, and what is wrong."""
-    return part(request, service.servers.overview(), query, Server)
+    return part(request, service.servers.overview(), query)
 
 
 @router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)
 def show_server(server: ServerName, service: Acting) -> JSONResponse:
     """One server at a glance."""
-    return JSONResponse(Server.document(service.servers.overview([server])[0]))
+    return one(service.servers.overview([server])[0])
 
 
 @router.get("/servers/{server}/timeline", dependencies=[VIEWER], response_model=Timeline)
@@ -159,7 +159,7 @@ def list_destinations(
 ) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
-    return part(request, service.installation.destinations() if actor.sees("") else (), query, Destination)
+    return part(request, service.installation.destinations() if actor.sees("") else (), query)
 
 
 @destination_routes.get("/keys", dependencies=[VIEWER], response_model=list[Key])

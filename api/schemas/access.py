@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Dated, Line, Moment, Name, Page, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Line, Moment, Name, Page, Shape, Text, Time, example, of
+from backupd.model import access
 from backupd.model.access import Role, Via
 
 _TOKEN: dict[str, Any] = {
@@ -26,21 +27,11 @@ _TOKEN: dict[str, Any] = {
 }
 
 
+@of(access.Token)
 class Token(Shape):
-    """Who may come in. `servers`: the only ones that are there for it; null for all."""
+    """Who may come in."""
 
     model_config = example(_TOKEN)
-
-    id: str
-    name: str
-    role: Role
-    servers: list[str] | None
-    created_at: Time
-    created_by: str
-    expires_at: Time | None
-    revoked_at: Time | None
-    revoked_by: str | None
-    last_used_at: Time | None
 
 
 class TokenRequest(Asked):
@@ -77,8 +68,9 @@ class AuditQuery(Dated):
     outcome: Literal["done", "refused", "failed"] | None = Field(None, description="Only what ended so.")
 
 
+@of(access.AuditEntry)
 class AuditEntry(Shape):
-    """Who did what, from where. `digest` covers this entry and the one before it."""
+    """Who did what, from where."""
 
     model_config = example(
         {
@@ -97,22 +89,12 @@ class AuditEntry(Shape):
         }
     )
 
-    number: int
-    at: Time
-    actor: str
-    role: str
     via: Via
-    address: str
-    action: str
-    server: str
-    subject: str
-    outcome: str
-    detail: str
-    digest: str
 
 
+@of(access.Actor)
 class WhoAmI(Shape):
-    """What this token may do. `servers`: the only ones that are there for it; null for all."""
+    """What this token may do."""
 
     model_config = example(
         {
@@ -124,13 +106,6 @@ class WhoAmI(Shape):
             "address": "192.0.2.7",
         }
     )
-
-    name: str
-    role: Role
-    via: Via
-    servers: list[str] | None
-    token: str
-    address: str
 
 
 class Key(Shape):

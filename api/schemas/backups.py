@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example
-from api.schemas.jobs import Job, Phase
+from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example, of
+from api.schemas.jobs import Job
+from backupd.model import backup_record, proof, server_facts
 from backupd.model.backup_record import BackupKind, BackupState
 
 _BACKUP: dict[str, Any] = {
@@ -51,74 +52,27 @@ _BACKUP: dict[str, Any] = {
 }
 
 
+@of(server_facts.Position)
 class Position(Shape):
     """A place in a server's binary log; an empty file: it writes none."""
 
-    file: str
     pos: int = Field(ge=0)
-    gtid: str
 
 
+@of(backup_record.Copy)
 class Copy(Shape):
-    """A backup at one destination. `verified_at`: when it was last read again and found good."""
-
-    destination: str
-    state: str
-    stored_at: Time
-    verified_at: Time | None
+    """A backup at one destination."""
 
 
+@of(backup_record.BackupRecord)
 class Backup(Shape):
     """A backup. Sizes are bytes: of the data, as stored, and of it what no earlier backup had stored."""
 
     model_config = example(_BACKUP)
 
-    id: str
-    server: str
-    kind: BackupKind
-    state: BackupState
-    parent: str | None = Field(description="What an increment builds on.")
-    started_at: Time
-    finished_at: Time
-    bytes_source: int
-    bytes_stored: int
-    bytes_new: int
-    files: int
-    files_linked: int = Field(description="Files that were the same as in earlier backups.")
-    position: Position
-    flavour: str
-    server_version: str
-    tool_version: str
-    pinned: bool = Field(description="No rule deletes it.")
-    warnings: list[str]
-    from_lsn: int
-    to_lsn: int
-    reason: str = Field(description="Why this kind was taken when another one was due.")
-    set: str = Field(description="Of a logical backup: the set of tables of the policy.")
-    tables_missing: int = Field(
-        description="Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool "
-        "leaves out and no logical backup takes, or that it lost because they were changed meanwhile."
-    )
-    partial: bool = Field(description="It lacks tables that other backups of its kind have.")
-    missing: list[str] = Field(description="Of a physical backup: tables of which files are not in it.")
-    doubtful: str = Field(
-        description="Reason why the backup may not be restorable; normally empty. Run a test restore to find out."
-    )
-    protected: bool = Field(description="It has as many verified copies as the policy wants.")
-    apart: bool = Field(
-        description="It is of another server, which answered under this name and which nobody has "
-        "accepted: no rule, no proof and no target but its own id means it."
-    )
-    foreign: bool = Field(
-        description=(
-            "True for a foreign backup: it is at a destination, but was neither taken nor adopted by this "
-            "installation. Retention and test restores ignore it; only `backup:ID` restores it."
-        )
-    )
-    copies: list[Copy]
 
-
-class BackupDetail(Backup):
+@of(backup_record.BackupDetail)
+class BackupDetail(Shape):
     """A backup with what its manifest adds."""
 
     model_config = example(
@@ -131,15 +85,6 @@ class BackupDetail(Backup):
             "runbook_sha256": "9f" * 32,
         }
     )
-
-    objects: int = Field(description="Stored objects that it consists of.")
-    recipients: list[str] = Field(description="Fingerprints of the keys that open it.")
-    codec: str
-    bound: bool = Field(
-        description="What it tells in the clear (server, kind, times, sizes) is compared with what was "
-        "sealed. False in backups of format 1: nothing in them shows that it was changed."
-    )
-    runbook_sha256: str = Field(description="Of RUNBOOK.md beside it: what is followed by hand is compared with it.")
 
 
 class BackupsQuery(Dated):
@@ -333,43 +278,20 @@ PROOF: dict[str, Any] = {
 }
 
 
+@of(proof.Check)
 class Check(Shape):
     """One question asked of the restored data."""
 
-    name: str
     outcome: str = Field(pattern="^(passed|failed|skipped)$")
-    detail: str
 
 
+@of(proof.Proof)
 class Proof(Shape):
-    """A test restore. `proved`: equal to the source; `restored`: there was nothing to compare with; `undecided`:
-    something kept the test from its end, which says nothing about the data; `inexact`: the replay may have given other
-    rows. `older`: the target was the newest moment, and something later is known to exist, or may (see `warnings`)."""
+    """A test restore."""
 
     model_config = example(PROOF)
 
-    id: str
-    server: str
-    backup: str
-    target: str
     outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
-    started_at: Time
-    finished_at: Time
-    seconds: float
-    phases: list[Phase]
-    checks: list[Check]
-    tables_compared: int = Field(description="Tables whose rows are equal to the witness.")
-    tables_present: int = Field(
-        description="Tables that are there, defined as at the source, of whose rows nothing is known."
-    )
-    not_looked_at: int = Field(
-        description="Tables and other objects of the witness that could not be looked at; "
-        "more than 0 is never `proved`."
-    )
-    withdrawn: str = Field(description="Why this proof does not count any more; empty as a rule.")
-    error: str
-    warnings: list[str]
-    older: bool
 
 
 class ProofsQuery(Dated):

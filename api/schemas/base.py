@@ -4,13 +4,19 @@ of errors (RFC 9457, with the words of the command line) and of health.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from backupd.catalog.rows import Span
-from backupd.model.text import format_time
+from backupd.model.document import Document, entries
 
 MOST = 1000
 """Items of a page of a list, at most."""
@@ -20,18 +26,8 @@ SHOWN = 100
 _LINE = r"^[^\u0000-\u001f\u007f-\u009f]+$"
 _TEXT = r"^[^\u0000]*$"
 
-Time = Annotated[
-    str,
-    BeforeValidator(lambda moment: format_time(moment) if isinstance(moment, datetime) else moment),
-    Field(json_schema_extra={"format": "date-time"}, examples=["2026-11-21T09:41:03.250000Z"]),
-]
-"""RFC 3339, in UTC. Made of a ``datetime``."""
-Seconds = Annotated[
-    float,
-    BeforeValidator(lambda span: span.total_seconds() if isinstance(span, timedelta) else span),
-    AfterValidator(lambda seconds: round(seconds, 3)),
-]
-"""A span of time, to the millisecond. Made of a ``timedelta`` or of seconds."""
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-11-21T09:41:03.250000Z"])]
+"""RFC 3339, in UTC."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
 """Of a server, destination or policy."""
 Line = Annotated[str, Field(pattern=_LINE, max_length=500)]
@@ -55,22 +51,81 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T0
 
 
 class Shape(BaseModel):
-    """Part of an answer. A value of the application that has no ``as_json`` is declared here alone: its attributes are
-    the fields, where the names differ by ``validation_alias`` (which the reference does not show). A finished document
-    fits, too."""
+    """Part of an answer, as the reference describes it. The documents themselves are those of the application."""
 
-    model_config = ConfigDict(extra="forbid", from_attributes=True, validate_by_name=True)
+    model_config = ConfigDict(extra="forbid", validate_by_name=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _document(cls, value: Any) -> Any:
-        """Values that say themselves what their document is."""
-        return value.as_json() if hasattr(value, "as_json") else value
 
-    @classmethod
-    def document(cls, value: object) -> dict[str, Any]:
-        """The JSON document of a value of the application: every field of the shape, in this order."""
-        return cls.model_validate(value).model_dump(mode="json", by_alias=True)
+S = TypeVar("S", bound=Shape)
+_SHAPES: dict[Any, Any] = {datetime: Time, timedelta: float, date: str}
+"""What stands for a type of the application in a shape."""
+
+
+def of(record: Any) -> Callable[[type[S]], type[S]]:
+    """The shape of the documents of ``record``: their keys, with the types of the fields, described by the docstrings
+    below these. The class declares only what it knows more exactly."""
+
+    def whole(shape: type[S]) -> type[S]:
+        own = {field.alias or name: (name, field) for name, field in shape.model_fields.items()}
+        types: dict[str, Any] = {}
+        for key, hint, description in _keys(record):
+            name, field = own.pop(key, (key, FieldInfo(annotation=hint)))
+            types[name] = Annotated[field.annotation, Field(description=description), field]
+        if own:
+            raise TypeError(f"documents of {record.__name__} do not have {', '.join(own)}")
+        kind: Any = type(shape)
+        same = {name: getattr(shape, name) for name in ("__module__", "__qualname__", "__doc__", "model_config")}
+        made: type[S] = kind(shape.__name__, shape.__bases__, {**same, "__annotations__": types})
+        _SHAPES[record] = made
+        return made
+
+    return whole
+
+
+def _keys(record: Any) -> Iterator[tuple[str, Any, str | None]]:
+    """Key, type and description of whatever is in its documents."""
+    hints, described = get_type_hints(record), _docstrings(record)
+    for key, attribute, how in entries(record):
+        made_by = vars(record)[attribute]
+        if isinstance(made_by, property):
+            hints[attribute] = get_type_hints(made_by.fget)["return"]
+            described[attribute] = _line(made_by.__doc__ or "")
+        hint = hints[attribute]
+        if how.inline:
+            yield from _keys(hint)
+        else:
+            yield key, _kind(hint) | None if how.or_null else _kind(hint), described.get(attribute)
+
+
+def _kind(hint: Any) -> Any:
+    """The type of what becomes of a value of this type in a document."""
+    kinds = [_kind(part) for part in get_args(hint) if part not in (NoneType, Ellipsis)]
+    origin: Any = get_origin(hint)
+    if origin is UnionType:
+        return kinds[0] | None
+    if origin in (Mapping, dict):
+        origin = dict
+        return origin[kinds[0], kinds[1]]
+    if origin is not None:
+        origin = list
+        return origin[kinds[0]]
+    if issubclass(hint, Document) and hint not in _SHAPES:
+        raise TypeError(f"there is no shape of {hint.__name__} yet")
+    return _SHAPES.get(hint, hint)
+
+
+def _docstrings(record: Any) -> dict[str, str | None]:
+    """Of its attributes, each below its own."""
+    described: dict[str, str | None] = {}
+    for statements in pairwise(ast.walk(ast.parse(inspect.getsource(record)))):
+        match statements:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                described[name] = _line(text)
+    return described
+
+
+def _line(docstring: str) -> str | None:
+    return " ".join(docstring.replace("``", "`").split()) or None
 
 
 class Asked(BaseModel):

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Dated, Name, Query, Shape, Text, Time, example
-from backupd.model.event import MessageKind, MessageState, Severity
-from backupd.model.job import JobKind, JobState
+from api.schemas.base import Dated, Name, Query, Shape, Text, example, of
+from backupd.model import event, proof
+from backupd.model.event import MessageState, Severity
+from backupd.model.job import JobKind, JobRecord, JobState
 
 JOB: dict[str, Any] = {
     "id": "20261121T020000Z-7f3a9c01",
@@ -56,10 +57,10 @@ QUEUED_JOB: dict[str, Any] = {
 }
 
 
+@of(proof.Phase)
 class Phase(Shape):
     """A step that is over."""
 
-    name: str
     seconds: float = Field(ge=0)
     bytes: int = Field(ge=0)
 
@@ -76,33 +77,16 @@ class Progress(Shape):
     seconds_left: float | None
 
 
+@of(JobRecord)
 class Job(Shape):
     """One run of something for a server (empty: of all)."""
 
     model_config = example(JOB)
 
-    id: str
     kind: JobKind
-    server: str
-    state: JobState = Field(description="`queued`, `waiting` and `running` are not over yet.")
-    queued_at: Time
-    started_at: Time | None
-    finished_at: Time | None
-    due_at: Time | None = Field(description="The time of the schedule that it was started for.")
-    not_before: Time | None = Field(description="A repetition waits until then.")
     attempt: int = Field(ge=1)
-    previous: str | None = Field(description="The job that this one repeats.")
-    leg: str = Field(description="Part of the policy that asked for it; empty when a person did.")
-    requested_by: str
-    arguments: dict[str, Any]
-    cancel_by: str = Field(description="Who asked to stop it.")
     progress: Progress | dict[str, Any] | None
-    result: str = Field(description="Id of what it made: a backup, a proof, a restore.")
-    message: str = Field(description="What went wrong, or what it waits for.")
-    detail: str
-    hint: str
-    bytes: int = Field(ge=0, description="Moved, before compression.")
-    phases: list[Phase]
+    bytes: int = Field(ge=0)
 
 
 class Accepted(Shape):
@@ -147,6 +131,7 @@ class EventsQuery(Dated):
     severity: Severity | None = Field(None, description="Only those as grave as this.")
 
 
+@of(event.Event)
 class Event(Shape):
     """Something that happened that somebody should know."""
 
@@ -165,16 +150,7 @@ class Event(Shape):
         }
     )
 
-    number: int = Field(description="Its place among all; `Last-Event-ID` goes on after it.")
-    at: Time
-    kind: str
     severity: str = Field(pattern="^(info|warning|error)$")
-    server: str
-    subject: str
-    message: str
-    detail: str
-    hint: str
-    job: str
 
 
 _INCIDENT: dict[str, Any] = {
@@ -212,28 +188,13 @@ _MESSAGE: dict[str, Any] = {
 }
 
 
+@of(event.Incident)
 class Incident(Shape):
     """Something that is, or was, not as it should be, with the next step."""
 
     model_config = example(_INCIDENT)
 
-    id: str
-    kind: str
-    server: str
-    subject: str
     severity: str = Field(pattern="^(info|warning|error)$")
-    message: str
-    detail: str
-    hint: str
-    opened_at: Time
-    last_at: Time
-    count: int
-    closed_at: Time | None
-    job: str | None
-    reminders: int
-    next_reminder: Time | None
-    acknowledged_by: str | None
-    acknowledged_at: Time | None
 
 
 class AlertsQuery(Dated):
@@ -247,20 +208,8 @@ class MessagesQuery(Dated):
     incident: Text | None = Field(None, max_length=64, description="Only those about this one.")
 
 
+@of(event.Message)
 class Message(Shape):
-    """A message on its way; `error`: why the last try failed."""
+    """A message on its way."""
 
     model_config = example(_MESSAGE)
-
-    id: str
-    channel: str
-    kind: MessageKind
-    state: MessageState
-    subject: str
-    recipients: list[str]
-    incident: str | None
-    created_at: Time
-    attempts: int
-    next_try: Time | None
-    sent_at: Time | None
-    error: str

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from api.schemas.backups import PROOF, Position, Proof
-from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Seconds, Shape, Text, Time, example
-from api.schemas.jobs import Incident, Job
-from backupd.model.backup_record import BackupKind
+from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Shape, Text, Time, example, of
+from backupd.app.retention import holds
+from backupd.app.views import destinations, server_status
+from backupd.model import backup_record, server_facts
 from backupd.model.binlog import ChangeKind
-from backupd.model.job import JobKind
+from backupd.recovery import timeline
 
 _PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
 TIMELINE: dict[str, Any] = {
@@ -93,14 +94,9 @@ class Gap(Shape):
     destination: str = Field(description="Empty: at no destination.")
 
 
+@of(timeline.Reach)
 class Reach(Shape):
     """How far the copies of one destination reach."""
-
-    name: str
-    latest: Time | None
-    behind_seconds: float | None
-    rpo_seconds: float | None
-    trouble: str
 
 
 class Branch(Shape):
@@ -165,16 +161,13 @@ _HOLD: dict[str, Any] = {
 }
 
 
+@of(backup_record.Hold)
 class Hold(Shape):
     """A hold (nothing of the server is deleted) or a pause (no job of it starts by itself)."""
 
     model_config = example(_HOLD)
 
-    server: str
     kind: str = Field(pattern="^(hold|pause)$")
-    reason: str
-    by: str
-    since: Time
 
 
 class HoldRequest(Asked):
@@ -190,21 +183,22 @@ class PauseRequest(HoldRequest):
     stop_running: bool = Field(False, description="And stop what runs or waits.")
 
 
-class Held(Hold):
+@of(holds.Held)
+class Held(Shape):
     """`problems`: destinations that could not be told, with why."""
 
     model_config = example({**_HOLD, "problems": []})
 
-    problems: list[str]
+    kind: str = Field(pattern="^(hold|pause)$")
 
 
-class Paused(Hold):
+@of(holds.Paused)
+class Paused(Shape):
     """`stopped`: jobs that were asked to stop; `problems`: those that could not be."""
 
     model_config = example({**_HOLD, "kind": "pause", "stopped": [], "problems": []})
 
-    stopped: list[str]
-    problems: list[str]
+    kind: str = Field(pattern="^(hold|pause)$")
 
 
 class ReleaseQuery(Query):
@@ -288,112 +282,48 @@ _SERVER: dict[str, Any] = {
 }
 
 
+@of(server_status.Reason)
 class Reason(Shape):
     """Why something is not `good`, and the next step."""
 
     status: str = Field(pattern="^(good|warning|bad)$")
-    text: str
-    hint: str
 
 
+@of(server_status.StreamView)
 class Stream(Shape):
     """The continuous copy of the binary log. `spool_bytes` wait on this host, `spool_limit` may."""
 
-    state: str
-    told_at: Time | None
-    spool_bytes: int
-    spool_limit: int
-    error: str
 
-
+@of(server_status.LastBackup)
 class LastBackup(Shape):
-    id: str
-    kind: BackupKind
-    set: str = Field(validation_alias="table_set")
-    started_at: Time
-    finished_at: Time
-    seconds: Seconds
-    bytes_source: int
-    bytes_stored: int
-    bytes_new: int
-    tables_missing: int
+    pass
 
 
+@of(server_status.NextRun)
 class NextRun(Shape):
-    leg: str
-    kind: JobKind
-    at: Time
+    pass
 
 
+@of(server_status.LastProof)
 class LastProof(Shape):
     """The newest test restore; `proved_at`: when the data was last found good, and as new as it was asked for."""
 
-    id: str
-    backup: str = Field(validation_alias="backup_id")
-    outcome: str
-    finished_at: Time
-    tables_compared: int
-    error: str
-    proved_at: Time | None
-    warnings: list[str]
-    older: bool
 
-
+@of(server_status.ServerOverview)
 class Server(Shape):
     """A server at a glance; spans are seconds."""
 
     model_config = example(_SERVER)
 
-    name: str
-    policy: str
     status: str = Field(pattern="^(good|warning|bad)$")
-    reasons: list[Reason] = Field(description="Why it is not good, the worst first.")
-    latest: Time | None = Field(description="The newest moment that can be restored.")
-    tables_only: bool = Field(
-        description="Only dumps are taken of it: the moments are those of tables, and the server "
-        "as a whole cannot be restored."
-    )
-    first: Time | None
-    rpo_seconds: Seconds | None = Field(
-        validation_alias="rpo",
-        description="Seconds of commits that would be lost if the server failed now (current RPO).",
-    )
-    rpo_objective_seconds: Seconds | None = Field(validation_alias="rpo_objective")
-    rpo_kept: bool | None
-    rto_seconds: Seconds | None = Field(
-        validation_alias="rto", description="How long a restore to the newest moment would take."
-    )
-    rto_objective_seconds: Seconds | None = Field(validation_alias="rto_objective")
-    rto_kept: bool | None
-    windows: int
-    gaps: int
-    destinations: list[Reach] = Field(validation_alias="reach")
-    stream: Stream | None
-    last_success: Time | None
-    last_backups: list[LastBackup]
-    next_runs: list[NextRun]
-    last_proof: LastProof | None
-    running: list[Job]
-    jobs_waiting: int = Field(validation_alias="waiting")
-    incidents: list[Incident] = Field(description="Those that are open.")
-    backups: int
-    protected: int
-    bytes_stored: int
-    held: Hold | None
-    paused: Hold | None
-    absent_since: Time | None = Field(description="Since when a backup keeps it out of rotation.")
-    looked_at: Time | None = Field(description="When all this was found out; null: not yet.")
 
 
+@of(destinations.Shortfall)
 class Behind(Shape):
     """What belongs there and is not there yet."""
 
-    backups: int
-    bytes: int
-    seconds: Seconds | None
-    error: str
 
-
+@of(destinations.DestinationView)
 class Destination(Shape):
     """A destination at a glance, as it was when somebody looked last (`checked_at`)."""
 
@@ -422,28 +352,10 @@ class Destination(Shape):
         }
     )
 
-    name: str
-    type: str
-    off_site: bool
     status: str = Field(pattern="^(good|warning|bad)$")
-    reasons: list[Reason]
-    reachable: bool | None
-    initialised: bool | None
-    trouble: str
-    checked_at: Time | None
-    bytes_free: int | None = Field(validation_alias="free")
-    bytes_total: int | None = Field(validation_alias="total")
-    forecast: str
-    full_on: Time | None
-    earliest_full_on: Time | None
-    servers: int
-    backups: int
-    bytes_stored: int
-    behind: Behind = Field(validation_alias="shortfall")
-    worst_lag_seconds_of_a_day: Seconds | None = Field(validation_alias="lag")
-    lock_seconds: Seconds | None = Field(validation_alias="lock")
 
 
+@of(server_facts.Identity)
 class Identity(Shape):
     """A database server that answered under a name of the configuration. `verdict`: `own`, `failover` (another one that
     holds what was archived last), or `stranger`; `evidence`: why."""
@@ -463,15 +375,7 @@ class Identity(Shape):
         }
     )
 
-    server: str
-    uuid: str
     verdict: str = Field(pattern="^(own|failover|stranger)$")
-    server_id: int
-    evidence: str
-    address: str
-    since: Time
-    seen_at: Time
-    accepted_by: str
 
 
 class SearchQuery(Page):

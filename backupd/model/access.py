@@ -33,16 +33,19 @@ class Via(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
-    """``name``: of the token, or of the operating system's user; ``servers``: the only ones that are there for it, None
-    for all; ``address``: where the request came from; ``token_id``: empty without one."""
+class Actor(Document):
+    """Who asks, and what that person may do."""
 
     name: str
+    """Of the token, or of the operating system's user."""
     role: Role
     via: Via
     servers: frozenset[str] | None = None
+    """The only ones that are there for it; null for all."""
+    token_id: str = field(default="", metadata=json_key("token"), kw_only=True)
+    """Empty without one."""
     address: str = ""
-    token_id: str = ""
+    """Where the request came from."""
 
     def has(self, role: Role) -> bool:
         return self.role.rank >= role.rank
@@ -54,13 +57,15 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Token(Document):
-    """``digest``: SHA-256 of the secret, which nobody keeps; times None: never."""
+    """Who may come in. Times None: never."""
 
     id: str
     name: str
     role: Role
     digest: str = field(metadata=HIDDEN)
+    """SHA-256 of the secret, which nobody keeps."""
     servers: frozenset[str] | None = field(default=None, kw_only=True)
+    """The only ones that are there for it; null for all."""
     created_at: datetime
     created_by: str
     expires_at: datetime | None = None
@@ -87,22 +92,25 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry(Document):
-    """Who did what. ``action``: a stable word (``backup-deleted``, ``restore-started``); ``subject``: the id it was
-    done to; ``outcome``: ``done``, ``refused`` or ``failed``; ``digest``: over this entry and the one before it, so
-    that one that was altered or taken out shows. ``number``: its place, 0 before it has one."""
+    """Who did what, from where."""
 
     number: int = field(default=0, kw_only=True)
+    """Its place, 0 before it has one."""
     at: datetime
     actor: str
     role: str
     via: str
     address: str = field(default="", kw_only=True)
     action: str
+    """A stable word: ``backup-deleted``, ``restore-started`` ..."""
     server: str = ""
     subject: str = ""
+    """The id of what it was done to."""
     outcome: str = "done"
+    """``done``, ``refused`` or ``failed``."""
     detail: str = ""
     digest: str = ""
+    """Over this entry and the one before it, so that one that was altered or taken out shows."""
 
 
 THIS_MACHINE = "this machine"

@@ -33,38 +33,26 @@ class BackupState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Document):
-    """One destination's copy of a backup. ``state``: complete, damaged, or deleted (marked there, not yet swept)."""
+    """One destination's copy of a backup."""
 
     destination: str
     state: str
+    """``complete``, ``damaged``, or ``deleted`` (marked there, not yet swept)."""
     stored_at: datetime
     verified_at: datetime | None = None
+    """When it was last read again and found good."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupRecord(Document):
-    """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes.
-
-    ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
-    parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
-    logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped; of a
-    physical one: how many its tool leaves out that the policy puts into no logical one either.
-    ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
-    found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
-    says so: whoever shows the record fills it in. ``apart``: it is of another server, which answered under this name
-    and which nobody has accepted, so no rule, no proof and no target but its own id means it. ``missing``: of a
-    physical backup, tables (as ``TableName.shown``) of which a file that they need is not in it; None where nobody
-    looked. ``doubtful``: why nobody should count on a restore of it, or of what builds on it, before a test restore has
-    shown that it works; empty as a rule. ``found``: SHA-256 of the manifest as it was found at a destination, of a
-    backup that no run of this catalog made. ``foreign``: nothing shows that this installation took it and nobody has
-    adopted it, so no rule, no proof and no target but its own id means it, and nothing removes it.
-    """
+    """A backup. Times are UTC, sizes bytes."""
 
     id: str
     server: str
     kind: BackupKind
     state: BackupState
     parent: str | None
+    """What an increment builds on."""
     started_at: datetime
     finished_at: datetime
     stats: Stats = field(metadata=json_key(inline=True))
@@ -73,20 +61,39 @@ class BackupRecord(Document):
     server_version: str
     tool_version: str
     pinned: bool = False
+    """No rule deletes it."""
     warnings: tuple[str, ...] = ()
     from_lsn: int = 0
+    """Log sequence number of the tool, 0 where it has none; an increment begins where its parent ends."""
     to_lsn: int = 0
     server_uuid: str = field(default="", metadata=HIDDEN)
+    """Of the source."""
     reason: str = ""
+    """Why this kind was taken when another one was due."""
     table_set: str = field(default="", metadata=json_key("set"))
+    """Of a logical backup: the set of tables of the policy."""
     tables_missing: int = 0
+    """Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool leaves out and no
+    logical backup takes, or that it lost because they were changed meanwhile."""
     manifest: str = field(default="", metadata=HIDDEN)
+    """SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody found at a
+    destination."""
     missing: tuple[str, ...] | None = field(default=None, metadata=HIDDEN)
+    """Of a physical backup: tables (as ``TableName.shown``) of which a file that they need is not in it; None where
+    nobody looked."""
     doubtful: str = ""
+    """Reason why the backup, or one that builds on it, may not be restorable; normally empty. Run a test restore to
+    find out."""
     protected: bool = False
+    """It has as many verified copies as the policy wants."""  # filled in by whoever shows the record: no row says so
     apart: bool = False
+    """It is of another server, which answered under this name and which nobody has accepted: no rule, no proof and no
+    target but its own id means it."""
     found: str = field(default="", metadata=HIDDEN)
+    """SHA-256 of the manifest as it was found at a destination, of a backup that no run of this catalog made."""
     foreign: bool = False
+    """It is at a destination, but was neither taken nor adopted by this installation. Retention and test restores
+    ignore it; only ``backup:ID`` restores it, and nothing removes it."""
     copies: tuple[Copy, ...] = ()
 
     @property
@@ -97,13 +104,13 @@ class BackupRecord(Document):
     @property
     @computed("partial", after="tables_missing")
     def is_partial(self) -> bool:
-        """Does it lack tables that others of its kind have?"""
+        """It lacks tables that other backups of its kind have."""
         return self.not_dumped > 0
 
     @property
     @computed("missing", after="partial")
     def known_missing(self) -> tuple[str, ...]:
-        """``missing``, where nobody looked: none."""
+        """Of a physical backup: tables of which files are not in it."""
         return self.missing or ()
 
     def state_at(self, destination: str) -> str:
@@ -119,15 +126,19 @@ def partial_words(backup_id: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BackupDetail(Document):
-    """A backup's record with what its manifest adds: how many objects, for which keys, whether what it tells in the
-    clear is bound to what is sealed, and the SHA-256 of its runbook."""
+    """A backup's record with what its manifest adds."""
 
     record: BackupRecord = field(metadata=json_key(inline=True))
     objects: int
+    """Stored objects that it consists of."""
     recipients: Sequence[str]
+    """Fingerprints of the keys that open it."""
     codec: str
     bound: bool = True
+    """What it says in the clear (server, kind, times, sizes) is compared with what was sealed. False in backups of
+    format 1: nothing in them shows that it was changed."""
     runbook_sha256: str = ""
+    """Of RUNBOOK.md beside it: what is followed by hand is compared with it."""
 
 
 EVERY_SERVER = "*"

@@ -20,16 +20,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event(Document):
-    """``kind``: a stable word (``job-failed``, ``job-missed``, ``key-overdue``); ``subject``: what it is about (a job's
-    leg, a destination, a key); ``server`` empty when it concerns all. ``number``: its place in the catalog, 0 before.
-    """
+    """Something that happened that somebody should know."""
 
     number: int = field(default=0, kw_only=True)
+    """Its place among all, 0 before it has one; `Last-Event-ID` goes on after it."""
     at: datetime
     kind: str
+    """A stable word: ``job-failed``, ``job-missed``, ``key-overdue`` ..."""
     severity: Severity
     server: str = field(default="", kw_only=True)
+    """Empty when it concerns all."""
     subject: str = field(default="", kw_only=True)
+    """What it is about: a job's schedule, a destination, a key."""
     message: str
     detail: str = ""
     hint: str = ""
@@ -56,12 +58,11 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Incident(Document):
-    """Something that is, or was, not as it should be. ``kind``: of the event that opened it; ``count``: how many such
-    events there were; ``reminders``: how many were sent; ``next_reminder``: None for none any more; of one that is over
-    it is when that is told, unless it comes back before; ``acknowledged_by``: who said that no reminder is needed."""
+    """Something that is, or was, not as it should be."""
 
     id: str
     kind: str
+    """Of the event that opened it."""
     server: str
     subject: str
     severity: Severity
@@ -71,11 +72,15 @@ class Incident(Document):
     opened_at: datetime
     last_at: datetime
     count: int = 1
+    """Number of such events."""
     closed_at: datetime | None = None
     job_id: str = field(default="", metadata=json_key("job", or_null=True))
     reminders: int = 0
+    """Number of reminders that were sent."""
     next_reminder: datetime | None = None
+    """Null for none any more; of an incident that is over: when that is reported, unless it comes back before."""
     acknowledged_by: str = field(default="", metadata=json_key(or_null=True))
+    """Who said that no reminder is needed."""
     acknowledged_at: datetime | None = None
 
     @property
@@ -90,20 +95,23 @@ class Incident(Document):
 
 @dataclass(frozen=True, slots=True)
 class Message(Document):
-    """A message on its way. ``channel``: ``email`` or the name of another one; ``incident_id`` empty for reports and
-    tests; ``content``: the whole of it as it is sent (RFC 5322 for mail); ``attempts``: tries so far; ``error``: why
-    the last one failed."""
+    """A message on its way."""
 
     id: str
     channel: str
+    """``email`` or the name of another one."""
     kind: MessageKind
     state: MessageState
     subject: str
     recipients: tuple[str, ...]
     content: str = field(metadata=HIDDEN)
+    """The whole of it as it is sent (RFC 5322 for mail)."""
     incident_id: str = field(default="", metadata=json_key("incident", or_null=True), kw_only=True)
+    """Null for reports and tests."""
     created_at: datetime
     attempts: int = 0
+    """Tries so far."""
     next_try: datetime | None = None
     sent_at: datetime | None = None
     error: str = ""
+    """Why the last try failed."""

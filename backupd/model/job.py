@@ -81,42 +81,47 @@ that does so. One that waits ends with its job, however that ends."""
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(Document):
-    """One run of ``kind`` (see ``JobKind``) for a server.
-
-    ``leg`` and ``due_at``: which schedule of the policy asked for it, and for when; empty and None when a person did
-    (``requested_by``). ``not_before``: a repetition waits until then, and a waiting job is not looked at before.
-    ``attempt`` counts from 1; ``previous`` is the job that this one repeats, or catches up. ``arguments``: of the kind,
-    JSON. ``owner`` tells which process runs it, in words of the caller (host, boot, process, start); ``token`` grows
-    with each owner, and only the newest may write.
-    ``cancel_by``: who asked to stop it. ``progress``: the last report, JSON. ``result``: what it made (the id of a
-    backup or proof). ``bytes`` of plaintext that were moved. ``message``, ``detail`` and ``hint`` are those of the
-    error, empty without one.
-    """
+    """One run of ``kind`` (see ``JobKind``) for a server; empty: of all."""
 
     id: str
     kind: str
     server: str
     state: JobState
+    """``queued``, ``waiting`` and ``running`` are not over yet."""
     queued_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
     due_at: datetime | None = None
+    """The time of the schedule that it was started for."""
     not_before: datetime | None = None
+    """A repetition waits until then, and a waiting job is not looked at before."""
     attempt: int = 1
+    """From 1."""
     previous: str = field(default="", metadata=json_key(or_null=True))
+    """The job that this one repeats, or catches up."""
     leg: str = ""
+    """The schedule of the policy that asked for it; empty when a person did."""
     requested_by: str = ""
+    """The person who asked for it."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of its kind."""
     owner: str = field(default="", metadata=HIDDEN)
+    """Which process runs it, in words of the caller (host, boot, process, start)."""
     token: int = field(default=0, metadata=HIDDEN)
+    """Grows with each owner, and only the newest may write."""
     heartbeat_at: datetime | None = field(default=None, metadata=HIDDEN)
     cancel_by: str = ""
+    """Who asked to stop it."""
     progress: Mapping[str, Any] | None = field(default=None, metadata=json_key(or_null=True))
+    """The last report."""
     result: str = ""
+    """Id of what it made: a backup, a proof, a restore."""
     message: str = ""
+    """What went wrong, or what it waits for; empty without an error, as are ``detail`` and ``hint``."""
     detail: str = ""
     hint: str = ""
     bytes: int = 0
+    """Bytes of plaintext that were moved, before compression."""
     phases: tuple[Phase, ...] = ()
 
 

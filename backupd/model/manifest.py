@@ -65,6 +65,7 @@ class Stats(Document):
     bytes_new: int
     files: int
     files_linked: int
+    """Files that were the same as in earlier backups."""
 
 
 @dataclass(frozen=True, slots=True)

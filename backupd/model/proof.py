@@ -114,30 +114,34 @@ WITHDRAWN = "withdrawn"
 
 @dataclass(frozen=True, slots=True)
 class Proof(Document):
-    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare, or not with all of
-    it), ``failed`` (the data is bad), ``undecided`` (something else kept the test from its end, which tells nothing of
-    the data), ``inexact``: the replay that was tested may give other rows than the source had, or ``withdrawn``: it was
-    good, and does not count any more, for the reason in ``withdrawn``. ``warnings``: of its plan, and of the restore.
-    ``older``: the target was the newest moment, and something later than what was restored is known to exist, or may;
-    such a proof is never ``proved`` and shows nothing of the server's present history. ``tables_compared``,
-    ``tables_present``, ``not_looked_at``: see ``Tally``."""
+    """The record of one test restore."""
 
     id: str
     server: str
     backup_id: str = field(metadata=json_key("backup"))
     target: str
     outcome: str
+    """``proved``, ``restored`` (no witness to compare, or not with all of it), ``failed`` (the data is bad),
+    ``undecided`` (something else kept the test from its end, which says nothing about the data), ``inexact`` (the
+    replay that was tested may give other rows than the source had), or ``withdrawn``."""
     started_at: datetime
     finished_at: datetime
     phases: tuple[Phase, ...]
     checks: tuple[Check, ...]
     tables_compared: int
+    """Tables whose rows are equal to the witness."""
     error: str = ""
     warnings: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
+    """Of its plan, and of the restore."""
     older: bool = field(default=False, metadata=json_key(later=True))
+    """The target was the newest moment, and something later than what was restored is known to exist, or may: never
+    ``proved``, and it shows nothing of the server's present history."""
     tables_present: int = field(default=0, metadata=json_key(later=True))
+    """Tables that are there, defined as at the source, of whose rows nothing is known."""
     not_looked_at: int = field(default=0, metadata=json_key(later=True))
+    """Tables and other objects of the witness that could not be looked at; more than 0 is never ``proved``."""
     withdrawn: str = field(default="", metadata=json_key(later=True))
+    """Why a good proof does not count any more; empty as a rule."""
 
     @property
     def is_good(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.destination_identity import note_seen
@@ -23,6 +23,7 @@ from backupd.app.views.server_status import Reason, Status
 from backupd.catalog.destinations import FAILING, Replication
 from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
 from backupd.model.text import format_duration, format_size
@@ -36,50 +37,57 @@ _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Shortfall:
+class Shortfall(Document):
     """Backups that belong at a destination and are not there yet, their bytes, how long the oldest waits, and why."""
 
     backups: int
     bytes: int
-    seconds: timedelta | None
+    seconds: timedelta | None = field(metadata=json_key(digits=3))
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class DestinationView:
-    """One destination. ``type``: filesystem, s3 or sftp. ``reachable``: None while nobody has looked, ``checked_at``
-    when somebody did; ``hangs``: the look that is under way has gone on for too long; ``initialised``: it carries our
-    marker; ``trouble``: why it cannot be used. ``free``, ``total``: bytes, None where a place knows no limit.
-    ``forecast``: one sentence about when it will be full; ``full_on`` by the growth seen, ``earliest_full_on`` at the
-    earliest. ``servers``: how many servers' policies name it. ``backups`` have a complete copy there; ``bytes_stored``:
-    what lies there of backups and binary logs, as the catalog counts it. ``behind_*``: backups that belong there and
-    are not there yet, their bytes, how long the oldest waits, and why. ``lag``: the most that its binary logs were
-    behind within a day. ``lock``: for how long the place itself refuses to delete anything, None where it does not."""
+class DestinationView(Document):
+    """One destination."""
 
     name: str
     type: str
+    """``filesystem``, ``s3`` or ``sftp``."""
     off_site: bool
     status: Status
     reasons: tuple[Reason, ...] = ()
     reachable: bool | None = None
+    """Null while nobody has looked."""
     initialised: bool | None = None
+    """It has the marker of this installation."""
     trouble: str = ""
-    hangs: bool = False
+    """Why it cannot be used."""
+    hangs: bool = field(default=False, metadata=HIDDEN)
+    """The look that is under way has gone on for too long."""
     checked_at: datetime | None = None
-    free: int | None = None
-    total: int | None = None
+    free: int | None = field(default=None, metadata=json_key("bytes_free"))
+    """Null where the destination knows no limit."""
+    total: int | None = field(default=None, metadata=json_key("bytes_total"))
     forecast: str = ""
+    """One sentence about when it will be full."""
     full_on: datetime | None = None
+    """By the growth seen."""
     earliest_full_on: datetime | None = None
     servers: int = 0
+    """Servers whose policies name it."""
     backups: int = 0
+    """Backups with a complete copy there."""
     bytes_stored: int = 0
-    behind_backups: int = 0
-    behind_bytes: int = 0
-    behind: timedelta | None = None
-    behind_error: str = ""
-    lag: timedelta | None = None
-    lock: timedelta | None = None
+    """Of backups and binary logs there, as the catalog counts it."""
+    behind_backups: int = field(default=0, metadata=HIDDEN)
+    behind_bytes: int = field(default=0, metadata=HIDDEN)
+    behind: timedelta | None = field(default=None, metadata=HIDDEN)
+    """How long the oldest backup waits that belongs there and is not there yet."""
+    behind_error: str = field(default="", metadata=HIDDEN)
+    lag: timedelta | None = field(default=None, metadata=json_key("worst_lag_seconds_of_a_day", digits=3))
+    """The most that its binary logs were behind within a day."""
+    lock: timedelta | None = field(default=None, metadata=json_key("lock_seconds", digits=3))
+    """For how long the destination itself refuses to delete anything; null where it does not."""
 
     @property
     def is_lost(self) -> bool:
@@ -87,6 +95,7 @@ class DestinationView:
         return self.initialised is False and self.backups > 0
 
     @property
+    @computed("behind", after="bytes_stored")
     def shortfall(self) -> Shortfall:
         return Shortfall(self.behind_backups, self.behind_bytes, self.behind, self.behind_error)
 

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -36,6 +36,7 @@ from backupd.catalog.overview import Marker
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Hold
 from backupd.model.binlog import Gap
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError
 from backupd.model.event import Incident
 from backupd.model.job import JobKind, JobRecord
@@ -64,7 +65,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Document):
     """Why a status is not ``good``: what is wrong in one sentence, and the next step."""
 
     status: Status
@@ -73,12 +74,12 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class LastBackup:
+class LastBackup(Document):
     """The newest one of its kind (and, of logical ones, of its set of tables) that is complete."""
 
     id: str
     kind: BackupKind
-    table_set: str
+    table_set: str = field(metadata=json_key("set"))
     started_at: datetime
     finished_at: datetime
     bytes_source: int
@@ -87,6 +88,7 @@ class LastBackup:
     tables_missing: int = 0
 
     @property
+    @computed(after="finished_at", digits=3)
     def seconds(self) -> float:
         """How long it took."""
         return (self.finished_at - self.started_at).total_seconds()
@@ -97,7 +99,7 @@ class LastBackup:
 
 
 @dataclass(frozen=True, slots=True)
-class NextRun:
+class NextRun(Document):
     """``at``: when the run starts, jitter and blackout applied."""
 
     leg: str
@@ -106,12 +108,12 @@ class NextRun:
 
 
 @dataclass(frozen=True, slots=True)
-class LastProof:
+class LastProof(Document):
     """The newest test restore. ``proved_at``: when the data was last found good and as new as it was asked for, by it
     or by one before it; ``warnings`` and ``older`` as in ``Proof``."""
 
     id: str
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     outcome: str
     finished_at: datetime
     tables_compared: int
@@ -131,7 +133,7 @@ class LastProof:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamView:
+class StreamView(Document):
     """The continuous copy of the binary log, as its process told last. ``state``: as `backupd binlog status` says it;
     ``spool_bytes`` wait on this host, ``spool_limit`` may."""
 
@@ -143,67 +145,76 @@ class StreamView:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOverview:
-    """Everything about one server that fits a line or a card.
-
-    ``reasons``: the worst first, empty when ``status`` is good. ``latest`` and ``first``: the ends of what can be
-    restored (with gaps between them, see the timeline), None for nothing. ``rpo``: what would be lost were the server
-    lost now; ``rto``: how long a restore to ``latest`` would take, None where nothing tells. ``reach``: how far each
-    destination alone goes. ``gaps``: holes in the binary logs. ``stream``: None where the policy asks for none.
-    ``last_backups``: by kind. ``last_success``: when the newest of them ended. ``next_runs``: one for each schedule,
-    soonest first. ``running``: jobs at work; ``waiting``: how many are queued or wait for somebody. ``incidents``: open
-    ones, newest first. ``backups``: complete ones; ``protected``: of those, with as many verified copies as the policy
-    wants; ``bytes_stored``: of all there are. ``held``, ``paused``: this server or all of them. ``absent_since``: when
-    a backup took it out of rotation. ``looked_at``: how it stands was found out then; None: not yet, and nothing is
-    known of what can be recovered. ``tables_only``: only dumps are taken of it, so ``latest``, ``first``, ``rpo`` and
-    ``reach`` are of tables; the server as a whole cannot be restored. ``first_due``: when its first backup starts, as
-    long as none was due.
-    """
+class ServerOverview(Document):
+    """Everything about one server that fits a line or a card."""
 
     name: str
     policy: str
     status: Status
     reasons: tuple[Reason, ...] = ()
+    """Why it is not good, the worst first."""
     latest: datetime | None = None
+    """The newest moment that can be restored; there may be gaps between it and ``first``, see the timeline."""
+    tables_only: bool = False
+    """Only dumps are taken of it: the moments are those of tables, and the server as a whole cannot be restored."""
     first: datetime | None = None
-    rpo: timedelta | None = None
-    rpo_objective: timedelta | None = None
-    rto: timedelta | None = None
-    rto_objective: timedelta | None = None
+    """The oldest moment that can be restored."""
+    rpo: timedelta | None = field(default=None, metadata=json_key("rpo_seconds", digits=3))
+    """Seconds of commits that would be lost if the server failed now (current RPO)."""
+    rpo_objective: timedelta | None = field(default=None, metadata=json_key("rpo_objective_seconds", digits=3))
+    rto: timedelta | None = field(default=None, metadata=json_key("rto_seconds", digits=3))
+    """How long a restore to the newest moment would take."""
+    rto_objective: timedelta | None = field(default=None, metadata=json_key("rto_objective_seconds", digits=3))
     windows: int = 0
     gaps: int = 0
-    gap_noticed_at: datetime | None = None
-    reach: tuple[Reach, ...] = ()
+    """Holes in the binary logs."""
+    gap_noticed_at: datetime | None = field(default=None, metadata=HIDDEN)
+    reach: tuple[Reach, ...] = field(default=(), metadata=json_key("destinations"))
+    """How far each destination alone goes."""
     stream: StreamView | None = None
+    """Null where the policy asks for none."""
     last_backups: tuple[LastBackup, ...] = ()
+    """By kind."""
     next_runs: tuple[NextRun, ...] = ()
+    """One for each schedule, soonest first."""
     last_proof: LastProof | None = None
     running: tuple[JobRecord, ...] = ()
-    waiting: int = 0
+    waiting: int = field(default=0, metadata=json_key("jobs_waiting"))
+    """Jobs that are queued or wait for somebody."""
     incidents: tuple[Incident, ...] = ()
+    """Those that are open, newest first."""
     backups: int = 0
+    """Complete ones."""
     protected: int = 0
+    """Of those, backups with as many verified copies as the policy wants."""
     bytes_stored: int = 0
+    """Of all backups."""
     held: Hold | None = None
+    """Of this server, or of all."""
     paused: Hold | None = None
     absent_since: datetime | None = None
+    """Since when a backup keeps it out of rotation."""
     looked_at: datetime | None = None
-    tables_only: bool = False
-    first_due: datetime | None = None
+    """When all this was found out; null: not yet, and nothing is known of what can be recovered."""
+    first_due: datetime | None = field(default=None, metadata=HIDDEN)
+    """When its first backup starts, as long as none was due."""
 
     @property
+    @computed(after="stream")
     def last_success(self) -> datetime | None:
         """When the newest complete backup of any kind ended."""
         return max((one.finished_at for one in self.last_backups), default=None)
 
     @property
+    @computed(after="rpo_objective_seconds")
     def rpo_kept(self) -> bool | None:
-        """Is objectives.rpo kept now? None where nothing is promised, or the first backup is not due yet."""
+        """Is objectives.rpo kept now? Null where nothing is promised, or the first backup is not due yet."""
         return Objectives(rpo=self.rpo_objective).rpo_kept(self.rpo, young=self.first_due is not None)
 
     @property
+    @computed(after="rto_objective_seconds")
     def rto_kept(self) -> bool | None:
-        """Is objectives.rto kept now? None where nothing is promised or known."""
+        """Is objectives.rto kept now? Null where nothing is promised or known."""
         return Objectives(rto=self.rto_objective).rto_kept(self.rto)
 
 

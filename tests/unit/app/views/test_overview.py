@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from api.schemas.servers import Server
 from backupd.app.context.destination_identity import findings
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
@@ -263,7 +262,7 @@ def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> 
         ("physical.full", datetime(2026, 11, 22, 1, 0, tzinfo=UTC)),
         ("physical.incremental", datetime(2026, 11, 23, 1, 0, tzinfo=UTC)),
     ], "in the policy's zone"
-    document = Server.document(found)
+    document = found.as_json()
     assert document["status"] == "good"
     assert document["rpo_seconds"] == 3600.0
     assert document["last_backups"][0]["id"] == record.id
