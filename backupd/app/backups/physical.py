@@ -164,21 +164,19 @@ def resolve(
             if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name)
             else {}
         )
-    policy = server.policy
+    policy, last = server.policy, decision.parent
     artefact = collect(connection, probed.info, policy.config_files)
+    late = behind(wiring, server.name)
+    reason = reason_of(met) or decision.reason
+    full = f"a full backup was taken where an increment was due: {decision.reason}" if decision.reason else ""
     warnings = (
         *probed.warnings,
         *shortcomings(tool, probed.info, paths=wiring.settings.programs),
         *artefact.warnings,
         *(f"{key.name}: {key.warning}" for key in keys if key.warning),
+        *clock_warning(late),
+        *filter(None, (full, reason_of(met))),
     )
-    late = behind(wiring, server.name)
-    warnings = (*warnings, *clock_warning(late))
-    if decision.reason:
-        warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
-    reason = reason_of(met) or decision.reason
-    if reason != decision.reason:
-        warnings = (*warnings, reason)
 
     def documents(body: Body, header: Header) -> Documents:
         runbook = render_runbook(
@@ -209,7 +207,7 @@ def resolve(
         workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1,
         warnings=warnings,
-        parent=_parent(decision),
+        parent=Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None,
         reason=reason,
         config=lambda: artefact.content,
         spool=wiring.settings.spool / "clone",
@@ -240,11 +238,6 @@ def _problem(record: BackupRecord, spec: PhysicalSpec, facts: BodyFacts) -> Back
 
 def _count(tables: int) -> str:
     return "1 table is" if tables == 1 else f"{tables} tables are"
-
-
-def _parent(decision: Decision) -> Parent | None:
-    last = decision.parent
-    return Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None
 
 
 def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: JobRun) -> Taken:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from heapq import merge
 from itertools import groupby, islice
 
 from backupd.app.context.logging_setup import say
@@ -247,23 +248,13 @@ def _is_closed(gap: Gap, runs: Iterable[Run]) -> bool:
 def _compared(here: Iterable[SegmentKey], known: Iterable[SegmentKey]) -> Iterator[tuple[SegmentKey, bool, bool]]:
     """Each key of one branch with whether it is stored and whether it is recorded. Both are in the order of files; no
     more than one file's are in memory."""
-    left, right = _by_file(here), _by_file(known)
-    one, other = next(left, None), next(right, None)
-    while one is not None or other is not None:
-        number = min(group[0] for group in (one, other) if group is not None)
-        stored = one[1] if one is not None and one[0] == number else set()
-        recorded = other[1] if other is not None and other[0] == number else set()
-        for key in sorted(stored | recorded):
-            yield key, key in stored, key in recorded
-        if one is not None and one[0] == number:
-            one = next(left, None)
-        if other is not None and other[0] == number:
-            other = next(right, None)
-
-
-def _by_file(keys: Iterable[SegmentKey]) -> Iterator[tuple[int, set[SegmentKey]]]:
-    for number, found in groupby(keys, key=lambda key: key.number):
-        yield number, set(found)
+    both = merge(((key, True) for key in here), ((key, False) for key in known), key=lambda one: one[0].number)
+    for _number, group in groupby(both, key=lambda one: one[0].number):
+        sides: tuple[set[SegmentKey], set[SegmentKey]] = (set(), set())
+        for key, is_here in group:
+            sides[0 if is_here else 1].add(key)
+        for key in sorted(sides[0] | sides[1]):
+            yield key, key in sides[0], key in sides[1]
 
 
 _TELL = 0.2

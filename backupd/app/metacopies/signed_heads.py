@@ -208,20 +208,10 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
     try:
         found, why = _there(destination, server)
     except DestinationError as error:
-        say(
-            "head-unread",
-            f"the head of {server} at {destination.name} cannot be read: {error.message}",
-            level=logging.WARNING,
-            server=server,
-        )
+        _unread(destination, server, f"cannot be read: {error.message}")
         return None, False
     if why:
-        say(
-            "head-unread",
-            f"the head of {server} at {destination.name} is not believed: {why}",
-            level=logging.WARNING,
-            server=server,
-        )
+        _unread(destination, server, f"is not believed: {why}")
     took = before.places.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
@@ -248,6 +238,11 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
         ),
     )
     return found, True
+
+
+def _unread(destination: Destination, server: str, why: str) -> None:
+    text = f"the head of {server} at {destination.name} {why}"
+    say("head-unread", text, level=logging.WARNING, server=server)
 
 
 def settle(wiring: Wiring, destination: Destination, server: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,18 +84,21 @@ def _allowed(wiring: Wiring, actor: Actor, folder: str) -> None:
 
 def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
     folder = Path(request.folder)
-    with _discreet(named):
-        try:
-            refuse_nested(folder)
-            if request.sql:
-                refuse_non_empty(folder)
-            else:
-                _refuse_foreign(folder, request)
-        except OSError as error:
-            raise RefusedError(
-                f"{folder} cannot be read: {error.strerror or error}",
-                hint="name a folder that the service may read and write",
-            ) from error
+    try:
+        refuse_nested(folder)
+        if request.sql:
+            refuse_non_empty(folder)
+        else:
+            _refuse_foreign(folder, request)
+    except RefusedError as error:
+        if not named:
+            error.detail = ""
+        raise
+    except OSError as error:
+        raise RefusedError(
+            f"{folder} cannot be read: {error.strerror or error}",
+            hint="name a folder that the service may read and write",
+        ) from error
 
 
 def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
@@ -116,13 +117,3 @@ def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
     if marker is not None and marker.server == request.server and request.start:
         return  # one that is finished: its server is asked for again
     refuse_non_empty(datadir, ours=(INSIDE,))
-
-
-@contextmanager
-def _discreet(named: bool) -> Iterator[None]:
-    try:
-        yield
-    except RefusedError as error:
-        if not named:
-            error.detail = ""
-        raise

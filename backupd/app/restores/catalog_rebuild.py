@@ -282,7 +282,9 @@ class _Rebuild:
 
     def _logs(self) -> None:
         """Branches and segments, through what brings any catalog into line."""
-        for server in dict.fromkeys(owner[0] for owner in self._log_owners()):
+        keys = (info.key for info in self._destination.list(layout.BINLOGS))
+        owners = filter(None, (layout.branch_of(key) or layout.segment_of(key) for key in keys))
+        for server in dict.fromkeys(str(owner[0]) for owner in owners):
             self._report(Progress("rebuild", note=f"binary logs of {server}"))
             settled = Reconciliation(self._wiring.catalog, self._destination, server, self._wiring.clock).settle(
                 at_work=is_at_work(self._wiring, server)
@@ -292,15 +294,6 @@ class _Rebuild:
         for found in segments.branches(self._destination):
             if isinstance(found, DamagedError):
                 self._problem_found(found.detail or found.message)
-
-    def _log_owners(self) -> Iterator[tuple[str, object]]:
-        for info in self._destination.list(layout.BINLOGS):
-            owner: tuple[str, object] | None = layout.branch_of(info.key)
-            segment = layout.segment_of(info.key)
-            if owner is not None:
-                yield owner
-            elif segment is not None:
-                yield segment[0], segment[1]
 
     def _proofs(self) -> None:
         unsealer = self._wiring.unsealer()

@@ -29,6 +29,7 @@ from backupd.app.context.logging_setup import job_log, say
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
 from backupd.app.copies.missing_copies import destinations_of
 from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of, queued
+from backupd.app.service.requests import backup_arguments
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
     BackupdError,
@@ -449,13 +450,7 @@ class Foreground(Facade):
         policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
         from backupd.app.copies.protection import with_protection
 
-        asked = {"set": table_set, "tables": list(tables)}
-        found = self._wiring.settings.server(server)
-        if kind is BackupKind.LOGICAL:
-            from backupd.app.backups.logical import chosen_tables
-
-            chosen_tables(found, asked)
-        arguments = {name: value for name, value in asked.items() if value}
+        arguments = backup_arguments(self._wiring.settings.server(server), kind, table_set, tables)
         done = self._do("backup-requested", str(kind), JobKind(kind), server, report, arguments)
         return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
 

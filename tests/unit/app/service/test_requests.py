@@ -234,8 +234,11 @@ def test_a_request_is_the_same_after_it_was_kept() -> None:
         request.check()
         request.check_place()
         assert RestoreRequest.from_json(request.as_json()) == request
-    for nowhere in (RestoreRequest("db1", "latest"), RestoreRequest("db1", "latest", mode="tables", tables=("a.b",))):
-        with pytest.raises(UsageError, match="where to"):
+    for nowhere, said in (
+        (RestoreRequest("db1", "latest"), "no data directory given"),
+        (RestoreRequest("db1", "latest", mode="tables", tables=("a.b",)), "where to"),
+    ):
+        with pytest.raises(UsageError, match=said):
             nowhere.check_place()
 
 
