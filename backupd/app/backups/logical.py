@@ -23,7 +23,7 @@ from backupd.engine.dump.selection import dump_tools, select
 from backupd.engine.server.probe import examine, uncovered
 from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup_record import BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
@@ -190,6 +190,17 @@ def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple
             hint=f"it has: {', '.join(logical.sets) or 'none'} (logical.sets)",
         )
     return named, logical.sets[named].tables
+
+
+def backup_arguments(server: ServerSettings, kind: BackupKind, table_set: str, tables: Sequence[str]) -> dict[str, Any]:
+    """What a job says of the tables that its backup takes. Raises UsageError, UnknownNameError for what no backup of
+    this kind takes."""
+    asked = {"set": table_set, "tables": list(tables)}
+    if kind is BackupKind.LOGICAL:
+        chosen_tables(server, asked)
+    elif table_set or tables:
+        raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
+    return {name: value for name, value in asked.items() if value}
 
 
 def _patterns(texts: Iterable[str]) -> tuple[TablePattern, ...]:

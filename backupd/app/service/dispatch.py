@@ -29,7 +29,6 @@ from backupd.app.context.logging_setup import job_log, say
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
 from backupd.app.copies.missing_copies import destinations_of
 from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of, queued
-from backupd.app.service.requests import backup_arguments
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
     BackupdError,
@@ -448,6 +447,7 @@ class Foreground(Facade):
     ) -> BackupRecord:
         """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes, without them what the
         policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
+        from backupd.app.backups.logical import backup_arguments
         from backupd.app.copies.protection import with_protection
 
         arguments = backup_arguments(self._wiring.settings.server(server), kind, table_set, tables)

@@ -13,24 +13,10 @@ from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 
 if TYPE_CHECKING:
-    from backupd.app.context.settings import ServerSettings
     from backupd.app.restores.progress import RestoreView
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.retention.deletion import Deleted
     from backupd.catalog.restores import StoredPlan
-
-
-def backup_arguments(server: ServerSettings, kind: BackupKind, table_set: str, tables: Sequence[str]) -> dict[str, Any]:
-    """What a job says of the tables that its backup takes. Raises UsageError, UnknownNameError for what no backup of
-    this kind takes."""
-    asked = {"set": table_set, "tables": list(tables)}
-    if kind is BackupKind.LOGICAL:
-        from backupd.app.backups.logical import chosen_tables
-
-        chosen_tables(server, asked)
-    elif table_set or tables:
-        raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
-    return {name: value for name, value in asked.items() if value}
 
 
 class Jobs(Facade):
@@ -75,6 +61,8 @@ class Requests(Facade):
 
     def backup(self, server: str, kind: BackupKind, *, table_set: str = "", tables: Sequence[str] = ()) -> JobRecord:
         """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes."""
+        from backupd.app.backups.logical import backup_arguments
+
         with self._audited("backup-requested", server=server, detail=str(kind)) as told:
             arguments = backup_arguments(self._wiring.settings.server(server), kind, table_set, tables)
             self._usable(server)
