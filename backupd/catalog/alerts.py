@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, number_of
+from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, number_of, record_of, row_of
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
 
@@ -193,27 +193,11 @@ def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -
 def insert_events(connection: Connection, found: Sequence[Event]) -> None:
     """Record events within a transaction of the caller."""
     if found:
-        connection.execute(
-            insert(events),
-            [
-                {
-                    "at": event.at,
-                    "kind": event.kind,
-                    "severity": str(event.severity),
-                    "server": event.server,
-                    "subject": event.subject,
-                    "message": event.message,
-                    "detail": event.detail,
-                    "hint": event.hint,
-                    "job_id": event.job_id,
-                }
-                for event in found
-            ],
-        )
+        connection.execute(insert(events), [row_of(events, event) for event in found])
 
 
 def _event(row: RowMapping) -> Event:
-    return Event(**{**row, "severity": Severity(row["severity"])})
+    return record_of(Event, row)
 
 
 class Messages(Rows):
@@ -333,29 +317,11 @@ class Messages(Rows):
 def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
     """Record messages within a transaction of the caller."""
     if found:
-        connection.execute(
-            insert(messages),
-            [
-                {
-                    **{column.name: getattr(message, column.name) for column in messages.columns},
-                    "kind": str(message.kind),
-                    "state": str(message.state),
-                    "recipients": list(message.recipients),
-                }
-                for message in found
-            ],
-        )
+        connection.execute(insert(messages), [row_of(messages, message) for message in found])
 
 
 def _message(row: RowMapping) -> Message:
-    return Message(
-        **{
-            **row,
-            "kind": MessageKind(row["kind"]),
-            "state": MessageState(row["state"]),
-            "recipients": tuple(row["recipients"]),
-        }
-    )
+    return record_of(Message, row)
 
 
 class Cursors(Rows):
@@ -505,4 +471,4 @@ def _one(connection: Connection, incident_id: str) -> Incident:
 
 
 def _incident(row: RowMapping) -> Incident:
-    return Incident(**{**row, "severity": Severity(row["severity"])})
+    return record_of(Incident, row)

@@ -7,7 +7,7 @@ a rebuild may meet an increment before its parent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -33,11 +33,22 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, cursor_of, metadata, page, position_fields
+from backupd.catalog.rows import (
+    EVER,
+    FreeText,
+    Listed,
+    Span,
+    UtcTime,
+    cursor_of,
+    metadata,
+    page,
+    position_fields,
+    record_of,
+    row_of,
+)
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
-from backupd.model.manifest import Stats
-from backupd.model.server_facts import Identity, Position, Verdict
+from backupd.model.server_facts import Identity, Verdict
 
 backups = Table(
     "backups",
@@ -141,11 +152,13 @@ class Backups(Rows):
                 connection.execute(delete(backups).where(backups.c.id == record.id))
             elif connection.scalar(select(exists().where(backups.c.id == record.id))):
                 raise RefusedError(f"backup {record.id} is in the catalog already")
-            connection.execute(insert(backups).values(**_columns(record)))
+            connection.execute(insert(backups).values(row_of(backups, record)))
             if (digest := record.manifest or record.found) and not record.foreign:
                 _commit(connection, record.id, digest)
             if record.copies:
-                connection.execute(insert(copies), [_copy_columns(record.id, copy) for copy in record.copies])
+                connection.execute(
+                    insert(copies), [row_of(copies, copy, backup_id=record.id) for copy in record.copies]
+                )
 
     def get(self, backup_id: str) -> BackupRecord:
         """Raises NotFoundError."""
@@ -264,7 +277,7 @@ class Backups(Rows):
             if not connection.scalar(select(exists().where(backups.c.id == backup_id))):
                 raise _not_found(backup_id)
             connection.execute(delete(copies).where(_is_copy(backup_id, copy.destination)))
-            connection.execute(insert(copies).values(**_copy_columns(backup_id, copy)))
+            connection.execute(insert(copies).values(row_of(copies, copy, backup_id=backup_id)))
 
     def remove_copy(self, backup_id: str, destination: str) -> None:
         """Quiet when there is none."""
@@ -327,55 +340,6 @@ def _not_found(backup_id: str) -> NotFoundError:
     return unknown("backup", backup_id, lists="backups")
 
 
-def _columns(record: BackupRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "server": record.server,
-        "kind": str(record.kind),
-        "state": str(record.state),
-        "parent": record.parent,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "bytes_source": record.stats.bytes_source,
-        "bytes_stored": record.stats.bytes_stored,
-        "bytes_new": record.stats.bytes_new,
-        "files": record.stats.files,
-        "files_linked": record.stats.files_linked,
-        **position_columns(record.position),
-        "flavour": record.flavour,
-        "server_version": record.server_version,
-        "tool_version": record.tool_version,
-        "pinned": record.pinned,
-        "warnings": list(record.warnings),
-        "from_lsn": record.from_lsn,
-        "to_lsn": record.to_lsn,
-        "server_uuid": record.server_uuid,
-        "reason": record.reason,
-        "table_set": record.table_set,
-        "tables_missing": record.tables_missing,
-        "manifest": record.manifest,
-        "missing": None if record.missing is None else list(record.missing),
-        "doubtful": record.doubtful,
-        "found": record.found,
-        "foreign": record.foreign,
-    }
-
-
-def _copy_columns(backup_id: str, copy: Copy) -> dict[str, Any]:
-    return {
-        "backup_id": backup_id,
-        "destination": copy.destination,
-        "state": copy.state,
-        "stored_at": copy.stored_at,
-        "verified_at": copy.verified_at,
-    }
-
-
-def position_columns(position: Position) -> dict[str, Any]:
-    """A position as the three columns that two tables have for it."""
-    return {"position_file": position.file, "position_pos": position.pos, "position_gtid": position.gtid}
-
-
 def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
     """Name and uuid of each server that answered under a name that is not shown to be its own."""
     return frozenset(
@@ -387,35 +351,7 @@ def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
 
 
 def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[str, str]]) -> BackupRecord:
-    return BackupRecord(
-        id=row["id"],
-        server=row["server"],
-        kind=BackupKind(row["kind"]),
-        state=BackupState(row["state"]),
-        parent=row["parent"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        stats=Stats(row["bytes_source"], row["bytes_stored"], row["bytes_new"], row["files"], row["files_linked"]),
-        position=Position(row["position_file"], row["position_pos"], row["position_gtid"]),
-        flavour=row["flavour"],
-        server_version=row["server_version"],
-        tool_version=row["tool_version"],
-        pinned=row["pinned"],
-        warnings=tuple(row["warnings"]),
-        copies=tuple(found),
-        from_lsn=row["from_lsn"],
-        to_lsn=row["to_lsn"],
-        server_uuid=row["server_uuid"],
-        reason=row["reason"],
-        table_set=row["table_set"],
-        tables_missing=row["tables_missing"],
-        manifest=row["manifest"],
-        missing=None if row["missing"] is None else tuple(row["missing"]),
-        doubtful=row["doubtful"],
-        found=row["found"],
-        foreign=row["foreign"],
-        apart=(row["server"], row["server_uuid"]) in strangers,
-    )
+    return record_of(BackupRecord, row, copies=tuple(found), apart=(row["server"], row["server_uuid"]) in strangers)
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
@@ -455,7 +391,7 @@ class Identities(Rows):
                     (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)
                 )
             )
-            connection.execute(insert(identities).values(**{**asdict(identity), "verdict": str(identity.verdict)}))
+            connection.execute(insert(identities).values(row_of(identities, identity)))
 
     def accept(self, identity: Identity, by: str) -> Identity:
         """From now on it is the server of that name."""
@@ -465,7 +401,7 @@ class Identities(Rows):
 
 
 def _identity(row: RowMapping) -> Identity:
-    return Identity(**{**row, "verdict": Verdict(row["verdict"])})
+    return record_of(Identity, row)
 
 
 @dataclass(frozen=True, slots=True)

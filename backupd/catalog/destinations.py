@@ -30,7 +30,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.catalog.rows import FreeText, UtcTime, metadata
+from backupd.catalog.rows import FreeText, UtcTime, metadata, record_of, row_of
 from backupd.model.backup_record import Sighting
 from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.job import JobRecord
@@ -472,11 +472,11 @@ class Thaws(Rows):
 
 
 def _columns(item: ThawItem) -> dict[str, Any]:
-    return {column.name: getattr(item, column.name) for column in thaws.columns} | {"state": str(item.state)}
+    return row_of(thaws, item)
 
 
 def _item(row: RowMapping) -> ThawItem:
-    return ThawItem(**{**row, "state": ThawState(row["state"])})
+    return record_of(ThawItem, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,9 @@ from backupd.catalog.rows import (
     cursor_of,
     metadata,
     page,
-    phases_from,
     phases_json,
+    record_of,
+    row_of,
 )
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import BackupdError, RefusedError, unknown
@@ -458,18 +459,11 @@ def _one(connection: Connection, job_id: str) -> JobRecord:
 
 
 def _columns(record: JobRecord) -> dict[str, Any]:
-    columns = {column.name: getattr(record, column.name) for column in jobs.columns}
-    return {
-        **columns,
-        "state": str(record.state),
-        "arguments": dict(record.arguments),
-        "progress": dict(record.progress) if record.progress else None,
-        "phases": phases_json(record.phases),
-    }
+    return row_of(jobs, record, progress=dict(record.progress) if record.progress else None)
 
 
 def _record(row: RowMapping) -> JobRecord:
-    return JobRecord(**{**row, "state": JobState(row["state"]), "phases": phases_from(row["phases"])})
+    return record_of(JobRecord, row)
 
 
 Key = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import (
@@ -26,8 +26,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata
-from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Role, Session, Token
+from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata, record_of, row_of
+from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
 
 challenges = Table(
@@ -129,21 +129,7 @@ class Tokens(Rows):
                         f"there is a token {other.name!r} already: {other.id}",
                         hint="revoke that one first, or give the new one another name: the audit shows it",
                     )
-            connection.execute(
-                insert(tokens).values(
-                    id=token.id,
-                    name=token.name,
-                    role=str(token.role),
-                    digest=token.digest,
-                    servers=None if token.servers is None else sorted(token.servers),
-                    created_at=token.created_at,
-                    created_by=token.created_by,
-                    expires_at=token.expires_at,
-                    revoked_at=token.revoked_at,
-                    revoked_by=token.revoked_by,
-                    last_used_at=token.last_used_at,
-                )
-            )
+            connection.execute(insert(tokens).values(row_of(tokens, token)))
 
     def get(self, token_id: str) -> Token:
         """Raises NotFoundError."""
@@ -191,8 +177,7 @@ class Tokens(Rows):
 
 
 def _token(row: RowMapping) -> Token:
-    servers = row["servers"]
-    return Token(**{**row, "role": Role(row["role"]), "servers": None if servers is None else frozenset(servers)})
+    return record_of(Token, row)
 
 
 class Sessions(Rows):
@@ -202,16 +187,7 @@ class Sessions(Rows):
         """Those that have expired go."""
         with self._database.write() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= session.created_at))
-            connection.execute(
-                insert(sessions).values(
-                    digest=session.digest,
-                    token_id=session.token_id,
-                    csrf=session.csrf,
-                    created_at=session.created_at,
-                    expires_at=session.expires_at,
-                    address=session.address,
-                )
-            )
+            connection.execute(insert(sessions).values(row_of(sessions, session)))
 
     def find(self, digest: str, now: datetime) -> Session | None:
         """None when it has expired."""
@@ -232,17 +208,7 @@ class Challenges(Rows):
     def add(self, challenge: Challenge) -> None:
         """Record a challenge that was just issued."""
         with self._database.write() as connection:
-            connection.execute(
-                insert(challenges).values(
-                    id=challenge.id,
-                    fingerprint=challenge.fingerprint,
-                    name=challenge.name,
-                    issued_at=challenge.issued_at,
-                    digest=challenge.digest,
-                    answered_at=challenge.answered_at,
-                    answered_by=challenge.answered_by,
-                )
-            )
+            connection.execute(insert(challenges).values(row_of(challenges, challenge)))
 
     def get(self, challenge_id: str) -> Challenge:
         """Raises NotFoundError."""
@@ -356,9 +322,7 @@ class Audit(Rows):
             number, before = (last.number, last.digest) if last is not None else (0, "")
             numbered = replace(_storable(entry), number=number + 1)
             written = replace(numbered, digest=chained(before, numbered))
-            connection.execute(
-                insert(audit).values({field.name: getattr(written, field.name) for field in fields(written)})
-            )
+            connection.execute(insert(audit).values(row_of(audit, written, number=written.number)))
         return written
 
     def list(

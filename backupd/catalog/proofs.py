@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.backups import position_columns
 from backupd.catalog.base.database import Rows
 from backupd.catalog.rows import (
     EVER,
@@ -34,12 +33,12 @@ from backupd.catalog.rows import (
     cursor_of,
     metadata,
     page,
-    phases_from,
-    phases_json,
     position_fields,
+    record_of,
+    row_of,
 )
 from backupd.model.errors import NotFoundError
-from backupd.model.proof import WITHDRAWN, Check, Proof, Witness
+from backupd.model.proof import WITHDRAWN, Proof, Witness
 from backupd.model.server_facts import Position
 
 proofs = Table(
@@ -88,26 +87,7 @@ class Proofs(Rows):
         """Record a proof; one of the same id is replaced."""
         with self._database.write() as connection:
             connection.execute(delete(proofs).where(proofs.c.id == proof.id))
-            connection.execute(
-                insert(proofs).values(
-                    id=proof.id,
-                    server=proof.server,
-                    backup_id=proof.backup_id,
-                    target=proof.target,
-                    outcome=proof.outcome,
-                    started_at=proof.started_at,
-                    finished_at=proof.finished_at,
-                    phases=phases_json(proof.phases),
-                    checks=[check.as_json() for check in proof.checks],
-                    tables_compared=proof.tables_compared,
-                    error=proof.error,
-                    warnings=list(proof.warnings),
-                    older=proof.older,
-                    tables_present=proof.tables_present,
-                    not_looked_at=proof.not_looked_at,
-                    withdrawn=proof.withdrawn,
-                )
-            )
+            connection.execute(insert(proofs).values(row_of(proofs, proof)))
 
     def withdraw(self, proof_id: str, why: str) -> None:
         """It does not count any more. Quiet when it is gone."""
@@ -166,24 +146,7 @@ class Proofs(Rows):
 
 
 def _proof(row: RowMapping) -> Proof:
-    return Proof(
-        id=row["id"],
-        server=row["server"],
-        backup_id=row["backup_id"],
-        target=row["target"],
-        outcome=row["outcome"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        phases=phases_from(row["phases"]),
-        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in row["checks"]),
-        tables_compared=row["tables_compared"],
-        error=row["error"],
-        warnings=tuple(row["warnings"] or ()),
-        older=bool(row["older"]),
-        tables_present=row["tables_present"],
-        not_looked_at=row["not_looked_at"],
-        withdrawn=row["withdrawn"],
-    )
+    return record_of(Proof, row)
 
 
 class Witnesses(Rows):
@@ -195,14 +158,14 @@ class Witnesses(Rows):
             connection.execute(delete(witnesses).where(witnesses.c.id == witness_id))
             connection.execute(
                 insert(witnesses).values(
-                    id=witness_id,
-                    server=witness.server,
-                    backup_id=backup_id,
-                    taken_at=witness.taken_at,
-                    **position_columns(witness.position),
-                    seconds=witness.seconds,
-                    # as_json rounds the seconds for readers; what is kept is exact
-                    payload={**witness.as_json(), "seconds": witness.seconds},
+                    row_of(
+                        witnesses,
+                        witness,
+                        id=witness_id,
+                        backup_id=backup_id,
+                        # as_json rounds the seconds for readers; what is kept is exact
+                        payload={**witness.as_json(), "seconds": witness.seconds},
+                    )
                 )
             )
 

@@ -39,6 +39,8 @@ from backupd.catalog.rows import (
     page,
     phases_from,
     phases_json,
+    record_of,
+    row_of,
 )
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
@@ -270,23 +272,7 @@ _OPEN = (str(JobState.QUEUED), str(JobState.RUNNING))
 def _insert(connection: Connection, record: RestoreRecord) -> None:
     if connection.scalar(select(exists().where(restores.c.id == record.id))):
         raise RefusedError(f"restore {record.id} is in the catalog already")
-    connection.execute(
-        insert(restores).values(
-            id=record.id,
-            server=record.server,
-            backup_id=record.backup_id,
-            target=record.target,
-            datadir=record.datadir,
-            state=str(record.state),
-            started_at=record.started_at,
-            finished_at=record.finished_at,
-            phases=phases_json(record.phases),
-            error=record.error,
-            owner=record.owner,
-            job_id=record.job_id,
-            request=_plain(record.request),
-        )
-    )
+    connection.execute(insert(restores).values(row_of(restores, record, request=_plain(record.request))))
 
 
 def _plain(request: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -314,21 +300,7 @@ def _one(connection: Connection, restore_id: str) -> RestoreRecord:
 
 
 def _record(row: RowMapping) -> RestoreRecord:
-    return RestoreRecord(
-        id=row["id"],
-        server=row["server"],
-        backup_id=row["backup_id"],
-        target=row["target"],
-        datadir=row["datadir"],
-        state=JobState(row["state"]),
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        phases=phases_from(row["phases"]),
-        error=row["error"],
-        owner=row["owner"],
-        job_id=row["job_id"],
-        request=row["request"],
-    )
+    return record_of(RestoreRecord, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,17 +335,7 @@ class Plans(Rows):
         """Those that have expired go."""
         with self._database.write() as connection:
             connection.execute(delete(plans).where(plans.c.expires_at <= now))
-            connection.execute(
-                insert(plans).values(
-                    id=plan.id,
-                    server=plan.server,
-                    made_at=plan.made_at,
-                    made_by=plan.made_by,
-                    expires_at=plan.expires_at,
-                    request=dict(plan.request),
-                    document=dict(plan.document),
-                )
-            )
+            connection.execute(insert(plans).values(row_of(plans, plan)))
 
     def get(self, plan_id: str, now: datetime) -> StoredPlan:
         """Raises NotFoundError, also for one that has expired."""

@@ -10,12 +10,16 @@ nor hide others, and the row itself may be gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, Select, Text, TypeDecorator, and_, or_
+from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, Select, Table, Text, TypeDecorator, and_, or_
+from sqlalchemy.engine import RowMapping
 
 from backupd.model.errors import UsageError
 from backupd.model.proof import Phase
@@ -91,6 +95,77 @@ def phases_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:
 def phases_from(column: Iterable[dict[str, Any]]) -> tuple[Phase, ...]:
     """What ``phases_json`` wrote."""
     return tuple(Phase(item["name"], float(item["seconds"]), int(item["bytes"])) for item in column)
+
+
+R = TypeVar("R")
+
+
+def row_of(table: Table, record: Any, **given: Any) -> dict[str, Any]:
+    """The row of ``table`` for a dataclass: a field in the column of its name, the fields of a nested one in columns of
+    their names, which may begin with that of the field; ``given``: what else, or other, stands in it."""
+    values: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if is_dataclass(value) and field.name not in table.c:
+            for name, part in asdict(value).items():  # type: ignore[arg-type]  # of a value, not of its class
+                values |= {name: part, f"{field.name}_{name}": part}
+        else:
+            values[field.name] = _stored(value)
+    names = [column.name for column in table.columns if column.autoincrement is not True or column.name in given]
+    values |= given
+    return {name: values[name] for name in names if name in values}
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Set):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return [_stored(one) for one in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def record_of(kind: Callable[..., R], row: RowMapping, **given: Any) -> R:
+    """What ``row_of`` made a row of; ``given``: fields that are not in it."""
+    values = dict(row)
+    made: dict[str, Any] = dict(given)
+    for name, read, nested in _fields(kind):
+        if name in made:
+            continue
+        if name in values:
+            made[name] = values[name] if read is None else read(values[name])
+        elif nested is not None:
+            parts = [field.name for field in fields(nested)]
+            made[name] = nested(*(values[part if part in values else f"{name}_{part}"] for part in parts))
+    return kind(**made)
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any] | None, Any], ...]:
+    """Name, what reads its column, and the dataclass that it is made of where it has none."""
+    hints = get_type_hints(kind)
+    return tuple(
+        (one.name, _read(hints[one.name]), hints[one.name] if is_dataclass(hints[one.name]) else None)
+        for one in fields(kind)
+    )
+
+
+def _read(hint: Any) -> Callable[[Any], Any] | None:
+    parts = get_args(hint)
+    if get_origin(hint) is UnionType:
+        read = _read(next(part for part in parts if part is not NoneType))
+        return None if read is None else lambda value: None if value is None else read(value)
+    if get_origin(hint) is tuple:
+        one = _read(parts[0])
+        return lambda value: tuple((value or ()) if one is None else map(one, value))
+    if get_origin(hint) is frozenset:
+        return frozenset
+    if isinstance(hint, type) and issubclass(hint, bool | Enum):
+        return hint
+    return getattr(hint, "from_json", None)
 
 
 T = TypeVar("T")
