@@ -130,27 +130,25 @@ def _stored(value: Any) -> Any:
 
 def record_of(kind: Callable[..., R], row: RowMapping, **given: Any) -> R:
     """What ``row_of`` made a row of; ``given``: fields that are not in it."""
-    values = dict(row)
-    made: dict[str, Any] = dict(given)
-    for name, read, nested in _fields(kind):
-        if name in made:
-            continue
-        if name in values:
-            made[name] = values[name] if read is None else read(values[name])
-        elif nested is not None:
-            parts = [field.name for field in fields(nested)]
-            made[name] = nested(*(values[part if part in values else f"{name}_{part}"] for part in parts))
-    return kind(**made)
+    for name, read, columns in _fields(kind, tuple(row.keys()), tuple(given)):
+        given[name] = row[name] if read is None else read(*[row[column] for column in columns])
+    return kind(**given)
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any] | None, Any], ...]:
-    """Name, what reads its column, and the dataclass that it is made of where it has none."""
+def _fields(
+    kind: Any, columns: tuple[str, ...], given: tuple[str, ...]
+) -> tuple[tuple[str, Callable[..., Any] | None, tuple[str, ...]], ...]:
+    """The fields that are in rows of these columns, each with what makes it of which columns; None: as it is."""
+    found: list[tuple[str, Callable[..., Any] | None, tuple[str, ...]]] = []
     hints = get_type_hints(kind)
-    return tuple(
-        (one.name, _read(hints[one.name]), hints[one.name] if is_dataclass(hints[one.name]) else None)
-        for one in fields(kind)
-    )
+    for name in (field.name for field in fields(kind) if field.name not in given):
+        if name in columns:
+            found.append((name, _read(hints[name]), (name,)))
+        elif is_dataclass(hints[name]):
+            parts = (part.name for part in fields(hints[name]))
+            found.append((name, hints[name], tuple(part if part in columns else f"{name}_{part}" for part in parts)))
+    return tuple(found)
 
 
 def _read(hint: Any) -> Callable[[Any], Any] | None:
