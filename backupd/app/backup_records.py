@@ -8,7 +8,7 @@ its own id, until somebody adopts it.
 Copies that the catalog knows and the destination does not hold any more, though nobody here removed them, count as
 damaged.
 
-What taking a backup of any kind begins and ends with: times that are in order, and the row of what was committed.
+Also what taking a backup of any kind begins and ends with: times that are in order, and the row of what was committed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
 """Of a server that is none of ours."""
 NOT_OURS = Pair("backups-foreign", "backups-native")
 """Of whomever, and nothing shows that we took them."""
+LOST = Pair("copy-lost", "replication-caught-up")
 STRANGE_HINT = (
     "names of servers must be unique among the installations that share a destination: rename the server in one "
     "of them, or give it another destination; until then no rule deletes those backups, and only "
     "`--to backup:ID` restores one of them here"
 )
+_COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)
 _CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
 
 
@@ -289,10 +291,6 @@ def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], cop
         table_set=header.table_set,
         tables_missing=header.tables_missing,
     )
-
-
-LOST = Pair("copy-lost", "replication-caught-up")
-_COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)
 
 
 def find_lost(wiring: Wiring, target: Destination, server: str) -> tuple[BackupRecord, ...]:

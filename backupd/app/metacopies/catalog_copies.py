@@ -13,7 +13,7 @@ import hashlib
 import io
 import logging
 import tarfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -51,73 +51,6 @@ from backupd.transfer.scrub_and_repair import Damage
 from storage import layout
 from storage.destination import Destination, ObjectInfo, marker_problem
 
-PROOFS_KEPT = timedelta(days=400)
-"""For so long, at least, a proof outlives its backup at a destination."""
-
-
-def keep_proofs(
-    wiring: Wiring, destination: Destination, sealer: Sealer, damaged: Collection[str] = ()
-) -> frozenset[str]:
-    """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
-    servers, and take away what the catalog has forgotten, once it is ``PROOFS_KEPT`` old and older than every backup of
-    its server there. What is ``damaged`` (keys), or of which nobody knows what was stored, is put again. Keys of what
-    was put. Raises DestinationError."""
-    done: set[str] = set()
-    signed = signed_servers(wiring.settings)
-    deposits = wiring.catalog.deposits
-    recorded = deposits.at(destination.name).keys() - set(damaged)
-    for server in wiring.settings.servers:
-        stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
-        proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}
-        witnesses = wiring.catalog.witnesses.ids(server)
-        known = {*proofs, *witnesses}
-        good = stored - proofdoc.unsigned(destination, server) if server in signed else stored
-        good = {proof_id for proof_id in good if layout.proof_key(server, proof_id) in recorded}
-        for kept in _missing(wiring, proofs, witnesses, good):
-            key = layout.proof_key(kept.server, kept.id)
-            deposits.put(destination.name, key, proofdoc.put(destination, kept, sealer))
-            done.add(key)
-        if stored - known:
-            _forget(wiring, destination, server, stored - known)
-    return frozenset(done)
-
-
-def _missing(
-    wiring: Wiring,
-    proofs: Mapping[str, Kept],
-    witnesses: tuple[str, ...],
-    stored: set[str],
-) -> Iterator[Kept]:
-    yield from (proof for proof_id, proof in proofs.items() if proof_id not in stored)
-    for witness_id in witnesses:
-        if witness_id in stored:
-            continue
-        try:
-            yield KeptWitness(
-                witness_id, wiring.catalog.witnesses.get(witness_id), wiring.catalog.witnesses.backup_of(witness_id)
-            )
-        except NotFoundError:
-            continue  # forgotten meanwhile
-
-
-def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[str]) -> None:
-    """A proof is younger than its backup: one that is older than all that are there is of one that is not. Where there
-    are none at all, something else has happened than that they became old."""
-    oldest = min((backup_id for _server, backup_id in backup_ids(destination, server)), default="")
-    limit = min(oldest, _stamp(wiring.clock() - PROOFS_KEPT))
-    for proof_id in sorted(unknown):
-        if proof_id < limit:  # ids begin with their time
-            try:
-                proofdoc.remove(destination, server, proof_id)
-                wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
-            except LockedError:
-                return  # a rule of the place keeps it for now, and what is younger even longer
-
-
-def _stamp(moment: datetime) -> str:
-    return f"{moment:%Y%m%dT%H%M%SZ}"
-
-
 CONFIGURATION = "backupd.yaml"
 POLICIES = "policies/"
 KEYS = "public-keys.asc"
@@ -131,6 +64,8 @@ WAIT = 60.0
 """Seconds that a job waits for another one that is just copying, so that RECOVER.md tells of both."""
 SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
+PROOFS_KEPT = timedelta(days=400)
+"""For so long, at least, a proof outlives its backup at a destination."""
 COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
 
@@ -166,13 +101,11 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return
+    _report(wiring, told)
     incidents = Incidents(wiring.catalog)
     for one in told:
         now = wiring.clock()
-        if one.damages is not None:
-            report(wiring, one.destination, one.damages)
         if one.problem:
-            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
             incidents.broken(
                 COPIES,
                 Event(
@@ -192,6 +125,14 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
             incidents.mended(COPIES, COPIES.over(now, well, subject=one.destination))
 
 
+def _report(wiring: Wiring, told: Iterable[Copied]) -> None:
+    for one in told:
+        if one.damages is not None:
+            report(wiring, one.destination, one.damages)
+        if one.problem:
+            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
+
+
 def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
     """Read again all that was put at the destinations (of proofs those of ``server``), without ``whole`` RECOVER.md
     alone; what is damaged or stale is replaced, and reported. Nothing is read while another process makes copies, or
@@ -201,11 +142,7 @@ def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tu
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return ()
-    for one in told:
-        if one.damages is not None:
-            report(wiring, one.destination, one.damages)
-        if one.problem:
-            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
+    _report(wiring, told)
     return tuple(damage for one in told for damage in one.damages or ())
 
 
@@ -439,3 +376,69 @@ def _unreadable(path: Path, error: OSError) -> RefusedError:
         f"{path} cannot be copied to the destinations: {error.strerror or error}",
         hint="this user must be able to read the configuration and its policies",
     )
+
+
+# -- proofs
+
+
+def keep_proofs(
+    wiring: Wiring, destination: Destination, sealer: Sealer, damaged: Collection[str] = ()
+) -> frozenset[str]:
+    """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
+    servers, and take away what the catalog has forgotten, once it is ``PROOFS_KEPT`` old and older than every backup of
+    its server there. What is ``damaged`` (keys), or of which nobody knows what was stored, is put again. Keys of what
+    was put. Raises DestinationError."""
+    done: set[str] = set()
+    signed = signed_servers(wiring.settings)
+    deposits = wiring.catalog.deposits
+    recorded = deposits.at(destination.name).keys() - set(damaged)
+    for server in wiring.settings.servers:
+        stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
+        proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}
+        witnesses = wiring.catalog.witnesses.ids(server)
+        known = {*proofs, *witnesses}
+        good = stored - proofdoc.unsigned(destination, server) if server in signed else stored
+        good = {proof_id for proof_id in good if layout.proof_key(server, proof_id) in recorded}
+        for kept in _missing(wiring, proofs, witnesses, good):
+            key = layout.proof_key(kept.server, kept.id)
+            deposits.put(destination.name, key, proofdoc.put(destination, kept, sealer))
+            done.add(key)
+        if stored - known:
+            _forget(wiring, destination, server, stored - known)
+    return frozenset(done)
+
+
+def _missing(
+    wiring: Wiring,
+    proofs: Mapping[str, Kept],
+    witnesses: tuple[str, ...],
+    stored: set[str],
+) -> Iterator[Kept]:
+    yield from (proof for proof_id, proof in proofs.items() if proof_id not in stored)
+    for witness_id in witnesses:
+        if witness_id in stored:
+            continue
+        try:
+            yield KeptWitness(
+                witness_id, wiring.catalog.witnesses.get(witness_id), wiring.catalog.witnesses.backup_of(witness_id)
+            )
+        except NotFoundError:
+            continue  # forgotten meanwhile
+
+
+def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[str]) -> None:
+    """A proof is younger than its backup: one that is older than all that are there is of one that is not. Where there
+    are none at all, something else has happened than that they became old."""
+    oldest = min((backup_id for _server, backup_id in backup_ids(destination, server)), default="")
+    limit = min(oldest, _stamp(wiring.clock() - PROOFS_KEPT))
+    for proof_id in sorted(unknown):
+        if proof_id < limit:  # ids begin with their time
+            try:
+                proofdoc.remove(destination, server, proof_id)
+                wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
+            except LockedError:
+                return  # a rule of the place keeps it for now, and what is younger even longer
+
+
+def _stamp(moment: datetime) -> str:
+    return f"{moment:%Y%m%dT%H%M%SZ}"

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from backupd.model.errors import (
 )
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header
-from backupd.model.text import format_duration, format_time, parse_time
+from backupd.model.text import format_duration, format_time
 from backupd.process.folders import write_whole
 from backupd.recovery.runs import last_of
 from backupd.transfer.deletion import marks
@@ -56,15 +56,15 @@ _LOOKS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Document):
     """The head that was put last. ``places``: the counter of the last one that each destination took; ``runbook``: id
     of the newest backup and the SHA-256 of its runbook, "" where that could not be read."""
 
     counter: int
     at: datetime
     digest: str
-    places: Mapping[str, int] = field(default_factory=dict)
-    runbook: str = ""
+    places: Mapping[str, int] = field(default_factory=dict, metadata=json_key(later=True))
+    runbook: str = field(default="", metadata=json_key(later=True))
 
 
 def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "") -> int:
@@ -257,16 +257,7 @@ def noted(wiring: Wiring) -> Mapping[str, Noted]:
     """The last head of each server, by the spool. What cannot be read there is made again from the destinations."""
     try:
         found = json.loads(_file(wiring).read_text(encoding="utf-8"))
-        return {
-            name: Noted(
-                int(one["counter"]),
-                parse_time(one["at"]),
-                str(one["digest"]),
-                {destination: int(counter) for destination, counter in one.get("places", {}).items()},
-                str(one.get("runbook", "")),
-            )
-            for name, one in found.items()
-        }
+        return {name: Noted.from_json(one) for name, one in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -277,7 +268,7 @@ def _note(wiring: Wiring, server: str, last: Noted) -> None:
         write_whole(
             _file(wiring),
             json.dumps(
-                {name: asdict(one) | {"at": format_time(one.at)} for name, one in every.items()},
+                {name: one.as_json() for name, one in every.items()},
                 sort_keys=True,
             ).encode(),
         )

@@ -78,8 +78,8 @@ def restore(
         as_promised(work.chosen)
     work.refuse()
     require_keys(wiring, request.server, work.base.chain)
-    gate = gate_of(wiring, work.base, request.options)
-    work.prepare(gate)
+    thaw = thaw_wait_of(wiring, work.base, request.options)
+    work.prepare(thaw)
     restores = wiring.catalog.restores
     earlier = waiting or earlier_attempt(wiring, request, work.chosen)
     if earlier is not None:
@@ -88,7 +88,7 @@ def restore(
         work.row = replace(row_of(request, work.chosen, run.job), started_at=wiring.clock(), owner=owner())
         restores.start(work.row)
     try:
-        outcome = work.execute(gate)
+        outcome = work.execute(thaw)
     except BaseException as error:
         work.failed(error)
         with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
@@ -115,10 +115,10 @@ class _Restore:
     def refuse(self) -> None:
         """Raises RefusedError for what may not be done."""
 
-    def prepare(self, gate: ThawWait) -> None:
+    def prepare(self, thaw: ThawWait) -> None:
         """Called before it has a row that runs."""
 
-    def execute(self, gate: ThawWait) -> Outcome:
+    def execute(self, thaw: ThawWait) -> Outcome:
         """Do it, and record that it succeeded."""
         raise NotImplementedError
 
@@ -148,7 +148,7 @@ class _Server(_Restore):
         self.base = self.chosen = foresee(wiring, request, waiting.backup_id if waiting is not None else None)
         wiring.settings.needs_restore()
 
-    def execute(self, gate: ThawWait) -> RestoreOutcome:
+    def execute(self, thaw: ThawWait) -> RestoreOutcome:
         """Do it, and record that it succeeded."""
         wiring, request, run, chosen = self._wiring, self._request, self._run, self.base
         server = wiring.settings.server(request.server)
@@ -168,7 +168,7 @@ class _Server(_Restore):
                 checks=statements(server),
                 witness=_witness_at_the_end(wiring, chosen, record),
             ),
-            sources(wiring, chosen, gate),
+            sources(wiring, chosen, thaw),
             run.context(wiring, self._phase_done),
         )
         self._succeeded(outcome.phases)
@@ -203,15 +203,15 @@ class _Tables(_Restore):
                 "its tables are neither compared nor replaced: they are not those of the configured server",
             )
 
-    def prepare(self, gate: ThawWait) -> None:
+    def prepare(self, thaw: ThawWait) -> None:
         """Wait for all of it: of these tables there is little, and all of it is needed before they are rows."""
         for part in parts_of(self.base):
-            gate.wait(part, self._run.report, self._run.cancel.is_set)
+            thaw.wait(part, self._run.report, self._run.cancel.is_set)
         for one in self._wiring.catalog.restores.list(self._request.server, limit=_LOOKED_AT):
             if one.state is JobState.SUCCEEDED:  # and killed while it put its tools away
                 discard(self._scratch.path, one.id)
 
-    def execute(self, gate: ThawWait) -> TablesOutcome:  # noqa: ARG002  waited for before
+    def execute(self, thaw: ThawWait) -> TablesOutcome:  # noqa: ARG002  waited for before
         """Do it, and record that it succeeded."""
         wiring, request, run, chosen, way = self._wiring, self._request, self._run, self._plan, self._way
         return tablerestore.execute(
@@ -391,7 +391,7 @@ def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreReco
 # -- rows
 
 
-def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> ThawWait:
+def thaw_wait_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> ThawWait:
     """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
     something has to be thawed."""
     if options.thaw:

@@ -1,10 +1,9 @@
-"""What the service does once a day for itself: old rows and logs go, what dead runs left at
-destinations too, and who paused something is reminded of it.
-
-`backupd serve`: one process that follows the policies until it is told to stop.
+"""`backupd serve`: one process that follows the policies until it is told to stop.
 
 The main thread keeps the time and the service's own state; jobs run in processes of their own, which the worker
 starts and watches. All that happens is decided from the catalog, so a service that was killed goes on where it was.
+Once a day it keeps house: old rows and logs go, what dead runs left at destinations too, and who paused something is
+reminded of it.
 """
 
 from __future__ import annotations
@@ -61,60 +60,6 @@ from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord
 from backupd.model.text import format_duration, format_time
 
-DAILY = "30 4 * * *"
-EVENTS_KEPT = timedelta(days=400)
-"""How long events, and how far destinations were behind, stay in the catalog."""
-
-
-def keep_house(wiring: Wiring) -> None:
-    """Do it now. What fails is logged, and tried again tomorrow."""
-    try:
-        gone = prune(wiring)
-        wiring.catalog.thaws.forget()
-        wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
-        wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
-        remind(wiring)
-        forget_old(wiring)
-        look_back(wiring)
-        forget_old_alerts(wiring)
-        say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
-    except BackupdError as error:
-        say("housekeeping-failed", str(error), level=logging.WARNING)
-    after_job(wiring, turn=of_today(wiring.clock()))
-    for name in wiring.settings.destinations:
-        try:
-            destination = wiring.destination(name)
-            if destination.is_initialised():
-                for held in sweep_destination(wiring, destination):
-                    say("housekeeping", f"{name}: {held}")
-        except BackupdError as error:
-            say("housekeeping-failed", f"destination {name}: {error}", level=logging.WARNING)
-
-
-class Housekeeper:
-    """Keeps house once a day, in a thread of its own, so that the service goes on meanwhile."""
-
-    def __init__(self, now: datetime, zone: str) -> None:
-        self._due = _next(now, zone)
-        self._thread: threading.Thread | None = None
-
-    def look(self, wiring: Wiring, now: datetime) -> None:
-        """Begin, if it is time for it and the last time is over."""
-        zone = wiring.settings.configuration.timezone
-        if self._due - now > timedelta(days=2):
-            self._due = _next(now, zone)  # the clock was ahead when this was computed
-        if now < self._due or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due = _next(now, zone)
-        # A daemon thread: the service may end in the middle; whatever it left is swept the next time.
-        self._thread = threading.Thread(target=keep_house, args=(wiring,), name="housekeeping", daemon=True)
-        self._thread.start()
-
-
-def _next(now: datetime, zone: str) -> datetime:
-    return next(next_runs(DAILY, zone, now, count=1))
-
-
 TICK = 5.0
 """Seconds between looks at the clock when nothing happens."""
 REFRESH = 20.0
@@ -125,6 +70,9 @@ WRITES = 60.0
 """Seconds between proofs that the catalog can be written."""
 WRITTEN = "written"
 """The cursor that is moved for that."""
+DAILY = "30 4 * * *"
+EVENTS_KEPT = timedelta(days=400)
+"""How long events, and how far destinations were behind, stay in the catalog."""
 GRACE = 30.0
 """Seconds that running jobs have to end by themselves when the service stops."""
 
@@ -495,3 +443,55 @@ def difference(old: Settings, new: Settings) -> str:
     if changed:
         parts.append(f"other settings: {', '.join(changed)}")
     return "; ".join(parts)
+
+
+# -- once a day
+
+
+def keep_house(wiring: Wiring) -> None:
+    """Do it now. What fails is logged, and tried again tomorrow."""
+    try:
+        gone = prune(wiring)
+        wiring.catalog.thaws.forget()
+        wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
+        wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
+        remind(wiring)
+        forget_old(wiring)
+        look_back(wiring)
+        forget_old_alerts(wiring)
+        say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
+    except BackupdError as error:
+        say("housekeeping-failed", str(error), level=logging.WARNING)
+    after_job(wiring, turn=of_today(wiring.clock()))
+    for name in wiring.settings.destinations:
+        try:
+            destination = wiring.destination(name)
+            if destination.is_initialised():
+                for held in sweep_destination(wiring, destination):
+                    say("housekeeping", f"{name}: {held}")
+        except BackupdError as error:
+            say("housekeeping-failed", f"destination {name}: {error}", level=logging.WARNING)
+
+
+class Housekeeper:
+    """Keeps house once a day, in a thread of its own, so that the service goes on meanwhile."""
+
+    def __init__(self, now: datetime, zone: str) -> None:
+        self._due = _next_day(now, zone)
+        self._thread: threading.Thread | None = None
+
+    def look(self, wiring: Wiring, now: datetime) -> None:
+        """Begin, if it is time for it and the last time is over."""
+        zone = wiring.settings.configuration.timezone
+        if self._due - now > timedelta(days=2):
+            self._due = _next_day(now, zone)  # the clock was ahead when this was computed
+        if now < self._due or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due = _next_day(now, zone)
+        # A daemon thread: the service may end in the middle; whatever it left is swept the next time.
+        self._thread = threading.Thread(target=keep_house, args=(wiring,), name="housekeeping", daemon=True)
+        self._thread.start()
+
+
+def _next_day(now: datetime, zone: str) -> datetime:
+    return next(next_runs(DAILY, zone, now, count=1))

@@ -62,7 +62,7 @@ LONGEST_SILENCE = timedelta(hours=6)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Caller:
     """``by`` whom a job is done in this process; ``begun`` is told its id once it has a row."""
 
     by: str
@@ -274,7 +274,7 @@ def run_here(
     *,
     report: Report,
     arguments: Mapping[str, Any] | None = None,
-    asked: Asked | None = None,
+    caller: Caller | None = None,
 ) -> Result:
     """Queue a job, do ``work`` as that job in this process at once, and record how it ended.
 
@@ -283,12 +283,12 @@ def run_here(
     policy_of(wiring, server, kind)  # a broken one is told before there is a row
     abandon_dead(wiring)
     now = wiring.clock()
-    job = queued(now, kind, server, by=asked.by if asked else user(), arguments=arguments)
+    job = queued(now, kind, server, by=caller.by if caller else user(), arguments=arguments)
     # Taken by this process as it is queued: no worker may be faster.
     job = replace(job, state=JobState.RUNNING, started_at=now, heartbeat_at=now, owner=owner(), token=1)
     wiring.catalog.jobs.add(job)
-    if asked is not None:
-        asked.begun(job.id)
+    if caller is not None:
+        caller.begun(job.id)
     return live(wiring, job, work, report, watched=True)
 
 
@@ -549,5 +549,5 @@ class Foreground(Facade):
             return perform(self._wiring, replace(run, confirm=confirm))
 
         with self._audited(action, server=server, detail=detail) as told:
-            asked = Asked(self._actor.name, told.begun)
-            return run_here(self._wiring, kind, server, work, report=report, arguments=arguments, asked=asked)
+            caller = Caller(self._actor.name, told.begun)
+            return run_here(self._wiring, kind, server, work, report=report, arguments=arguments, caller=caller)

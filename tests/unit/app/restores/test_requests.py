@@ -17,7 +17,7 @@ from backupd.app.jobs import jobs as pulse
 from backupd.app.jobs.jobs import cancel
 from backupd.app.restores import thaw_jobs as thawing
 from backupd.app.restores import thaw_wait as thawgate
-from backupd.app.restores.execution import gate_of
+from backupd.app.restores.execution import thaw_wait_of
 from backupd.app.restores.jobs import thaw_for, thaws
 from backupd.app.restores.plan import plan
 from backupd.app.restores.request import RestoreOptions
@@ -390,7 +390,7 @@ def test_what_is_being_thawed_does_not_expire_meanwhile(tmp_path: Path, catalog:
 def test_a_restore_refuses_what_is_archived_and_says_what_thawing_takes(tmp_path: Path, catalog: Catalog) -> None:
     shelf = house(tmp_path, catalog, "vault")
     with pytest.raises(ArchivedError, match="have to be thawed first") as refused:
-        gate_of(shelf.wiring, planned(shelf), RestoreOptions())
+        thaw_wait_of(shelf.wiring, planned(shelf), RestoreOptions())
     assert "bulk: at most 48 h" in refused.value.detail
     assert "backupd thaw shop --to latest" in refused.value.hint
 
@@ -406,7 +406,7 @@ def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(
     base = next(one.key for one in made.thaw.objects if one.part == FULL)
     vault.thaw(base, Tier.STANDARD, 7)
     shelf.clock.move(hours=6)
-    gate = gate_of(shelf.wiring, planned(shelf, thaw="standard"), RestoreOptions(thaw="standard"))
+    gate = thaw_wait_of(shelf.wiring, planned(shelf, thaw="standard"), RestoreOptions(thaw="standard"))
     assert not gate.is_open(FULL)
     shelf.clock.move(hours=7)
     assert gate.is_open(FULL)
