@@ -328,7 +328,7 @@ class CatalogBackfill:
                 failed = True
                 self._complain(f"{name}: {error}")
                 continue
-            self._tell(catalog, name, found)
+            self._report(catalog, name, found)
             if not found.young:
                 del left[name]
         return not failed
@@ -356,7 +356,7 @@ class CatalogBackfill:
                 server=self._server,
             )
 
-    def _tell(self, catalog: Catalog, destination: str, found: Settled) -> None:
+    def _report(self, catalog: Catalog, destination: str, found: Settled) -> None:
         if found.is_nothing:
             return
         forgotten = found.replaced + len(found.gone)

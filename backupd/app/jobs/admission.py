@@ -123,7 +123,7 @@ class QueueWatch:
     """Looks at the queue now and then, and tells of each job once."""
 
     def __init__(self) -> None:
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
 
     def look(self, wiring: Wiring, now: datetime) -> None:
         """Raises CatalogError."""
@@ -131,11 +131,11 @@ class QueueWatch:
         for job, message in late:
             if job.message != message:
                 wiring.catalog.jobs.say_waiting(job.id, message, _HINT)
-            if now - _since(job) >= LONG and job.id not in self._told:
+            if now - _since(job) >= LONG and job.id not in self._reported:
                 told = BackupdError(_sentence(job, message, now), hint=_HINT)
                 wiring.catalog.events.add(event_of(job, now, "job-waiting", told, Severity.WARNING))
-                self._told |= {job.id}
-        self._told &= {job.id for job, _message in late}
+                self._reported |= {job.id}
+        self._reported &= {job.id for job, _message in late}
 
 
 def waiting(wiring: Wiring, now: datetime, span: timedelta) -> list[tuple[JobRecord, str]]:

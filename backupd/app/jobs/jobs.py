@@ -435,11 +435,11 @@ class Pulse:
             # A process that was itself stopped for an hour has not watched anything hang for an hour.
             idle = 0.0 if (latest, waited) != seen else idle + min(now - last, 2 * BEAT)
             seen, last = (latest, waited), now
-            self._tell(latest)
+            self._beat_once(latest)
             if idle >= self._hang.total_seconds() and not self.cancel.is_set():
                 self._stop_hanging(latest)
 
-    def _tell(self, latest: Progress | None) -> None:
+    def _beat_once(self, latest: Progress | None) -> None:
         try:
             by = self._wiring.catalog.jobs.heartbeat(
                 self._job.id, self._job.token, self._wiring.clock(), self._shown(latest) if latest else None

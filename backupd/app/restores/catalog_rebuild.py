@@ -400,7 +400,7 @@ class Succession:
 
     def __init__(self, wiring: Wiring, name: str, there: Collection[str]) -> None:
         self._wiring, self._name, self._there = wiring, name, there
-        self._told: set[str] = set()
+        self._seen: set[str] = set()
         self._complete = False
         self.missing: dict[str, str] = {}
         self.altered: dict[str, str] = {}
@@ -408,8 +408,8 @@ class Succession:
     def take(self, moment: datetime, older: Catalog) -> int:
         """How many rows of history came of it."""
         for record in older.backups.list():
-            if record.id not in self._told:
-                self._told.add(record.id)
+            if record.id not in self._seen:
+                self._seen.add(record.id)
                 _amend(self._wiring, record, self._name)
                 self._compare(moment, record)
                 if not self._complete and record.id not in self._there and _was_whole(record, self._name):

@@ -345,7 +345,7 @@ def refuse_unconfirmed(request: RestoreRequest, confirm: str | None, *, asked: b
         )
 
 
-def place_of(chosen: Plan | TablePlan, request: RestoreRequest) -> str:
+def identity_of(chosen: Plan | TablePlan, request: RestoreRequest) -> str:
     """What identifies a restore in the catalog: of a whole server its data directory. An interrupted one of tables is
     continued only for the very same rows (``latest`` is another position each time) and names."""
     if not isinstance(chosen, TablePlan):
@@ -422,7 +422,7 @@ def earlier_attempt(wiring: Wiring, request: RestoreRequest, chosen: Plan | Tabl
     says no more than the backup does."""
     restores, base = wiring.catalog.restores, base_of(chosen)
     restores.abandon_dead(owner_is_alive, wiring.clock())
-    for row in restores.list(base.server, datadir=place_of(chosen, request), limit=1):
+    for row in restores.list(base.server, datadir=identity_of(chosen, request), limit=1):
         same = (base.replay is None and not request.of_tables) or row.target == base.target
         if row.state in OVER and row.backup_id == base.backup_id and same:
             return row
@@ -455,7 +455,7 @@ def row_of(request: RestoreRequest, chosen: Plan | TablePlan, job: JobRecord) ->
         server=request.server,
         backup_id=base.backup_id,
         target=base.target,
-        datadir=place_of(chosen, request),
+        datadir=identity_of(chosen, request),
         state=job.state,
         started_at=job.queued_at,
         job_id=job.id,

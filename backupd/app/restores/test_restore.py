@@ -89,7 +89,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
                 report=report,
                 compared=examination.compared,
             )
-            checks += _told(rolled)
+            checks += _replay_checks(rolled)
             full = wiring.catalog.backups.get(chosen.chain[0])
             phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
     except DamagedError as error:
@@ -215,7 +215,7 @@ def _trial(wiring: Wiring, chosen: Plan, record: BackupRecord) -> _Trial:
     return _Trial(spec, own, None)
 
 
-def _told(rolled: RolledForward | None) -> list[Check]:
+def _replay_checks(rolled: RolledForward | None) -> list[Check]:
     if rolled is None:
         return []
     place = f"{rolled.stop.file}:{rolled.stop.pos}" + (f" (GTID {rolled.stop.gtids})" if rolled.stop.gtids else "")

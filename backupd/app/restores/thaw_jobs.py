@@ -202,7 +202,7 @@ class _Look:
                 [item for item in items if item.state is ThawState.RAISED], raised=str(self._job.arguments["tier"])
             )
         finally:
-            self._tell_not_raised()
+            self._report_not_raised()
 
     def _come(self, items: Sequence[ThawItem]) -> tuple[bool, list[ThawItem]]:
         """Record what has come of those that were asked for: has anything? And what nobody knows of any more."""
@@ -270,7 +270,7 @@ class _Look:
             message="",
         )
 
-    def _tell_not_raised(self) -> None:
+    def _report_not_raised(self) -> None:
         if not self._slow:
             return
         refused = DestinationError(
@@ -361,7 +361,7 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
         late = "" if expected is None or expected >= now else "; it is later than expected"
         by = f", the rest by {format_time(expected)}" if expected is not None else ""
         if expected is not None and expected + _LATE <= now:
-            _told_late(wiring, job, expected, f"{ready} of {objects} objects can be read")
+            _report_late(wiring, job, expected, f"{ready} of {objects} objects can be read")
         wiring.catalog.jobs.go_on_waiting(
             job.id,
             next_look(now, expected, least=LEAST, most=MOST),
@@ -402,7 +402,7 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
     return ended
 
 
-def _told_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
+def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
     """Tell that what was expected by then has not come; once for each moment that was promised."""
     if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
         return

@@ -209,7 +209,7 @@ class Daemon:
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
-        self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
+        self._log_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
 
@@ -221,7 +221,7 @@ class Daemon:
             self._reload(worker, watches)
         jump = self._clockwatch.look()
         if jump is not None:
-            self._tell_jump(jump)
+            self._report_jump(jump)
             self._why = CLOCK_MOVED
             self._steps.append(jump.step)
         try:
@@ -244,9 +244,9 @@ class Daemon:
             raise
         except BackupdError as error:
             # Nothing was written. It is tried again until it works: the due times wait in the catalog.
-            self._tell_trouble(error.message, str(error))
+            self._report_trouble(error.message, str(error))
         except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is told
-            self._tell_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
+            self._report_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
         self._notifier.alive()
 
     def _prove_writing(self) -> None:
@@ -259,7 +259,7 @@ class Daemon:
         """The monotonic time at which all that the service is dead without was well the last time."""
         return min([self._well_at, *(part.well_at for part in self._parts)])
 
-    def _tell_trouble(self, status: str, text: str) -> None:
+    def _report_trouble(self, status: str, text: str) -> None:
         """Once, until it is another one or over."""
         if self._trouble != status:
             say("daemon-trouble", text, level=logging.ERROR)
@@ -275,7 +275,7 @@ class Daemon:
         made = self._timetable.handle(now, self._why, settled=self._clockwatch.settled)
         self._why = BUSY
         if made:
-            self._tell_jobs(made)
+            self._log_jobs(made)
             worker.wake()
         alarm.set(self._timetable.coming())
         self._housekeeper.look(self._wiring, now)
@@ -283,7 +283,7 @@ class Daemon:
         self._filling.look(self._wiring, now)
         self._replicas.look(self._wiring, now)
 
-    def _tell_jump(self, jump: Jump) -> None:
+    def _report_jump(self, jump: Jump) -> None:
         if jump.slept and not jump.step:
             message = f"this machine slept for {format_duration(jump.slept.total_seconds())}"
         else:
@@ -295,7 +295,7 @@ class Daemon:
             else "runs that were missed are caught up once, none runs twice"
         )
         say("clock-jump", message, level=logging.WARNING)
-        self._tell(self._event("clock-jump", Severity.WARNING, message, hint=hint))
+        self._record(self._event("clock-jump", Severity.WARNING, message, hint=hint))
 
     # -- settings
 
@@ -309,12 +309,12 @@ class Daemon:
             refuse_newly_broken(old, new)
             _same_place(old, new)
             if worker is not None:
-                self._tell_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
+                self._log_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
         except BackupdError as error:
-            self._tell_refused(error, str(error))
+            self._report_refused(error, str(error))
         except Exception as error:  # noqa: BLE001  no file may end the service; all is told
             first = (str(error).splitlines() or [""])[0]
-            self._tell_refused(
+            self._report_refused(
                 BackupdError(
                     f"internal error: {type(error).__name__}: {first}",
                     hint=(
@@ -333,12 +333,12 @@ class Daemon:
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
             audit(self._wiring, service_actor(), "config-reloaded", detail=message)
-            self._tell(self._event("config-reloaded", Severity.INFO, message))
+            self._record(self._event("config-reloaded", Severity.INFO, message))
             if worker is not None:
-                self._tell_settings()
+                self._report_settings()
         self._notifier.ready(self._status() if worker is not None else "standing by")
 
-    def _tell_settings(self) -> None:
+    def _report_settings(self) -> None:
         try:
             report_policies(self._wiring)
             report_transport(self._wiring)
@@ -347,10 +347,10 @@ class Daemon:
                 "daemon-trouble", f"what is wrong with the settings could not be recorded: {error}", level=logging.ERROR
             )
 
-    def _tell_refused(self, error: BackupdError, text: str) -> None:
+    def _report_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
         audit(self._wiring, service_actor(), "config-reloaded", outcome="refused", detail=error.message)
-        self._tell(
+        self._record(
             self._event(
                 "config-refused",
                 Severity.ERROR,
@@ -384,13 +384,13 @@ class Daemon:
         if not worker.stop():
             say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
             return 1
-        self._tell(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
+        self._record(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
         say("daemon-stopped", "bye")
         return 0
 
     # -- small things
 
-    def _tell_jobs(self, made: Iterable[JobRecord]) -> None:
+    def _log_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:
             say(
                 f"job-{job.state}",
@@ -409,7 +409,7 @@ class Daemon:
     def _event(self, kind: str, severity: Severity, message: str, *, detail: str = "", hint: str = "") -> Event:
         return Event(self._wiring.clock(), kind, severity, message, subject="service", detail=detail, hint=hint)
 
-    def _tell(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         try:
             self._wiring.catalog.events.add(event)
         except BackupdError as error:

@@ -75,7 +75,7 @@ def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:
             for one in wiring.catalog.backups.list(name)
             if one.state is not BackupState.DELETED and (one.missing or one.doubtful)
         ]
-        _tell(wiring, name, known)
+        _report(wiring, name, known)
         found += known
     return tuple(found)
 
@@ -193,7 +193,7 @@ def _withdraw(wiring: Wiring, record: BackupRecord, why: str) -> None:
                 wiring.catalog.deposits.forget(name, [layout.proof_key(record.server, proof.id)])
 
 
-def _tell(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
+def _report(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not known:
         whole = f"every backup of {server} that is left holds all its tables"

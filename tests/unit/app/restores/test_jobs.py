@@ -275,6 +275,9 @@ def test_a_restore_on_the_command_line_is_a_job_too(desk: Desk) -> None:
     assert (job.state, job.result) == (JobState.SUCCEEDED, outcome["id"])
     found = desk.view(outcome["id"])
     assert (found.state, found.job) == (JobState.SUCCEEDED, job)
+    kept = found.record.request or {}
+    assert (kept["request"], kept["outcome"]["id"]) == (job.arguments["request"], outcome["id"])
+    assert RestoreRequest.from_json(kept["request"]).datadir == str(desk.place)
     (entry,) = desk.wiring.catalog.audit.list(action="restore-started")
     assert (entry.via, entry.role, entry.subject, entry.server) == ("cli", "admin", job.id, SERVER)
 
