@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from sqlalchemy import Column, Connection, Integer, String, Table, insert, select, tuple_
 
-import backupd.catalog.binlog_tables  # noqa: F401  its tables belong to the whole
 from backupd.catalog.alerts import events
 from backupd.catalog.backups import identities
 from backupd.catalog.base.database import Database
