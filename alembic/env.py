@@ -9,8 +9,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from backupd.catalog.base.database import VERSION_TABLE, Database
-from backupd.catalog.snapshot import every_table
+from backupd.catalog.database import VERSION_TABLE, Database
+from backupd.catalog.session import every_table
 
 
 def _migrate(connection: Connection) -> None:

@@ -39,7 +39,7 @@ from backupd.app.context.settings import Settings, held_settings, load_settings
 from backupd.app.context.settings_problems import refuse_newly_broken
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.catalog.base.database import Changes
+from backupd.catalog.database import Changes
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, ConfigurationError, Problem, RefusedError, UsageError
 from policies.configuration import Tls, is_loopback

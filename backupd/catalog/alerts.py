@@ -22,9 +22,8 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, number_of, record_of, row_of
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
@@ -119,7 +118,7 @@ class Events(Rows):
             if wanted is not None:
                 query = query.where(column == wanted)
         with self._database.read() as connection:
-            return tuple(_event(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Event, row) for row in connection.execute(query).mappings())
 
     def page(
         self,
@@ -139,7 +138,7 @@ class Events(Rows):
         if after is not None:
             query = query.where(events.c.number < number_of(after))
         with self._database.read() as connection:
-            found = [_event(row) for row in connection.execute(query).mappings()]
+            found = [record_of(Event, row) for row in connection.execute(query).mappings()]
         return Listed.of(found, limit, lambda event: str(event.number))
 
     def since(
@@ -148,7 +147,7 @@ class Events(Rows):
         """Those with a higher number, oldest first."""
         query = _of(servers, None, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
         with self._database.read() as connection:
-            return tuple(_event(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Event, row) for row in connection.execute(query).mappings())
 
     def newest(self) -> int:
         """The highest number that was given, 0 for none."""
@@ -172,7 +171,7 @@ class Events(Rows):
         )
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
-        return _event(row) if row is not None else None
+        return record_of(Event, row) if row is not None else None
 
     def forget(self, before: datetime) -> None:
         """Remove events older than ``before``."""
@@ -196,10 +195,6 @@ def insert_events(connection: Connection, found: Sequence[Event]) -> None:
         connection.execute(insert(events), [row_of(events, event) for event in found])
 
 
-def _event(row: RowMapping) -> Event:
-    return record_of(Event, row)
-
-
 class Messages(Rows):
     """Messages: what is to be sent, what was, and what could not be."""
 
@@ -214,7 +209,7 @@ class Messages(Rows):
             row = connection.execute(select(messages).where(messages.c.id == message_id)).mappings().first()
         if row is None:
             raise NotFoundError(f"there is no message {message_id}", hint="`backupd alerts messages` lists them")
-        return _message(row)
+        return record_of(Message, row)
 
     def list(
         self,
@@ -311,17 +306,13 @@ class Messages(Rows):
 
     def _messages(self, query: Any) -> tuple[Message, ...]:
         with self._database.read() as connection:
-            return tuple(_message(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Message, row) for row in connection.execute(query).mappings())
 
 
 def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
     """Record messages within a transaction of the caller."""
     if found:
         connection.execute(insert(messages), [row_of(messages, message) for message in found])
-
-
-def _message(row: RowMapping) -> Message:
-    return record_of(Message, row)
 
 
 class Cursors(Rows):
@@ -361,7 +352,7 @@ class IncidentRows(Rows):
         """Those that are not over, the oldest first."""
         with self._database.read() as connection:
             return tuple(
-                _incident(row)
+                record_of(Incident, row)
                 for row in connection.execute(
                     select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)
                 ).mappings()
@@ -374,7 +365,9 @@ class IncidentRows(Rows):
             incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None) | (incidents.c.closed_at > moment)
         )
         with self._database.read() as connection:
-            return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
+            return tuple(
+                record_of(Incident, row) for row in connection.execute(query.order_by(incidents.c.id)).mappings()
+            )
 
     def list(
         self,
@@ -398,13 +391,15 @@ class IncidentRows(Rows):
         if before is not None:
             query = query.where(incidents.c.id < before)
         with self._database.read() as connection:
-            return tuple(_incident(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Incident, row) for row in connection.execute(query).mappings())
 
     def changed_since(self, moment: datetime) -> tuple[Incident, ...]:
         """Those that were opened, closed or heard of after ``moment``, the oldest first."""
         query = select(incidents).where((incidents.c.last_at > moment) | (incidents.c.closed_at > moment))
         with self._database.read() as connection:
-            return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
+            return tuple(
+                record_of(Incident, row) for row in connection.execute(query.order_by(incidents.c.id)).mappings()
+            )
 
     def record(self, changed: Sequence[Incident], messages: Sequence[Message], cursors: Mapping[str, int]) -> None:
         """Write incidents, new or not, what is to be sent because of them, and how far was read: all or nothing."""
@@ -467,8 +462,4 @@ def _one(connection: Connection, incident_id: str) -> Incident:
     row = connection.execute(select(incidents).where(incidents.c.id == incident_id)).mappings().first()
     if row is None:
         raise unknown("incident", incident_id, lists="alerts --all")
-    return _incident(row)
-
-
-def _incident(row: RowMapping) -> Incident:
     return record_of(Incident, row)

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.rows import (
     EVER,
     FreeText,
@@ -381,7 +381,7 @@ class Identities(Rows):
                 .mappings()
                 .all()
             )
-        return tuple(_identity(row) for row in rows)
+        return tuple(record_of(Identity, row) for row in rows)
 
     def put(self, identity: Identity) -> None:
         """One that was known is replaced."""
@@ -398,10 +398,6 @@ class Identities(Rows):
         accepted = replace(identity, verdict=Verdict.OWN, accepted_by=by)
         self.put(accepted)
         return accepted
-
-
-def _identity(row: RowMapping) -> Identity:
-    return record_of(Identity, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
 from backupd.catalog import binlog_tables as binlogruns
-from backupd.catalog.base.database import Rows
 from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_copies,
@@ -24,6 +23,7 @@ from backupd.catalog.binlog_tables import (
     segment_columns,
     segment_of,
 )
+from backupd.catalog.database import Rows
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
 from backupd.model.errors import NotFoundError
 

@@ -26,9 +26,8 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.rows import FreeText, UtcTime, metadata, record_of, row_of
 from backupd.model.backup_record import Sighting
@@ -364,7 +363,7 @@ class Thaws(Rows):
 
     def begin(self, job: JobRecord, items: Iterable[ThawItem]) -> None:
         """Record a job together with everything that it has to ask for."""
-        rows = [_columns(item) for item in items]
+        rows = [row_of(thaws, item) for item in items]
         with self._database.write() as connection:
             insert_jobs(connection, [job])
             for start in range(0, len(rows), _ROWS):
@@ -387,7 +386,7 @@ class Thaws(Rows):
             query = query.where(thaws.c.part == part)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(thaws.c.destination, thaws.c.key).limit(limit)).mappings()
-            return tuple(_item(row) for row in rows)
+            return tuple(record_of(ThawItem, row) for row in rows)
 
     def count(self, thaw_id: str) -> Thawing:
         """Objects and bytes of a thaw by part, destination and state."""
@@ -443,7 +442,9 @@ class Thaws(Rows):
                             "of_thaw": item.thaw_id,
                             "of_destination": item.destination,
                             "of_key": item.key,
-                            **{f"new_{name}": value for name, value in _columns(item).items() if name in _CHANGING},
+                            **{
+                                f"new_{name}": value for name, value in row_of(thaws, item).items() if name in _CHANGING
+                            },
                         }
                         for item in items
                     ],
@@ -469,14 +470,6 @@ class Thaws(Rows):
         """Remove rows whose job is forgotten."""
         with self._database.write() as connection:
             return int(connection.execute(delete(thaws).where(thaws.c.thaw_id.not_in(select(jobs.c.id)))).rowcount)
-
-
-def _columns(item: ThawItem) -> dict[str, Any]:
-    return row_of(thaws, item)
-
-
-def _item(row: RowMapping) -> ThawItem:
-    return record_of(ThawItem, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.alerts import insert_events
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.rows import (
     EVER,
     FreeText,
@@ -448,22 +448,18 @@ def _in_state(*states: JobState) -> Select[Any]:
 
 
 def _records(connection: Connection, query: Select[Any]) -> tuple[JobRecord, ...]:
-    return tuple(_record(row) for row in connection.execute(query).mappings())
+    return tuple(record_of(JobRecord, row) for row in connection.execute(query).mappings())
 
 
 def _one(connection: Connection, job_id: str) -> JobRecord:
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
     if row is None:
         raise unknown("job", job_id, lists="jobs")
-    return _record(row)
+    return record_of(JobRecord, row)
 
 
 def _columns(record: JobRecord) -> dict[str, Any]:
     return row_of(jobs, record, progress=dict(record.progress) if record.progress else None)
-
-
-def _record(row: RowMapping) -> JobRecord:
-    return record_of(JobRecord, row)
 
 
 Key = tuple[str, str]

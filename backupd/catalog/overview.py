@@ -12,7 +12,6 @@ from sqlalchemy import case, func, select
 
 from backupd.catalog.alerts import messages
 from backupd.catalog.backups import backups, copies, identities
-from backupd.catalog.base.database import Rows
 from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_confirmed,
@@ -20,6 +19,7 @@ from backupd.catalog.binlog_tables import (
     binlog_runs,
     binlog_streams,
 )
+from backupd.catalog.database import Rows
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import OPEN, jobs
 from backupd.catalog.proofs import proofs

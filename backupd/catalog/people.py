@@ -23,9 +23,8 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata, record_of, row_of
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
@@ -123,7 +122,7 @@ class Tokens(Rows):
             if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
                 connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")
             for row in connection.execute(select(tokens).where(tokens.c.revoked_at.is_(None))).mappings():
-                other = _token(row)
+                other = record_of(Token, row)
                 if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
                     raise RefusedError(
                         f"there is a token {other.name!r} already: {other.id}",
@@ -137,19 +136,19 @@ class Tokens(Rows):
             row = connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
         if row is None:
             raise unknown("token", token_id, lists="token list")
-        return _token(row)
+        return record_of(Token, row)
 
     def find(self, digest: str) -> Token | None:
         """The one whose secret has this digest, whether it still counts or not."""
         with self._database.read() as connection:
             row = connection.execute(select(tokens).where(tokens.c.digest == digest)).mappings().first()
-        return None if row is None else _token(row)
+        return None if row is None else record_of(Token, row)
 
     def list(self) -> tuple[Token, ...]:
         """Newest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id.desc()))
-            return tuple(_token(row) for row in rows.mappings())
+            return tuple(record_of(Token, row) for row in rows.mappings())
 
     def revoke(self, token_id: str, now: datetime, by: str) -> Token:
         """It counts no more, nor do sessions that were begun with it. Revoking twice changes nothing. Raises
@@ -174,10 +173,6 @@ class Tokens(Rows):
                 )
                 .values(last_used_at=now)
             )
-
-
-def _token(row: RowMapping) -> Token:
-    return record_of(Token, row)
 
 
 class Sessions(Rows):
@@ -216,7 +211,7 @@ class Challenges(Rows):
             row = connection.execute(select(challenges).where(challenges.c.id == challenge_id)).mappings().first()
         if row is None:
             raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
-        return _challenge(row)
+        return record_of(Challenge, row)
 
     def list(self, fingerprint: str | None = None) -> tuple[Challenge, ...]:
         """Newest first."""
@@ -224,7 +219,7 @@ class Challenges(Rows):
         if fingerprint is not None:
             query = query.where(challenges.c.fingerprint == fingerprint)
         with self._database.read() as connection:
-            return tuple(_challenge(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Challenge, row) for row in connection.execute(query).mappings())
 
     def answer(self, challenge_id: str, now: datetime, by: str) -> None:
         """Raises RefusedError when it is answered already (of two answers the first one counts), or has lapsed."""
@@ -243,10 +238,6 @@ class Challenges(Rows):
                     f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
                     hint="`backupd keys` lists the open ones",
                 )
-
-
-def _challenge(row: RowMapping) -> Challenge:
-    return Challenge(**row)
 
 
 REMEMBERED = timedelta(hours=24)
@@ -351,7 +342,7 @@ class Audit(Rows):
         if before is not None:
             query = query.where(audit.c.number < before)
         with self._database.read() as connection:
-            return tuple(_entry(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(AuditEntry, row) for row in connection.execute(query).mappings())
 
     def verify(self) -> Verified:
         """Follow the chain from its first entry. What was cut off at its end does not show here: compare ``digest``
@@ -371,7 +362,7 @@ class Audit(Rows):
     @staticmethod
     def _after(connection: Connection, number: int) -> tuple[AuditEntry, ...]:
         query = select(audit).where(audit.c.number > number).order_by(audit.c.number).limit(_BATCH)
-        return tuple(_entry(row) for row in connection.execute(query).mappings())
+        return tuple(record_of(AuditEntry, row) for row in connection.execute(query).mappings())
 
 
 _COVERED = (
@@ -406,7 +397,3 @@ def _storable(entry: AuditEntry) -> AuditEntry:
         address=text(entry.address),
         digest="",
     )
-
-
-def _entry(row: RowMapping) -> AuditEntry:
-    return AuditEntry(**row)

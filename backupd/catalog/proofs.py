@@ -21,9 +21,8 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.rows import (
     EVER,
     FreeText,
@@ -100,7 +99,7 @@ class Proofs(Rows):
             row = connection.execute(select(proofs).where(proofs.c.id == proof_id)).mappings().first()
         if row is None:
             raise NotFoundError(f"there is no proof {proof_id}")
-        return _proof(row)
+        return record_of(Proof, row)
 
     def list(
         self,
@@ -116,7 +115,7 @@ class Proofs(Rows):
             if wanted is not None:
                 query = query.where(column == wanted)
         with self._database.read() as connection:
-            return tuple(_proof(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(Proof, row) for row in connection.execute(query).mappings())
 
     def page(
         self,
@@ -137,16 +136,12 @@ class Proofs(Rows):
             if wanted is not None:
                 query = query.where(column == wanted)
         with self._database.read() as connection:
-            found = [_proof(row) for row in connection.execute(query).mappings()]
+            found = [record_of(Proof, row) for row in connection.execute(query).mappings()]
         return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))
 
     def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
         """The newest proof of ``server``, of one ``outcome`` only where that is given."""
         return next(iter(self.list(server, outcome=outcome, limit=1)), None)
-
-
-def _proof(row: RowMapping) -> Proof:
-    return record_of(Proof, row)
 
 
 class Witnesses(Rows):

@@ -23,9 +23,8 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.database import Rows
+from backupd.catalog.database import Rows
 from backupd.catalog.jobs import OPEN, insert_jobs, jobs
 from backupd.catalog.proofs import proofs
 from backupd.catalog.rows import (
@@ -227,7 +226,7 @@ class Restores(Rows):
             if wanted is not None:
                 query = query.where(column == str(wanted))
         with self._database.read() as connection:
-            return tuple(_record(row) for row in connection.execute(query).mappings())
+            return tuple(record_of(RestoreRecord, row) for row in connection.execute(query).mappings())
 
     def page(
         self,
@@ -248,7 +247,7 @@ class Restores(Rows):
         if state is not None:
             query = query.where(restores.c.state == str(state))
         with self._database.read() as connection:
-            found = [_record(row) for row in connection.execute(query).mappings()]
+            found = [record_of(RestoreRecord, row) for row in connection.execute(query).mappings()]
         return Listed.of(found, limit, lambda record: cursor_of(record.started_at, record.id))
 
     def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[RestoreRecord, ...]:
@@ -296,10 +295,6 @@ def _one(connection: Connection, restore_id: str) -> RestoreRecord:
     row = connection.execute(select(restores).where(restores.c.id == restore_id)).mappings().first()
     if row is None:
         raise NotFoundError(f"there is no restore {restore_id}")
-    return _record(row)
-
-
-def _record(row: RowMapping) -> RestoreRecord:
     return record_of(RestoreRecord, row)
 
 

@@ -1,26 +1,197 @@
-"""Which catalog this is: one that was made anew, after a loss, is another.
+"""An open catalog, the way in: one object per sort of row; and which catalog it is.
 
-The way in: an open catalog with one object per sort of row.
+A catalog as one file: every row of one moment in an SQLite file, whatever database the catalog lives in. And back: the
+history in such a file that no destination tells of (jobs, events, schedules ...) taken into a catalog. Which catalog it
+is stays with every copy of it; one that was made anew, after a loss, is another.
 """
 
 from __future__ import annotations
 
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
-from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages
-from backupd.catalog.backups import Absences, Backups, Identities
-from backupd.catalog.base.database import WANTED, Changes, Database, catalog_url, current, is_file
-from backupd.catalog.base.leader import Watch
+from sqlalchemy import Column, Connection, Integer, String, Table, insert, select, tuple_
+
+from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages, events
+from backupd.catalog.backups import Absences, Backups, Identities, identities
 from backupd.catalog.binlogs import Binlogs
-from backupd.catalog.destinations import Deposits, Lags, Marks, Replications, Scrubs, Thaws
-from backupd.catalog.jobs import Holds, Jobs, Schedules
+from backupd.catalog.database import WANTED, Changes, Database, catalog_url, current, is_file
+from backupd.catalog.destinations import Deposits, Lags, Marks, Replications, Scrubs, Thaws, binlog_lags
+from backupd.catalog.jobs import Holds, Jobs, Schedules, holds, jobs, schedules
+from backupd.catalog.leader import Watch
 from backupd.catalog.overview import Glances
-from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
-from backupd.catalog.proofs import Proofs, Witnesses
-from backupd.catalog.restores import Plans, Rates, Restores
-from backupd.catalog.snapshot import every_table, identity_of, take_history, write_snapshot
+from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens, audit, challenges
+from backupd.catalog.proofs import Proofs, Witnesses, proofs, witnesses
+from backupd.catalog.restores import Plans, Rates, Restores, restores
+from backupd.catalog.rows import metadata
+from backupd.model.backup_record import HoldKind
+from backupd.model.errors import CatalogError
+
+identity = Table(
+    "identity",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(12), nullable=False),
+)
+"""One row: which catalog this is, among all that its installation ever had."""
+
+every_table = metadata
+"""All tables of the catalog: this module imports every module that declares some."""
+
+
+_BATCH = 250
+_FINISHED = (jobs, restores)
+"""Of these only what has ended: nobody is at the rest any more."""
+_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities)
+"""Tables whose rows are told apart by their keys."""
+
+
+def write_snapshot(database: Database, target: Path) -> None:
+    """Write all of the catalog to ``target``, which must not exist yet. Raises CatalogError, OSError."""
+    if database.sqlite:
+        _copy_file(database, target)
+    else:
+        _copy_rows(database, target)
+
+
+def take_history(source: Database, target: Database) -> int:
+    """Rows of ``source`` that ``target`` lacks and that only a catalog knows; how many they were. Both have the form
+    that this program knows. What was running in ``source`` is left out, and so are its holds, which destinations tell
+    of."""
+    count = 0
+    for table in _HISTORY:
+        with source.read() as there:
+            rows = iter(there.execution_options(yield_per=_BATCH).execute(select(table)).mappings())
+            while batch := [dict(row) for row in islice(rows, _BATCH)]:
+                wanted = [row for row in batch if _counts(table, row)]
+                with target.write() as here:
+                    count += _insert_missing(here, table, wanted)
+    return count + _take_events(source, target) + _take_audit(source, target)
+
+
+def _counts(table: Table, row: dict[str, Any]) -> bool:
+    if table is holds:
+        return bool(row["kind"] == str(HoldKind.PAUSE))
+    return table not in _FINISHED or row["finished_at"] is not None
+
+
+def _insert_missing(here: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
+    keys = tuple(table.primary_key.columns)
+    found = (
+        {
+            tuple(row)
+            for row in here.execute(
+                select(*keys).where(tuple_(*keys).in_([tuple(row[key.name] for key in keys) for row in rows]))
+            )
+        }
+        if rows
+        else set()
+    )
+    new = [row for row in rows if tuple(row[key.name] for key in keys) not in found]
+    if new:
+        here.execute(insert(table), new)
+    return len(new)
+
+
+def _take_events(source: Database, target: Database) -> int:
+    """Events have numbers that mean nothing elsewhere: they are the same when moment, kind and subject are."""
+    count = 0
+    same = (events.c.at, events.c.kind, events.c.subject)
+    with source.read() as there:
+        rows = iter(
+            there.execution_options(yield_per=_BATCH).execute(select(events).order_by(events.c.number)).mappings()
+        )
+        while batch := [dict(row) for row in islice(rows, _BATCH)]:
+            with target.write() as here:
+                known = {
+                    tuple(row)
+                    for row in here.execute(select(*same).where(events.c.at.in_([row["at"] for row in batch])))
+                }
+                new = [
+                    {name: value for name, value in row.items() if name != events.c.number.name}
+                    for row in batch
+                    if (row["at"], row["kind"], row["subject"]) not in known
+                ]
+                if new:
+                    here.execute(insert(events), new)
+                count += len(new)
+    return count
+
+
+def _take_audit(source: Database, target: Database) -> int:
+    """The audit goes over as it was written, where none was begun yet: in between, its entries would not follow from
+    each other."""
+    count = 0
+    with source.read() as there, target.write() as here:
+        if here.execute(select(audit.c.number).limit(1)).first() is not None:
+            return 0
+        rows = iter(
+            there.execution_options(yield_per=_BATCH).execute(select(audit).order_by(audit.c.number)).mappings()
+        )
+        while batch := [dict(row) for row in islice(rows, _BATCH)]:
+            here.execute(insert(audit), batch)
+            count += len(batch)
+    return count
+
+
+def _copy_file(database: Database, target: Path) -> None:
+    with database.read() as connection, closing(sqlite3.connect(target)) as copy:
+        ours = cast("sqlite3.Connection", connection.connection.driver_connection)
+        try:
+            ours.backup(copy)
+            _make_one_file(copy)
+        except sqlite3.Error as error:
+            raise CatalogError(
+                f"the catalog {database.name} cannot be copied to {target}", detail=str(error)
+            ) from error
+
+
+def _make_one_file(copy: sqlite3.Connection) -> None:
+    copy.execute("PRAGMA journal_mode = DELETE")  # else some of it lies in a second file
+
+
+def _copy_rows(database: Database, target: Path) -> None:
+    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+
+    copy = Database(f"sqlite:///{target}")
+    try:
+        bring_up_to_date(copy, every_table.tables)
+        # Repeatable read: all tables as they are at one moment, while others go on writing.
+        with (
+            database.errors(),
+            database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as there,
+            there.begin(),
+            copy.write() as here,
+        ):
+            for table in every_table.sorted_tables:
+                for batch in _batches(there, table):
+                    here.execute(insert(table), batch)
+    finally:
+        copy.close()
+    with closing(sqlite3.connect(target)) as file:
+        _make_one_file(file)
+
+
+def _batches(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
+    rows = iter(connection.execution_options(yield_per=_BATCH).execute(select(table)).mappings())
+    while batch := [dict(row) for row in islice(rows, _BATCH)]:
+        yield batch
+
+
+def identity_of(database: Database) -> str:
+    """12 hex digits, drawn when they are first asked for. Raises CatalogError."""
+    with database.write() as connection:
+        found = connection.execute(select(identity.c.id)).scalar()
+        if found is None:
+            found = secrets.token_hex(6)
+            connection.execute(insert(identity).values(number=1, id=found))
+        return str(found)
 
 
 class Catalog:
@@ -143,6 +314,6 @@ def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
     with database.read() as connection:
         if current(connection) == WANTED:
             return WANTED, WANTED
-    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
     return bring_up_to_date(database, every_table.tables)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from backupd.app.context.settings import Settings
-from backupd.catalog.base.database import catalog_url
+from backupd.catalog.database import catalog_url
 from backupd.model.errors import BackupdError, NotFoundError, unknown
 from backupd.model.text import format_time, is_id
 from backupd.process.output import Redactor

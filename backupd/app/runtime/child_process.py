@@ -30,7 +30,7 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import GuardedLoop
-from backupd.catalog.base.database import Database
+from backupd.catalog.database import Database
 from backupd.catalog.session import Catalog, upgrade
 from backupd.model.errors import CatalogError
 from backupd.process.command import Child, Command, spawn, stop

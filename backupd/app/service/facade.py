@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from backupd.app.context.access import Facade, command_line, require_all, require_known, scoped, see, seen
 from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
-from backupd.catalog.base.database import WANTED
+from backupd.catalog.database import WANTED
 from backupd.catalog.rows import EVER, Span
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor

@@ -27,7 +27,7 @@ from backupd.app.runtime import child_process as offspring
 from backupd.app.service import dispatch, worker
 from backupd.app.service.dispatch import LONGEST_SILENCE, perform, run_here
 from backupd.app.service.worker import Worker
-from backupd.catalog.base import database
+from backupd.catalog import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError
 from backupd.model.job import JobKind, JobRecord, JobState, silent

@@ -12,7 +12,7 @@ import pytest
 
 from backupd.app.runtime import child_process as module
 from backupd.app.runtime.child_process import CatalogWriter
-from backupd.catalog.base import database
+from backupd.catalog import database
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError, NotFoundError

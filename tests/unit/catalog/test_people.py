@@ -1,4 +1,4 @@
-"""Tokens, sessions, the audit, and requests that are sent twice."""
+"""Tokens, sessions, challenges, the audit, and requests that are sent twice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, text, update
 
-from backupd.catalog.base.database import Database
+from backupd.catalog.database import Database
 from backupd.catalog.people import audit
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.access import AuditEntry, Role, Session, Token
+from backupd.model.access import AuditEntry, Challenge, Role, Session, Token
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError
 
 NOW = datetime(2026, 11, 21, 9, 41, 3, 250, tzinfo=UTC)
@@ -176,3 +176,23 @@ def test_a_catalog_that_is_made_anew_goes_on_with_the_audit_of_the_lost_one(cata
     assert catalog.audit.list() == tuple(reversed(written))
     assert catalog.audit.add(ENTRY).number == 4
     assert catalog.audit.verify().problems == ()
+
+
+def test_a_challenge_is_answered_once(catalog: Catalog) -> None:
+    first = Challenge("20261121T042500Z-00000001", "A" * 40, "ops@example.com", NOW, "0" * 64)
+    second = Challenge("20261122T042500Z-00000002", "A" * 40, "ops@example.com", NOW + timedelta(days=1), "1" * 64)
+    other = Challenge("20261122T042500Z-00000003", "B" * 40, "bank", NOW, "2" * 64)
+    for challenge in (first, second, other):
+        catalog.challenges.add(challenge)
+    assert catalog.challenges.list("A" * 40) == (second, first)
+    assert set(catalog.challenges.list()) == {first, second, other}
+    catalog.challenges.answer(first.id, NOW + timedelta(days=2), "ann")
+    answered = catalog.challenges.get(first.id)
+    assert (answered.answered_at, answered.answered_by) == (NOW + timedelta(days=2), "ann")
+    with pytest.raises(RefusedError, match="answered already"):
+        catalog.challenges.answer(first.id, NOW, "bob")
+    with pytest.raises(RefusedError, match="older than 30 days"):
+        catalog.challenges.answer(other.id, NOW + timedelta(days=30, seconds=1), "bank")
+    catalog.challenges.answer(other.id, NOW + timedelta(days=30), "bank")
+    with pytest.raises(NotFoundError, match="no challenge"):
+        catalog.challenges.get("20261122T042500Z-00000009")

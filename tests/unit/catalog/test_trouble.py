@@ -19,11 +19,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog.base import database as revision
-from backupd.catalog.base import migrations, postgresql_timeout
-from backupd.catalog.base.database import Database
-from backupd.catalog.session import Catalog, open_catalog, upgrade
-from backupd.catalog.snapshot import every_table
+from backupd.catalog import database as revision
+from backupd.catalog import migrations
+from backupd.catalog.database import Database
+from backupd.catalog.session import Catalog, every_table, open_catalog, upgrade
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
 from tests.support.catalog import samples
@@ -145,8 +144,8 @@ def test_an_upgrade_that_fails_in_the_middle_leaves_nothing(url: str) -> None:
 def test_a_kill_in_mid_transaction_leaves_a_usable_catalog(url: str, when: str) -> None:
     code = """
 import sys, time
-from backupd.catalog.base.database import Database
-from backupd.catalog.base import migrations
+from backupd.catalog.database import Database
+from backupd.catalog import migrations
 from backupd.catalog.session import open_catalog
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -271,7 +270,7 @@ def test_somebody_without_rights_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_locked_file_is_named_and_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backupd.catalog.base.database.BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("backupd.catalog.database.BUSY_SECONDS", 0.2)
     url = f"sqlite:///{tmp_path}/catalog.db"
     with open_catalog(url) as catalog, open_catalog(url) as other:
         with sqlite3.connect(tmp_path / "catalog.db", isolation_level=None) as holder:
@@ -308,7 +307,7 @@ def test_an_error_of_the_disk_is_called_full_only_when_it_is(
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
     real = os.statvfs(tmp_path)
     answer = os.statvfs_result((real.f_bsize, 4096, real.f_blocks, free, free, real.f_files, 1000, 1000, 0, 255))
-    monkeypatch.setattr("backupd.catalog.base.database.os.statvfs", lambda _path: answer)
+    monkeypatch.setattr("backupd.catalog.database.os.statvfs", lambda _path: answer)
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
     with pytest.raises(CatalogError, match=said), database.read():
@@ -346,7 +345,7 @@ def test_a_postgresql_that_hangs_is_given_up_and_met_again(
     with closing(Database(postgresql.create("hanging"))) as database:
         with database.read() as connection:
             assert connection.scalar(text("SELECT 1")) == 1
-        monkeypatch.setattr(postgresql_timeout, "SECONDS", 1.5)
+        monkeypatch.setattr(revision, "PATIENCE", 1.5)
         with pytest.raises(CatalogError, match="cannot be reached"), database.read() as connection:
             connection.execute(text("SELECT pg_sleep(600)"))
         with database.read() as connection, database.unhurried(connection):

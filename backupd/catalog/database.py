@@ -9,9 +9,11 @@ Its revision is asked here without alembic, the library that changes it: importi
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,8 @@ from backupd.model.errors import BackupdError, CatalogError
 
 BUSY_SECONDS = 30
 """How long a writer waits for another writer of the same SQLite file."""
+PATIENCE = 30.0
+"""Seconds that PostgreSQL may take for one statement; none of ours takes seconds."""
 
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
 _REBUILD = (
@@ -206,16 +210,63 @@ _SQLITE = {
 }
 
 
+class _Patient:
+    """A connection to PostgreSQL that waits for an answer only so long; ``hurried`` False: as long as it takes.
+
+    A server that hangs (its disk is dead, its processes are stopped) keeps its sockets open and acknowledges every
+    packet, so no timeout of TCP, and none that the server itself watches, ends the waiting. Here the socket is shut
+    after the time, and the waiting ends as with any server that went away.
+    """
+
+    hurried = True
+    pgconn: Any
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """All that waits for the server passes here."""
+        wait: Any = super().wait  # type: ignore[misc]  # psycopg's, which is imported only where it is needed
+        if not self.hurried:
+            return wait(*arguments, **options)
+        guard = _Guard(self._shut)
+        try:
+            return wait(*arguments, **options)
+        finally:
+            guard.over()
+
+    def _shut(self) -> None:
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
+
+class _Guard:
+    """Calls ``act`` after the time, but never once it is ``over``."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act, self._open, self._lock = act, True, threading.Lock()
+        self._timer = threading.Timer(PATIENCE, self._due)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def over(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._open = False
+
+    def _due(self) -> None:
+        with self._lock:
+            if self._open:
+                self._act()
+
+
 def _connect_patiently(
     _dialect: object,
     _record: object,
     arguments: Sequence[Any],
     options: dict[str, Any],
 ) -> DBAPIConnection:
-    from backupd.catalog.base.postgresql_timeout import PatientConnection  # needs psycopg, which SQLite does without
+    import psycopg
 
-    connection: Any = PatientConnection.connect(*arguments, **options)
-    return cast("DBAPIConnection", connection)
+    patient: Any = type("PatientConnection", (_Patient, psycopg.Connection), {})
+    return cast("DBAPIConnection", patient.connect(*arguments, **options))
 
 
 def _is_full(path: Path) -> bool:

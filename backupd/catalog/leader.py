@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from backupd.catalog.base.database import Database
+from backupd.catalog.database import Database
 from backupd.model.errors import CatalogError
 
 _TRY = text("SELECT pg_try_advisory_lock(:key)")

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from alembic import command
 from sqlalchemy import text
 
-from backupd.catalog.base import database as revision
-from backupd.catalog.base import migrations
-from backupd.catalog.base.database import Database
+from backupd.catalog import database as revision
+from backupd.catalog import migrations
+from backupd.catalog.database import Database
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.job import JobState

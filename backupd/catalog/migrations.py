@@ -10,7 +10,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from backupd.catalog.base.database import VERSION_TABLE, Database, current
+from backupd.catalog.database import VERSION_TABLE, Database, current
 from backupd.model.errors import CatalogError
 
 _LOCK = 0x6261636B757064
@@ -19,7 +19,7 @@ _LOCK = 0x6261636B757064
 
 def scripts() -> Path:
     """The folder of the migrations: inside the package when installed from a wheel, else beside it in the tree."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     for folder in (package / "alembic_scripts", package.parents[1] / "alembic"):
         if (folder / "env.py").is_file():
             return folder

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.catalog.base.migrations import head
+from backupd.catalog.migrations import head
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def _run(installed: Path, code: str, *arguments: str) -> str:
 def test_an_installed_package_makes_its_catalog(installed: Path, tmp_path: Path) -> None:
     out = _run(
         installed,
-        "from backupd.catalog import session\nfrom backupd.catalog.base import migrations\n"
+        "from backupd.catalog import session\nfrom backupd.catalog import migrations\n"
         "print(migrations.scripts(), session.upgrade(sys.argv[2]))",
         f"sqlite:///{tmp_path}/c.db",
     )

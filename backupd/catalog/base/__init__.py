@@ -1,1 +1,0 @@
-"""The database under the catalog: connection, transactions, migrations, pages, the leader."""
