@@ -1,4 +1,4 @@
-"""What a test restore warned of, and whether it was older than what was known to exist
+"""Proofs: what a test restore warned of, and whether it was older than what was known to exist
 
 Revision: 0010, after 0009
 """

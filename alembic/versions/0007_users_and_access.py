@@ -1,4 +1,4 @@
-"""People: tokens, sessions, the audit, plans and requests by id, incidents and messages, restores as jobs
+"""Users and access: tokens, sessions, the audit, plans and requests by id, incidents and messages, restores as jobs
 
 Revision: 0007, after 0006
 """

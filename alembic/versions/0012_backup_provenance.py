@@ -1,4 +1,4 @@
-"""Whose backups they are: what this installation committed, and what it only found
+"""Provenance of backups: what this installation committed, and what it only found
 
 Revision: 0012, after 0011
 """

@@ -1,4 +1,4 @@
-"""What the daemon needs: queued jobs with leases, schedules, holds, key challenges, events; chains; copies that expire
+"""The scheduler: queued jobs with leases, schedules, holds, key challenges, events; chains; copies that expire
 
 Revision: 0002, after 0001
 """

@@ -1,4 +1,4 @@
-"""What proofs looked at, and whether they still count; which tables a backup lacks
+"""Proofs: what they looked at, and whether they still count; which tables a backup lacks
 
 Revision: 0011, after 0010
 """

@@ -1,4 +1,4 @@
-"""What is known here of what lies elsewhere: marks of deletion, digests of proofs
+"""Provenance: marks of deletion and digests of proofs, as this installation knows them
 
 Revision: 0008, after 0007
 """

@@ -1,4 +1,4 @@
-"""Which catalog this is: an id of its own, by which its copies are told from those of one that it replaced
+"""The identity of a catalog: an id by which its copies are told from those of a catalog that it replaced
 
 Revision: 0006, after 0005
 """

@@ -1,4 +1,4 @@
-"""Who answers under each server's name, and whether that is the server of whose backups the name tells
+"""Server identity: who answers under each server's name, and whether that is the server whose backups the name means
 
 Revision: 0009, after 0008
 """

@@ -1,4 +1,5 @@
-"""Places away: copies that have to be caught up, thaws of archived objects, turns of reading again, manifests by digest
+"""Off-site destinations: copies that have to be caught up, thaws of archived objects, turns of scrubbing, manifests
+by digest
 
 Revision: 0005, after 0004
 """
