@@ -207,11 +207,8 @@ def soundness(destination: Destination, server: str, backup_id: str) -> str:
 
 
 def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
-    try:
-        record = wiring.catalog.backups.get(backup_id)
-    except NotFoundError:
-        return False
-    return any(copy.destination == destination for copy in record.copies)
+    record = wiring.catalog.backups.find(backup_id)
+    return record is not None and any(copy.destination == destination for copy in record.copies)
 
 
 def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool, pinned: bool) -> None:

@@ -7,6 +7,7 @@ a rebuild may meet an increment before its parent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -167,6 +168,12 @@ class Backups(Rows):
             if row is None:
                 raise _not_found(backup_id)
             return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
+
+    def find(self, backup_id: str) -> BackupRecord | None:
+        """None where there is none."""
+        with suppress(NotFoundError):
+            return self.get(backup_id)
+        return None
 
     def list(
         self,

@@ -8,6 +8,7 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -50,7 +51,7 @@ from backupd.catalog.rows import (
     row_of,
 )
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
-from backupd.model.errors import BackupdError, RefusedError, unknown
+from backupd.model.errors import BackupdError, NotFoundError, RefusedError, unknown
 from backupd.model.event import Event
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
@@ -338,6 +339,12 @@ class Jobs(Rows):
         """Raises NotFoundError."""
         with self._database.read() as connection:
             return _one(connection, job_id)
+
+    def find(self, job_id: str) -> JobRecord | None:
+        """None for one that is forgotten, like every job after a while."""
+        with suppress(NotFoundError):
+            return self.get(job_id)
+        return None
 
     def list(
         self,

@@ -20,7 +20,7 @@ from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.backups import Absence
-from backupd.model.errors import BackupdError, CatalogError, NotFoundError, ToolError
+from backupd.model.errors import BackupdError, CatalogError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState
 from backupd.model.text import format_time
@@ -177,14 +177,13 @@ class AbsenceWatch:
         return thread is not None and thread.is_alive()
 
     def _try(self, wiring: Wiring, absence: Absence, attempt: _Try) -> None:
-        timeout, kind = _DEFAULT_TIMEOUT, ""
+        timeout = _DEFAULT_TIMEOUT
         with suppress(BackupdError):  # of a server or policy that is gone, or is broken by now
             hooks = wiring.settings.server(absence.server).policy.hooks
             timeout = hooks.timeout if hooks is not None else timeout
         try:
-            with suppress(NotFoundError):
-                kind = wiring.catalog.jobs.get(absence.job_id).kind
-            bring_back(wiring, absence, kind, timeout)
+            job = wiring.catalog.jobs.find(absence.job_id)
+            bring_back(wiring, absence, job.kind if job is not None else "", timeout)
         except CatalogError as error:
             say("hook-trouble", str(error), level=logging.WARNING, server=absence.server, job=absence.job_id)
         finally:
@@ -194,7 +193,5 @@ class AbsenceWatch:
 
 def _is_over(wiring: Wiring, absence: Absence) -> bool:
     """Does nobody work at its backup any more?"""
-    try:
-        return wiring.catalog.jobs.get(absence.job_id).state is not JobState.RUNNING
-    except NotFoundError:
-        return True
+    job = wiring.catalog.jobs.find(absence.job_id)
+    return job is None or job.state is not JobState.RUNNING

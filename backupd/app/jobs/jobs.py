@@ -325,13 +325,8 @@ def _is_all_the_same(wiring: Wiring, job: JobRecord, after: int, now: datetime) 
         for event in wiring.catalog.events.list(server=job.server, after=after, limit=_REMEMBERED)
         if event.kind in BAD and event.severity in _GRAVE and event.subject == job.kind and now - event.at < _FORGOTTEN
     }
-    for job_id in bad - {""}:
-        try:
-            if _task(wiring.catalog.jobs.get(job_id)) != _task(job):
-                return False
-        except NotFoundError:
-            return False
-    return True
+    failed = [wiring.catalog.jobs.find(job_id) for job_id in bad - {""}]
+    return all(one is not None and _task(one) == _task(job) for one in failed)
 
 
 def _task(job: JobRecord) -> dict[str, object]:

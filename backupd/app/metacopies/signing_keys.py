@@ -36,7 +36,6 @@ from backupd.model.document import Document, computed, json_key
 from backupd.model.errors import (
     BackupdError,
     DestinationError,
-    NotFoundError,
     ObjectMissingError,
     RefusedError,
     TamperedError,
@@ -424,7 +423,7 @@ def _of_server(
     presence: Presence | None = None
     for _server, backup_id in backup_ids(destination, server):
         presence = presence or Presence(destination)
-        judge = _Backup(destination, allowed, _record(wiring, backup_id), presence, unsealer)
+        judge = _Backup(destination, allowed, wiring.catalog.backups.find(backup_id), presence, unsealer)
         yield layout.manifest_key(server, backup_id), judge
     branches = {branch.id: branch for branch in wiring.catalog.binlogs.branches(server)}
     for info in list(destination.list(layout.binlogs_folder(server))):
@@ -433,13 +432,6 @@ def _of_server(
             yield info.key, _Branch(destination, allowed, info.key, branches.get(owner[1]))
     for _server, key in log_segments.keys(destination, server):
         yield layout.segment_key(server, key), _Segment(destination, allowed, wiring, server, key)
-
-
-def _record(wiring: Wiring, backup_id: str) -> BackupRecord | None:
-    try:
-        return wiring.catalog.backups.get(backup_id)
-    except NotFoundError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

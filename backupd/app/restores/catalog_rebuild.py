@@ -36,7 +36,6 @@ from backupd.model.errors import (
     CatalogError,
     DamagedError,
     KeyUnusableError,
-    NotFoundError,
     ObjectMissingError,
     RefusedError,
     TamperedError,
@@ -235,9 +234,8 @@ class _Rebuild:
             self._done.damaged += (record.id,)
         backups = self._wiring.catalog.backups
         (copy,) = record.copies
-        try:
-            known = backups.get(record.id)
-        except NotFoundError:
+        known = backups.find(record.id)
+        if known is None:
             foreign = not (self._adopts or is_ours(self._wiring, self._destination, record))
             backups.add(replace(record, foreign=foreign))
             if foreign:
@@ -427,12 +425,9 @@ class Succession:
         """The manifest's digest that its run wrote down with what was found. Where the copy is signed, it is what
         counts from now on: of another destination that which it knows is believed."""
         backups = self._wiring.catalog.backups
-        try:
-            record = backups.get(older.id)
-        except NotFoundError:
-            return  # not there, or not taken in
-        if not older.manifest or record.manifest:
-            return
+        record = backups.find(older.id)
+        if record is None or not older.manifest or record.manifest:
+            return  # it is not there, was not taken in, or nothing is to be compared
         if isinstance(self._wiring.destination(self._name), SignedDestination):
             backups.add(replace(record, manifest=older.manifest), replace=True)
         if older.manifest != record.found:
@@ -459,9 +454,8 @@ def _was_whole(record: BackupRecord, name: str) -> bool:
 def _amend(wiring: Wiring, older: BackupRecord, destination: str) -> None:
     """What was said about a backup, and when its copy was last found whole; of one that the destination has."""
     backups = wiring.catalog.backups
-    try:
-        record = backups.get(older.id)
-    except NotFoundError:
+    record = backups.find(older.id)
+    if record is None:
         return  # deleted since
     said = older.warnings if older.flavour else record.warnings
     verified = {copy.destination: copy.verified_at for copy in older.copies}

@@ -12,7 +12,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import runbook as backup_runbook
 from backupd.app.restores.request import RestoreRequest
 from backupd.model.document import Document
-from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.errors import BackupdError
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.text import format_duration, format_time
 from restore.planning.plan import TABLE_STEP_NAMES
@@ -115,13 +115,7 @@ class RestoreView:
 
 def view(wiring: Wiring, record: RestoreRecord) -> RestoreView:
     """How far a restore is by now."""
-    job = None
-    if record.job_id:
-        try:
-            job = wiring.catalog.jobs.get(record.job_id)
-        except NotFoundError:
-            job = None  # forgotten after a while, like every job
-    return RestoreView.of(record, job)
+    return RestoreView.of(record, wiring.catalog.jobs.find(record.job_id) if record.job_id else None)
 
 
 def request_of(record: RestoreRecord) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from backupd.app.binlogs.targets import Targets
 from backupd.app.context.server_identity import own_branches
-from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.plan import measured_rates, plan, sources
 from backupd.app.restores.request import TableOptions
@@ -360,7 +359,7 @@ def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, dialect: D
     """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
     it has filters (error 3898)."""
     server = wiring.settings.server(server_name)
-    targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=_preferred(server))
+    targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=server.preferred)
     for leg in replay.legs:
         for one in targets.within(leg):
             if one.state and not dialect.filters_xa:
@@ -372,10 +371,6 @@ def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, dialect: D
                 )
             if one.statement:
                 yield one
-
-
-def _preferred(server: ServerSettings) -> tuple[str, ...]:
-    return (*server.required, *server.others) if server.usable else ()
 
 
 def _objects(chain: Iterable[Loaded]) -> frozenset[str]:
