@@ -14,16 +14,16 @@ import shutil
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from backupd.engine.physical.datafiles import assert_local
 from backupd.engine.server.launch import ServerConfig
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import ReplaySpec
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import Progress
 from backupd.model.manifest import BodyFacts
@@ -114,13 +114,13 @@ class RestoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreOutcome:
+class RestoreOutcome(Document):
     """``position``: where the copy stands; ``replay``: what was replayed onto it, None without; ``started``: the server
     that was left running. ``inexact``: it may hold other rows than the source had."""
 
-    restore_id: str
+    restore_id: str = field(metadata=json_key("id"))
     server: str
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     target: str
     datadir: Path
     position: Position
@@ -129,32 +129,25 @@ class RestoreOutcome:
     tables_compared: int = 0
     warnings: tuple[str, ...] = ()
     started: Started | None = None
-    replay: RolledForward | None = None
-    inexact: bool = False
+    replay: RolledForward | None = field(default=None, metadata=json_key(after="position"))
+    inexact: bool = field(default=False, metadata=HIDDEN)
+
+    @property
+    @computed(after="target")
+    def outcome(self) -> str:
+        """``restored``, or ``inexact``: it may hold other rows than the source had."""
+        return "inexact" if self.inexact else "restored"
+
+    @property
+    @computed(after="phases", digits=3)
+    def seconds(self) -> float:
+        """Sum of the phases."""
+        return sum(phase.seconds for phase in self.phases)
 
     @property
     def is_good(self) -> bool:
         """Did no check of the started server fail?"""
         return not any(check.outcome == FAILED for check in self.checks)
-
-    def as_json(self) -> dict[str, Any]:
-        """The JSON of ``backupd restore``; "seconds" is the sum of the phases."""
-        return {
-            "id": self.restore_id,
-            "server": self.server,
-            "backup": self.backup_id,
-            "target": self.target,
-            "outcome": "inexact" if self.inexact else "restored",
-            "datadir": str(self.datadir),
-            "position": self.position.as_json(),
-            "replay": self.replay.as_json() if self.replay else None,
-            "phases": [phase.as_json() for phase in self.phases],
-            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
-            "checks": [check.as_json() for check in self.checks],
-            "tables_compared": self.tables_compared,
-            "warnings": list(self.warnings),
-            "started": {"socket": str(self.started.socket), "pid": self.started.pid} if self.started else None,
-        }
 
 
 _SECRET = re.compile(

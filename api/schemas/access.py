@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.base import Asked, Dated, Line, Moment, Name, Page, Shape, Text, Time, example, of
-from backupd.model import access
+from backupd.app.views import policies
+from backupd.model import access, errors
 from backupd.model.access import Role, Via
 
 _TOKEN: dict[str, Any] = {
@@ -152,15 +153,12 @@ _TEXT = 'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n'
 _PROBLEM: dict[str, Any] = {"file": "gold.yaml", "line": 2, "field": "physical.ful", "message": "is not known here"}
 
 
+@of(errors.Problem)
 class FileProblem(Shape):
     """One thing that is wrong in a file."""
 
-    file: str
-    line: int | None
-    field: str
-    message: str
 
-
+@of(policies.PolicyView)
 class Policy(Shape):
     """A policy file, and the servers that follow it."""
 
@@ -176,14 +174,6 @@ class Policy(Shape):
         }
     )
 
-    name: str
-    file: str
-    servers: list[str]
-    problems: list[FileProblem] = Field(description="While there are any, it is not followed.")
-    advice: list[str]
-    text: str = Field(description="The file as it is now.")
-    in_force: bool = Field(description="The service follows it as it is now.")
-
 
 class ValidationRequest(Asked):
     """The text of a policy file, in use or not yet."""
@@ -194,14 +184,11 @@ class ValidationRequest(Asked):
     text: Text = Field(max_length=1_000_000)
 
 
+@of(policies.Validation)
 class Validation(Shape):
     """Everything that is wrong with it, by line."""
 
     model_config = example({"valid": False, "problems": [_PROBLEM], "advice": []})
-
-    valid: bool
-    problems: list[FileProblem]
-    advice: list[str]
 
 
 class Reloaded(Shape):

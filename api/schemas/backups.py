@@ -8,6 +8,7 @@ from pydantic import Field
 
 from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example, of
 from api.schemas.jobs import Job
+from backupd.app.retention import rules
 from backupd.model import backup_record, proof, server_facts
 from backupd.model.backup_record import BackupKind, BackupState
 
@@ -182,12 +183,9 @@ class LogDecision(Shape):
     reasons: list[str]
 
 
+@of(rules.Recoverable)
 class Span(Shape):
     """What can be restored from what is kept."""
-
-    from_: Time = Field(alias="from")
-    to: Time
-    base: str
 
 
 class Decisions(Shape):

@@ -7,9 +7,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.backups import Position
-from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example, of
 from api.schemas.jobs import QUEUED_JOB, Job, Progress
+from backupd.app.restores import progress
+from backupd.model import binlog, thaw
 from backupd.model.job import JobState
+from restore.planning import plan, target
 from storage.destination import Tier
 
 _WHOLE: dict[str, Any] = {
@@ -225,45 +228,28 @@ class KeptRequest(Shape):
     accept_inexact: bool = False
 
 
+@of(plan.Step)
 class Step(Shape):
     """One step of a plan, and what its time was estimated from."""
 
-    name: str
-    title: str
-    bytes: int
-    seconds: float
-    estimate: str
-    commands: list[str]
 
-
+@of(binlog.Stop)
 class Stop(Shape):
     """Where the replay ends, and the first transaction that the copy will not hold."""
 
-    branch: str
-    file: str
-    pos: int
-    gtid: str
-    at: Time | None
     next_gtid: str | None
-    next_at: Time | None
 
 
+@of(binlog.ReplayLeg)
 class ReplayLeg(Shape):
-    start: Position
-    stop: Stop
-    segments: int
+    pass
 
 
+@of(binlog.ReplaySpec)
 class Replay(Shape):
     """How binary logs are replayed. `doubtful`: transactions whose effect may differ."""
 
     method: str
-    reason: str
-    bytes: int
-    transactions: int
-    legs: list[ReplayLeg]
-    exclude: list[str]
-    doubtful: list[str]
 
 
 class Promise(Shape):
@@ -273,10 +259,9 @@ class Promise(Shape):
     kept: bool | None
 
 
+@of(thaw.Offer)
 class ThawOffer(Shape):
-    tier: str
-    hours: float
-    cost: float | None
+    pass
 
 
 class ThawClass(Shape):
@@ -286,13 +271,9 @@ class ThawClass(Shape):
     thawing: int
 
 
+@of(thaw.ColdObject)
 class ColdObject(Shape):
-    destination: str
-    key: str
-    bytes: int
-    class_: str = Field(alias="class")
-    of: str
-    state: str
+    pass
 
 
 class ThawNeed(Shape):
@@ -312,14 +293,10 @@ class ThawNeed(Shape):
     objects: list[ColdObject]
 
 
+@of(target.Older)
 class Older(Shape):
     """The restored data ends at `ends`, and the server's history goes on up to `known`; `certain`: something of that is
     known to exist, else it may."""
-
-    ends: Time
-    known: Time
-    certain: bool
-    why: str
 
 
 class TableGoal(Shape):
@@ -394,14 +371,11 @@ class RefusedRestore(Problem):
     confirm: str | None = None
 
 
+@of(progress.PhaseView)
 class RestorePhase(Shape):
     """A phase of a restore; `estimate`: seconds that the plan counted with."""
 
-    name: str
     state: Literal["done", "running", "waiting", "skipped", "failed"]
-    seconds: float | None
-    bytes: int | None
-    estimate: float | None
 
 
 class Restore(Shape):

@@ -284,10 +284,7 @@ def error_as_json(error: BackupdError) -> dict[str, Any]:
         "type": error.problem_type,
     }
     if isinstance(error, ConfigurationError):
-        document["problems"] = [
-            {"file": problem.file, "line": problem.line, "field": problem.field, "message": problem.message}
-            for problem in error.problems
-        ]
+        document["problems"] = [problem.as_json() for problem in error.problems]
     if isinstance(error, DamagedError):
         document["damages"] = list(error.damages)
     return document

@@ -15,6 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, parse_time
 
@@ -473,7 +474,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Document):
     """Where a replay ends: before the event that starts at ``file:pos`` of ``branch``.
 
     ``gtids``: all that is executed there. ``at``: commit time of the last transaction before it. ``next_gtid`` and
@@ -483,7 +484,7 @@ class Stop:
     branch: str
     file: str
     pos: int
-    gtids: str
+    gtids: str = field(metadata=json_key("gtid"))
     at: datetime | None = None
     next_gtid: str = ""
     next_at: datetime | None = None
@@ -494,7 +495,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayLeg:
+class ReplayLeg(Document):
     """Binary logs of one sequence of names, replayed in one go: from ``start`` (where the copy stands) to ``stop``.
 
     ``segments``: in log order, without a hole, from the first byte of the file that holds ``start``; those of a lost
@@ -502,11 +503,17 @@ class ReplayLeg:
     nobody counted them.
     """
 
-    segments: tuple[SegmentKey, ...]
+    segments: tuple[SegmentKey, ...] = field(metadata=HIDDEN)
     start: Position
     stop: Stop
-    size: int = 0
-    transactions: int | None = None
+    size: int = field(default=0, metadata=HIDDEN)
+    transactions: int | None = field(default=None, metadata=HIDDEN)
+
+    @property
+    @computed("segments")
+    def count(self) -> int:
+        """How many segments are replayed."""
+        return len(self.segments)
 
 
 class ReplayMethod(StrEnum):
@@ -517,7 +524,7 @@ class ReplayMethod(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaySpec:
+class ReplaySpec(Document):
     """What is replayed onto a restored backup, decided before a byte moves.
 
     ``legs``: more than one where it goes across a fork. ``reason``: why this method. ``exclude``: GTIDs that are left
@@ -527,15 +534,15 @@ class ReplaySpec:
     them; empty for all.
     """
 
-    legs: tuple[ReplayLeg, ...]
+    legs: tuple[ReplayLeg, ...] = field(metadata=json_key(after="transactions"))
     method: ReplayMethod
     reason: str
-    size: int
+    size: int = field(metadata=json_key("bytes"))
     transactions: int
-    server_ids: tuple[int, ...]
+    server_ids: tuple[int, ...] = field(metadata=HIDDEN)
     exclude: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = field(default=())
-    tables: tuple[str, ...] = ()
+    tables: tuple[str, ...] = field(default=(), metadata=HIDDEN)
 
     @property
     def stop(self) -> Stop:

@@ -87,13 +87,15 @@ def _plain_fields(kind: Any) -> Mapping[str, frozenset[type]]:
 class Key:
     """How a field or a property of a ``Document`` is written. ``name``: where the key differs from its own;
     ``or_null``: null for whatever is empty; ``digits``: decimals of a number; ``inline``: the keys of the value are
-    keys of this document; ``later``: documents of earlier versions lack it, which means the default."""
+    keys of this document; ``later``: documents of earlier versions lack it, which means the default; ``after``: the key
+    that it follows where that is not the one of the attribute before it, "" for the first one."""
 
     name: str = ""
     or_null: bool = False
     digits: int | None = None
     inline: bool = False
     later: bool = False
+    after: str | None = None
 
 
 _METADATA = "key"
@@ -102,23 +104,19 @@ HIDDEN: Mapping[str, Key | None] = {_METADATA: None}
 """The metadata of a field that is not in the document."""
 
 
-def json_key(
-    name: str = "", *, or_null: bool = False, digits: int | None = None, inline: bool = False, later: bool = False
-) -> Mapping[str, Key]:
+def json_key(name: str = "", **how: Any) -> Mapping[str, Key]:
     """The metadata of a field: see ``Key``."""
-    return {_METADATA: Key(name, or_null, digits, inline, later)}
+    return {_METADATA: Key(name, **how)}
 
 
 Getter = TypeVar("Getter", bound=Callable[..., Any])
 
 
-def computed(
-    name: str = "", *, after: str | None = None, or_null: bool = False, digits: int | None = None
-) -> Callable[[Getter], Getter]:
-    """Below ``@property``: it is in the document, too, ``after`` that key ("": first; None: last)."""
+def computed(name: str = "", **how: Any) -> Callable[[Getter], Getter]:
+    """Below ``@property``: it is in the document, too, behind the fields where nothing else is said: see ``Key``."""
 
     def marked(getter: Getter) -> Getter:
-        vars(getter)[_METADATA] = (Key(name, or_null, digits), after)
+        vars(getter)[_METADATA] = Key(name, **how)
         return getter
 
     return marked
@@ -173,17 +171,15 @@ class Document:
 @cache
 def entries(kind: Any) -> tuple[Entry, ...]:
     """The keys of the documents of a class, in their order."""
-    found = []
-    for field in fields(kind):
-        how = field.metadata.get(_METADATA, _SIMPLE)
-        if how is not None:
-            found.append(Entry(how.name or field.name, field.name, how))
+    attributes = {field.name: field.metadata.get(_METADATA, _SIMPLE) for field in fields(kind)}
     for name, value in vars(kind).items():
-        if isinstance(value, property) and (mark := vars(value.fget).get(_METADATA)) is not None:
-            how, after = mark
-            names = ["", *(one.name for one in found)]
-            place = len(found) if after is None else names.index(after)
-            found.insert(place, Entry(how.name or name, name, how))
+        if isinstance(value, property):
+            attributes[name] = vars(value.fget).get(_METADATA)
+    shown = [Entry(how.name or name, name, how) for name, how in attributes.items() if how is not None]
+    found = [one for one in shown if one.key.after is None]
+    for one in shown:
+        if one.key.after is not None:
+            found.insert(["", *(other.name for other in found)].index(one.key.after), one)
     return tuple(found)
 
 

@@ -248,8 +248,8 @@ class DumpFacts(Document):
     """Of a logical backup. ``table_set``: the set of the policy, "" for all of it. ``blocked``: seconds that commits
     were blocked for while the snapshots were opened. ``schemas``: those with files in ``schemas/``."""
 
-    tables: tuple[DumpedTable, ...]
-    schemas: tuple[str, ...] = ()
+    tables: tuple[DumpedTable, ...] = field(metadata=json_key(after="settings"))
+    schemas: tuple[str, ...] = field(default=(), metadata=json_key(after="blocked"))
     table_set: str = field(default="", metadata=json_key("set"))
     blocked: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from backupd.engine.server.backup_files import named
 from backupd.engine.server.launch import LaunchedServer, ServerConfig, log_tail, option_text
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
+from backupd.model.document import Document
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.server_facts import ServerInfo
 from backupd.process.command import Command
@@ -202,7 +203,7 @@ _PID_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Started(Document):
     """A server that is up."""
 
     socket: Path

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
-from backupd.model.document import Document, json_key
+from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.server_facts import Position
-from backupd.model.text import format_size, format_time
+from backupd.model.text import format_size
 from backupd.model.thaw import ThawPlan
 from restore.planning.target import Older
 
@@ -96,7 +96,7 @@ class Step(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Document):
     """``chain``: backup ids in the order they are applied, the last one decides ``position``.
     ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
     be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
@@ -117,73 +117,34 @@ class Plan:
     warnings: tuple[str, ...] = field(default=())
     replay: ReplaySpec | None = None
     until: Stop | None = None
-    rto: float | None = None
+    rto: float | None = field(default=None, metadata=HIDDEN)
     thaw: ThawPlan | None = None
     older: Older | None = None
     inexact: str = ""
 
     @property
+    @computed("backup", after="target")
     def backup_id(self) -> str:
         """The backup whose state is restored."""
         return self.chain[-1]
 
     @property
+    @computed("bytes", after="reason")
+    def bytes_fetched(self) -> int:
+        """``bytes_stored`` under its older name."""
+        return self.bytes_stored
+
+    @property
+    @computed("rto")
+    def promise(self) -> dict[str, Any]:
+        """What the policy allows, in seconds, and whether the plan keeps to it."""
+        return {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto}
+
+    @property
+    @computed(after="bytes_source", digits=1)
     def seconds(self) -> float:
         """Estimated restore time: the sum of the steps."""
         return sum(step.seconds for step in self.steps)
-
-    def as_json(self) -> dict[str, Any]:
-        """The JSON of ``backupd plan``; "bytes" is "bytes_stored" under its older name."""
-        return {
-            "server": self.server,
-            "target": self.target,
-            "backup": self.backup_id,
-            "chain": list(self.chain),
-            "destinations": list(self.destinations),
-            "position": self.position.as_json(),
-            "reason": self.reason,
-            "bytes": self.bytes_stored,
-            "bytes_stored": self.bytes_stored,
-            "bytes_source": self.bytes_source,
-            "seconds": round(self.seconds, 1),
-            "steps": [step.as_json() for step in self.steps],
-            "warnings": list(self.warnings),
-            "replay": _replay_json(self.replay) if self.replay else None,
-            "until": stop_json(self.until) if self.until else None,
-            "thaw": self.thaw.as_json() if self.thaw else None,
-            "older": self.older.as_json() if self.older else None,
-            "inexact": self.inexact,
-            "rto": {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto},
-        }
-
-
-def stop_json(stop: Stop) -> dict[str, Any]:
-    """The JSON of the place where a replay stops; times and the next transaction are null where they are not known."""
-    return {
-        "branch": stop.branch,
-        "file": stop.file,
-        "pos": stop.pos,
-        "gtid": stop.gtids,
-        "at": format_time(stop.at) if stop.at else None,
-        "next_gtid": stop.next_gtid,
-        "next_at": format_time(stop.next_at) if stop.next_at else None,
-    }
-
-
-def _replay_json(spec: ReplaySpec) -> dict[str, Any]:
-    return {
-        "method": str(spec.method),
-        "reason": spec.reason,
-        "bytes": spec.size,
-        "transactions": spec.transactions,
-        "legs": [_leg_json(leg) for leg in spec.legs],
-        "exclude": list(spec.exclude),
-        "doubtful": list(spec.doubtful),
-    }
-
-
-def _leg_json(leg: ReplayLeg) -> dict[str, Any]:
-    return {"start": leg.start.as_json(), "stop": stop_json(leg.stop), "segments": len(leg.segments)}
 
 
 def steps(

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from statistics import median
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.context.wiring import Wiring
@@ -48,9 +47,12 @@ class PolicyView(Document):
     file: str
     servers: tuple[str, ...]
     problems: tuple[Problem, ...]
+    """While there are any, it is not followed."""
     advice: tuple[str, ...]
     text: str
+    """The file as it is now."""
     in_force: bool
+    """The service follows it as it is now."""
     unread: bool = field(metadata=HIDDEN)
     wrong_now: tuple[Problem, ...] = field(metadata=HIDDEN)
 
@@ -62,11 +64,6 @@ class Validation(Document):
     valid: bool
     problems: tuple[Problem, ...]
     advice: tuple[str, ...]
-
-
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """One problem of a policy file; ``line`` is null where it belongs to none."""
-    return {"file": problem.file, "line": problem.line, "field": problem.field, "message": problem.message}
 
 
 def policies(wiring: Wiring, *, every: bool) -> tuple[PolicyView, ...]:
