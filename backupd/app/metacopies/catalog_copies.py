@@ -15,7 +15,7 @@ import logging
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.context.incidents import Incidents, Pair
@@ -430,7 +430,7 @@ def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[
     """A proof is younger than its backup: one that is older than all that are there is of one that is not. Where there
     are none at all, something else has happened than that they became old."""
     oldest = min((backup_id for _server, backup_id in backup_ids(destination, server)), default="")
-    limit = min(oldest, _stamp(wiring.clock() - PROOFS_KEPT))
+    limit = min(oldest, f"{wiring.clock() - PROOFS_KEPT:%Y%m%dT%H%M%SZ}")
     for proof_id in sorted(unknown):
         if proof_id < limit:  # ids begin with their time
             try:
@@ -438,7 +438,3 @@ def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[
                 wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
             except LockedError:
                 return  # a rule of the place keeps it for now, and what is younger even longer
-
-
-def _stamp(moment: datetime) -> str:
-    return f"{moment:%Y%m%dT%H%M%SZ}"

@@ -296,13 +296,10 @@ class Worker:
             if one.stopping and not row.cancel_by:
                 row = replace(row, cancel_by=DAEMON_STOP)
             row = self._end_row(row, *self._verdict(one, row, code))
-        ending = one.stopping or self._held
-        if ending and row.state is JobState.CANCELLED and not row.cancel_by and not self._repeated(row):
+        stopped = (one.stopping or self._held) and row.state is JobState.CANCELLED and not row.cancel_by
+        if stopped and not self._wiring.catalog.jobs.list(previous=row.id, limit=1):
             # Whoever stops the service may signal all its processes at once, before we could ask this one.
             self._wiring.catalog.jobs.enqueue(repetition(row, self._wiring.clock(), attempt=row.attempt))
-
-    def _repeated(self, row: JobRecord) -> bool:
-        return bool(self._wiring.catalog.jobs.list(previous=row.id, limit=1))
 
     def _verdict(self, one: _Running, row: JobRecord, code: int) -> tuple[JobState, BackupdError]:
         """What became of a job whose process ended without a word to the catalog."""
