@@ -2,7 +2,7 @@
 
 A destination stores whole byte strings under keys (relative paths with forward slashes, made only by
 ``storage.layout``). Everything that all destinations share is asked by one suite, ``tests/contract``;
-``storage.memory`` is the reference implementation.
+``tests/support/stores/memory.py`` is the reference implementation.
 
 A marker with an id says which repository a destination is, whatever a configuration calls it.
 """
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError, RefusedError
-from backupd.model.text import format_time, parse_time
+from backupd.model.text import format_size, format_time, parse_time
 from storage import layout
 
 FORMAT = "backupd-repository/1"
@@ -67,6 +67,12 @@ class Space:
     total: int
     free: int
     free_inodes: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What is free, for an error about a full disk."""
+        inodes = "" if self.free_inodes is None else f", {self.free_inodes} inodes free"
+        return f"{self.free} bytes free ({format_size(self.free)}) of {self.total}{inodes}"
 
 
 class Destination(Protocol):
@@ -316,6 +322,20 @@ def thawable(destination: Destination) -> ArchiveDestination | None:
     nothing ever is."""
     able = destination.capabilities & (Capability.ARCHIVE | Capability.RULES)
     return destination if able and isinstance(destination, ArchiveDestination) else None
+
+
+def is_listed(destination: Destination, key: str) -> bool:
+    """Asked about what was just listed and could not be read: is it gone now, or does the place say both of it?"""
+    return any(info.key == key for info in destination.list(key))
+
+
+def exists(destination: Destination, key: str) -> bool:
+    """Is anything stored under ``key``? One request. Raises DestinationError."""
+    try:
+        destination.stat(key)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:

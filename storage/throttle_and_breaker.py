@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from backupd.model.errors import DestinationError, UnreachableError
 from backupd.process.throttle import Throttle, Unlimited
@@ -223,58 +223,6 @@ class BreakerDestination(ForwardingDestination):
         self._lock = threading.Lock()
         self._silent: tuple[float, UnreachableError] | None = None
 
-    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
-        with self._asking():
-            return super().put(key, stream)
-
-    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
-        with self._asking():
-            return super().get(key, offset=offset, length=length)
-
-    def stat(self, key: str) -> ObjectInfo:
-        with self._asking():
-            return super().stat(key)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        with self._asking():
-            yield from super().list(prefix)
-
-    def delete(self, key: str) -> None:
-        with self._asking():
-            super().delete(key)
-
-    def space(self) -> Space | None:
-        with self._asking():
-            return super().space()
-
-    def is_initialised(self) -> bool:
-        with self._asking():
-            return super().is_initialised()
-
-    def initialise(self, now: datetime) -> None:
-        with self._asking():
-            super().initialise(now)
-
-    def leftovers(self) -> Iterator[str]:
-        with self._asking():
-            yield from super().leftovers()
-
-    def clear_leftovers(self) -> int:
-        with self._asking():
-            return super().clear_leftovers()
-
-    def coldness(self, key: str) -> Coldness:
-        with self._asking():
-            return super().coldness(key)
-
-    def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
-        with self._asking():
-            return super().thaw(key, tier, days)
-
-    def checksum(self, key: str) -> str | None:
-        with self._asking():
-            return super().checksum(key)
-
     @contextmanager
     def _asking(self) -> Iterator[None]:
         with self._lock:
@@ -291,3 +239,23 @@ class BreakerDestination(ForwardingDestination):
         if silent is not None:
             with self._lock:
                 self._silent = None
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    """The method ``name`` of BreakerDestination, which asks the place; what it lists, for as long as it lists."""
+    method = getattr(ForwardingDestination, name)
+
+    def asked(self: BreakerDestination, *arguments: Any, **named: Any) -> Any:
+        with self._asking():
+            return method(self, *arguments, **named)
+
+    def listed(self: BreakerDestination, *arguments: Any, **named: Any) -> Iterator[Any]:
+        with self._asking():
+            yield from method(self, *arguments, **named)
+
+    return listed if name in ("list", "leftovers") else asked
+
+
+_ASKING = ("put", "get", "stat", "list", "delete", "space", "is_initialised", "initialise", "leftovers")
+for _name in (*_ASKING, "clear_leftovers", "coldness", "thaw", "checksum"):
+    setattr(BreakerDestination, _name, _asking(_name))

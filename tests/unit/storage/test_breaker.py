@@ -10,9 +10,9 @@ import pytest
 from backupd.model.errors import DestinationError, ObjectMissingError, UnreachableError
 from storage import layout
 from storage.destination import Destination, ObjectInfo
-from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import PAUSE, BreakerDestination, ForwardingDestination
 from tests.contract.destination import DestinationContract
+from tests.support.stores.memory import MemoryDestination
 
 KEY = layout.object_key("ab" * 32 + "-" + "01" * 8)
 

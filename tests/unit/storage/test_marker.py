@@ -8,8 +8,8 @@ from pathlib import Path
 from backupd.process.throttle import TokenBucket
 from storage.destination import repository_id
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import throttled
+from tests.support.stores.memory import MemoryDestination
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

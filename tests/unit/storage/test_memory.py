@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from storage.destination import Capability, as_tree
-from storage.memory import MemoryDestination
 from tests.contract.destination import DestinationContract, TreeContract
+from tests.support.stores.memory import MemoryDestination
 
 
 class TestMemory(TreeContract):

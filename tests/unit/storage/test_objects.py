@@ -10,8 +10,8 @@ import pytest
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import CODEC
 from storage import layout, objects
-from storage.memory import MemoryDestination
 from tests.contract.destination import keys, put
+from tests.support.stores.memory import MemoryDestination
 
 SECRET = b"k" * 32
 DIGEST = hashlib.sha256(b"plain").digest()

@@ -13,8 +13,8 @@ from backupd.transfer.fsck import examine
 from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.scrub_and_repair import put_manifest_right, put_right, scrub
 from storage import layout, objects
-from storage.memory import MemoryDestination
 from tests.support.stores.buckets import config, opened
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.s3_server import S3Server
 from tests.support.stores.stock import Stock, backup_id, believed, everything, named, put, sealed
 

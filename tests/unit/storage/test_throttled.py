@@ -11,9 +11,9 @@ from backupd.model.errors import CancelledError
 from backupd.process.throttle import TokenBucket
 from storage.destination import Destination, as_tree
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import PIECE, throttled
 from tests.contract.destination import KEY, TREE, DestinationContract, TreeContract, get, keys, put
+from tests.support.stores.memory import MemoryDestination
 
 
 def fast() -> TokenBucket:

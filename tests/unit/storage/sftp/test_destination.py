@@ -53,7 +53,7 @@ def connections(ssh_server: SshServer) -> Iterator[Sessions]:
 @pytest.fixture
 def bare(ssh_server: SshServer, connections: Sessions, tmp_path: Path) -> SftpDestination:
     destination = SftpDestination("vault", ssh_server.config(tmp_path / HOSTILE))
-    destination._sessions = destination._folder.sessions = connections
+    destination._sessions = connections
     return destination
 
 

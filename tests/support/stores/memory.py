@@ -98,7 +98,7 @@ class MemoryDestination:
         """As it was made, or since ``initialise``."""
         return self._initialised
 
-    def initialise(self, now: datetime) -> None:  # noqa: ARG002  the protocol's signature: nothing is written here
+    def initialise(self, now: datetime) -> None:
         """Writes no marker."""
         self._initialised = True
 
