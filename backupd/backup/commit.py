@@ -33,8 +33,8 @@ from backupd.model.table import BaseTable, DumpFacts, TableName
 from backupd.model.text import Clock
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.dedup import Fanout, confirm, known_everywhere, load_known
-from backupd.transfer.guards.pins_and_intents import Intent
 from backupd.transfer.holds_and_locks import lengthen_all
+from backupd.transfer.leases import Intent
 from backupd.transfer.packer import Packed
 from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
 from backupd.transfer.records.sealing import Sealer

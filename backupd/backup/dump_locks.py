@@ -29,6 +29,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -48,9 +49,10 @@ from backupd.engine.sql.tables import (
     table_names,
 )
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
-from backupd.model.job import Progress, Report
+from backupd.model.job import Progress
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 
 _Read = TypeVar("_Read")
 _SHARE = 0.8
@@ -168,61 +170,60 @@ class BlockedCommits:
         )
 
 
-def clear_way(
-    connection: Connection, *, longer_than: float, patience: float, cancel: threading.Event | None, report: Report
-) -> None:
-    """Wait until nothing is running that the lock would wait for and that has taken ``longer_than`` seconds already:
-    everybody would queue behind it. Raises BusyError when something still is after ``patience`` seconds, ServerError,
-    CancelledError."""
-    until = time.monotonic() + patience
-    with connection.connect() as session:
-        stages = bool(read_dialect(session).prepare_block)
-        while found := _in_the_way(session, longer_than, stages=stages):
-            if time.monotonic() >= until:
-                raise BusyError(
-                    f"{len(found)} statements would keep the snapshots from being opened, and everybody else behind "
-                    "them",
-                    detail="\n".join(str(one) for one in found[:_TOLD]),
-                    hint="wait for them or end them; or choose another time, or logical.long_queries and "
-                    "limits.max_pause in the policy",
-                )
-            report(Progress("wait", note=f"for a long statement: {found[0]}"))
-            if (cancel or threading.Event()).wait(_LOOK_SECONDS):
-                raise CancelledError("the dump was cancelled")
+@dataclass(frozen=True, slots=True)
+class ClearWay:
+    """What to do about statements that have taken ``longer_than`` seconds already: everybody would queue behind them,
+    so they are waited for, ``patience`` seconds at most."""
 
+    connection: Connection
+    longer_than: float
+    patience: float
+    context: RunContext
 
-def listed(
-    read: Callable[[], _Read],
-    connection: Connection,
-    *,
-    longer_than: float,
-    patience: float,
-    cancel: threading.Event | None,
-    report: Report,
-) -> _Read:
-    """What ``read`` gives, which lists tables: again and again while somebody keeps one of them locked, as a CREATE
-    TABLE ... SELECT does until it has ended. Raises BusyError, which names the statement, as soon as one has taken
-    ``longer_than`` seconds and ``patience`` seconds more; and what ``read`` raises, ServerError, CancelledError."""
-    began = time.monotonic()
-    late: float | None = None
-    while True:
-        try:
-            return read()
-        except LockedTableError as locked:
-            with connection.connect() as session:
-                found = [one.by for one in changing(session)]
-            now = time.monotonic()
-            if late is None and (any(one.seconds >= longer_than for one in found) or now - began >= longer_than):
-                late = now
-            if late is not None and now - late >= patience:
-                raise BusyError(
-                    "the tables cannot be listed: a statement keeps one of them locked",
-                    detail="\n".join(str(one) for one in found[:_TOLD]) or locked.detail,
-                    hint="wait for it or end it (SHOW PROCESSLIST); or choose another time, or logical.long_queries "
-                    "and limits.max_pause in the policy",
-                ) from locked
-            report(Progress("wait", note=f"for a locked table: {found[0] if found else 'SHOW PROCESSLIST tells who'}"))
-        if (cancel or threading.Event()).wait(_LOOK_SECONDS):
+    def clear(self) -> None:
+        """Wait until nothing such is running that the lock would wait for. Raises BusyError when something still is
+        after the patience, ServerError, CancelledError."""
+        until = time.monotonic() + self.patience
+        with self.connection.connect() as session:
+            stages = bool(read_dialect(session).prepare_block)
+            while found := _in_the_way(session, self.longer_than, stages=stages):
+                if time.monotonic() >= until:
+                    raise BusyError(
+                        f"{len(found)} statements would keep the snapshots from being opened, and everybody else "
+                        "behind them",
+                        detail="\n".join(str(one) for one in found[:_TOLD]),
+                        hint="wait for them or end them; or choose another time, or logical.long_queries and "
+                        "limits.max_pause in the policy",
+                    )
+                self._wait(f"for a long statement: {found[0]}")
+
+    def listed(self, read: Callable[[], _Read]) -> _Read:
+        """What ``read`` gives, which lists tables: again and again while somebody keeps one of them locked, as a CREATE
+        TABLE ... SELECT does until it has ended. Raises BusyError, which names the statement, as soon as one has taken
+        too long and the patience is over; and what ``read`` raises, ServerError, CancelledError."""
+        began = time.monotonic()
+        late: float | None = None
+        while True:
+            try:
+                return read()
+            except LockedTableError as locked:
+                with self.connection.connect() as session:
+                    found = [one.by for one in changing(session)]
+                now, longest = time.monotonic(), self.longer_than
+                if late is None and (any(one.seconds >= longest for one in found) or now - began >= longest):
+                    late = now
+                if late is not None and now - late >= self.patience:
+                    raise BusyError(
+                        "the tables cannot be listed: a statement keeps one of them locked",
+                        detail="\n".join(str(one) for one in found[:_TOLD]) or locked.detail,
+                        hint="wait for it or end it (SHOW PROCESSLIST); or choose another time, or "
+                        "logical.long_queries and limits.max_pause in the policy",
+                    ) from locked
+            self._wait(f"for a locked table: {found[0] if found else 'SHOW PROCESSLIST tells who'}")
+
+    def _wait(self, note: str) -> None:
+        self.context.report(Progress("wait", note=note))
+        if self.context.cancel.wait(_LOOK_SECONDS):
             raise CancelledError("the dump was cancelled")
 
 

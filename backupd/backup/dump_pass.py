@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.backup.commit import BackupSpec
 from backupd.backup.dump_intake import Intake
 from backupd.backup.dump_locks import DROPPED, BlockedCommits, NotOpenedError, TableWatch, WaitWatch
 from backupd.engine.dump.insert_files import DumpRequest, DumpRun, DumpTable, DumpTool
@@ -30,7 +31,7 @@ from backupd.engine.sql.tables import Table
 from backupd.model.errors import BackupdError, CancelledError, ServerError, ToolError
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
-from backupd.process.throttle import Throttle
+from backupd.process.run_context import RunContext
 from backupd.transfer.packer import Packer
 
 _COUNT = "SELECT COUNT(*) FROM {table}{history}"
@@ -182,29 +183,37 @@ class Passed:
     renamed: Mapping[TableName, TableName] = field(default_factory=dict)
 
 
+def _no_pressure() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpSpec(BackupSpec):
+    """How tables are dumped. ``folder``: empty, private, on a disk. ``threads``: the most sessions of a tool.
+    ``max_lock``: seconds that commits may be blocked for. ``pressure``: why the server should be left alone, or
+    nothing."""
+
+    folder: Path
+    threads: int = 4
+    chunk_bytes: int = 64 * 1024 * 1024
+    max_lock: float = 1.0
+    count_rows: bool = True
+    pressure: Callable[[], str] = _no_pressure
+
+
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """``folder``: private, on a disk. ``threads``: the most sessions of a tool. ``steady``: engines that read a
-    snapshot. ``ready`` is called before each attempt to open the snapshots; it returns when nothing long is in their
-    way, or raises. ``opened`` is called when they are there, and says which tables are not defined any more as
-    ``wanted`` says, and why. ``notice`` is told, from a thread, who waits for locks of the dump, and "" when nobody
-    does any more."""
+    """``steady``: engines that read a snapshot. ``ready`` is called before each attempt to open the snapshots; it
+    returns when nothing long is in their way, or raises. ``opened`` is called when they are there, and says which
+    tables are not defined any more as ``wanted`` says, and why. ``notice`` is told, from a thread, who waits for locks
+    of the dump, and "" when nobody does any more."""
 
-    connection: Connection
-    folder: Path
-    threads: int
-    chunk_bytes: int
-    max_lock: float
-    count_rows: bool
+    spec: DumpSpec
+    context: RunContext
     steady: frozenset[str]
-    throttle: Throttle
-    pressure: Callable[[], str]
     ready: Callable[[], None]
     opened: Callable[[], Mapping[TableName, str]]
     notice: Callable[[str], None]
-    cancel: threading.Event | None
-    on_stderr: Callable[[str], None] | None
-    log: Path | None
 
 
 def dump(
@@ -230,10 +239,10 @@ def dump(
         intake = outer.enter_context(
             Intake(
                 packer,
-                throttle=settings.throttle,
-                pressure=settings.pressure,
-                room=_room(settings.folder),
-                cancel=settings.cancel,
+                throttle=settings.spec.throttle,
+                pressure=settings.spec.pressure,
+                room=_room(settings.spec.folder),
+                cancel=settings.context.cancel,
                 arrived=seen,
             )
         )
@@ -250,14 +259,14 @@ def dump(
                 }
             )
         with WaitWatch(
-            settings.connection,
+            settings.spec.connection,
             [one.name for one in wanted],
-            bound=settings.max_lock,
+            bound=settings.spec.max_lock,
             tell=settings.notice,
-            log=settings.log,
+            log=settings.context.log,
         ) as waits:
             ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
-            uncounted = _counted(counter, settings.cancel)
+            uncounted = _counted(counter, settings.context.cancel)
         trouble = (*opened.trouble, *uncounted, *waits.warnings)
         counts = counter.counts if counter is not None else {}
         bad = _verdicts(opened, ended)
@@ -312,9 +321,9 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 (tool, stack.enter_context(tool.run(_request(stack, settings, tables))), tables)
                 for tool, tables in shares.items()
             )
-            counter = stack.enter_context(RowCounter(settings.connection)) if settings.count_rows else None
+            counter = stack.enter_context(RowCounter(settings.spec.connection)) if settings.spec.count_rows else None
             beginning: DumpTool | None = None
-            moment = BlockedCommits(settings.connection, max_seconds=settings.max_lock)
+            moment = BlockedCommits(settings.spec.connection, max_seconds=settings.spec.max_lock)
             try:
                 with moment:
                     if counter is not None:
@@ -343,15 +352,15 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 )
                 return
         longest = max(longest, moment.seconds)
-        _wait(settings.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
+        _wait(settings.context.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
 
 
 def _overstayed(settings: PassSettings, seconds: float) -> tuple[str, ...]:
-    if seconds <= settings.max_lock:
+    if seconds <= settings.spec.max_lock:
         return ()
     words = (
         f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
-        f"({settings.max_lock:g} s): this program or its machine stood still, or the server was slow to answer"
+        f"({settings.spec.max_lock:g} s): this program or its machine stood still, or the server was slow to answer"
     )
     return (words,)
 
@@ -373,17 +382,18 @@ def _shares(wanted: Sequence[Wanted], broken: Mapping[DumpTool, ToolError]) -> d
 
 
 def _request(stack: contextlib.ExitStack, settings: PassSettings, tables: Sequence[Wanted]) -> DumpRequest:
-    folder = Path(tempfile.mkdtemp(prefix="rows-", dir=settings.folder))
+    folder = Path(tempfile.mkdtemp(prefix="rows-", dir=settings.spec.folder))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return DumpRequest(
-        connection=settings.connection,
+        connection=settings.spec.connection,
         folder=folder,
-        chunk_bytes=settings.chunk_bytes,
-        threads=sessions([one.table.size for one in tables], most=settings.threads, each=settings.chunk_bytes),
+        chunk_bytes=settings.spec.chunk_bytes,
+        threads=sessions(
+            [one.table.size for one in tables], most=settings.spec.threads, each=settings.spec.chunk_bytes
+        ),
         tables=tuple(DumpTable(one.name, one.table.engine, one.table.size) for one in tables),
-        log=settings.log,
-        cancel=settings.cancel,
-        on_stderr=settings.on_stderr,
+        log=settings.context.log,
+        cancel=settings.context.cancel,
     )
 
 
@@ -409,11 +419,11 @@ def _renamed(watch: TableWatch, names: Sequence[TableName]) -> Mapping[TableName
     return {}
 
 
-def _counted(counter: RowCounter | None, cancel: threading.Event | None) -> tuple[str, ...]:
+def _counted(counter: RowCounter | None, cancel: threading.Event) -> tuple[str, ...]:
     if counter is None:
         return ()
     while not counter.wait(_COUNT_LOOK_SECONDS):
-        if cancel is not None and cancel.is_set():
+        if cancel.is_set():
             raise CancelledError("the dump was cancelled")
     return (f"rows of some tables were not counted: {counter.trouble}",) if counter.trouble else ()
 
@@ -456,6 +466,6 @@ def _room(folder: Path) -> int:
     return max(_LEAST_ROOM, min(_MOST_ROOM, shutil.disk_usage(folder).free // 4))
 
 
-def _wait(cancel: threading.Event | None, seconds: float) -> None:
-    if (cancel or threading.Event()).wait(seconds):
+def _wait(cancel: threading.Event, seconds: float) -> None:
+    if cancel.wait(seconds):
         raise CancelledError("the dump was cancelled")

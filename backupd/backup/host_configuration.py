@@ -1,14 +1,13 @@
-"""Files of this host as members of a tar: with their modes, owners and times, equal files giving equal bytes.
-
-Nothing here fails for a file's sake: what cannot be taken is told in ``warnings`` (somebody should act) or in ``notes``
-(worth knowing when it is unpacked).
-
-The configuration artefact: everything a bare host needs besides the data.
+"""The configuration artefact: everything a bare host needs besides the data.
 
 A tar of the server's option files, of what the policy names, of the server's settings and accounts, and of what was
 true of the host. Nearly all of it is secret: it exists in the clear only in memory, and is sealed before it is stored.
 
 The host is seen from the server's process: which option files it read, its mounts, system, packages.
+
+Files of the host are members with their modes, owners and times, equal files giving equal bytes. Nothing fails for a
+file's sake: what cannot be taken is told in ``warnings`` (somebody should act) or in ``notes`` (worth knowing when it
+is unpacked).
 """
 
 from __future__ import annotations
@@ -489,12 +488,15 @@ def _plugins(session: Session, info: ServerInfo, files: HostFiles) -> None:
     if components := dialect_of(info.flavour, info.version).components:
         questions.append(components)
     for question in questions:
-        lines += ["\t".join(str(value) for value in row) for row in _ask(session, question, files)]
+        with _answering(files):
+            lines += ["\t".join(str(value) for value in row) for row in session.query(question, shown=True)]
     files.text("server/plugins.txt", "".join(f"{line}\n" for line in lines))
 
 
 def _status(session: Session, info: ServerInfo, files: HostFiles) -> None:
-    rows = _ask_records(session, dialect_of(info.flavour, info.version).replica_status, files)
+    rows: list[dict[str, Any]] = []
+    with _answering(files):
+        rows = session.records(dialect_of(info.flavour, info.version).replica_status, shown=True)
     replication = [{name: str(value) for name, value in row.items() if "password" not in name.lower()} for row in rows]
     document = {
         "flavour": str(info.flavour),
@@ -510,13 +512,10 @@ def _status(session: Session, info: ServerInfo, files: HostFiles) -> None:
 
 
 def _accounts(session: Session, info: ServerInfo, files: HostFiles) -> None:
-    try:
+    with _answering(files):
         accounts = read_accounts(session, info.flavour, info.version)
-    except ServerError as error:
-        _tell(error, files)
-        return
-    files.text("server/accounts.sql", accounts.sql)
-    files.warnings += accounts.problems
+        files.text("server/accounts.sql", accounts.sql)
+        files.warnings += accounts.problems
 
 
 def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
@@ -529,24 +528,13 @@ def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
         return []
 
 
-def _ask(session: Session, question: str, files: HostFiles) -> list[tuple[Any, ...]]:
+@contextlib.contextmanager
+def _answering(files: HostFiles) -> Iterator[None]:
+    """What the server does not answer is told. Raises ServerError when it is gone."""
     try:
-        return session.query(question, shown=True)
+        yield
     except ServerError as error:
-        _tell(error, files)
-        return []
-
-
-def _ask_records(session: Session, question: str, files: HostFiles) -> list[dict[str, Any]]:
-    try:
-        return session.records(question, shown=True)
-    except ServerError as error:
-        _tell(error, files)
-        return []
-
-
-def _tell(error: ServerError, files: HostFiles) -> None:
-    if error_code(error) in _GONE:
-        raise error
-    known = files.warnings if is_denied(error) else files.notes
-    known.append(f"the server did not answer: {error.detail}")
+        if error_code(error) in _GONE:
+            raise
+        known = files.warnings if is_denied(error) else files.notes
+        known.append(f"the server did not answer: {error.detail}")

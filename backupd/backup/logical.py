@@ -11,14 +11,11 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Event
-from typing import TypeVar
 
-from backupd.backup.commit import BackupSpec, Captured, making
+from backupd.backup.commit import Captured, making
 from backupd.backup.dump_intake import together
-from backupd.backup.dump_locks import ALTERED, DROPPED, RENAMED, TableWatch, clear_way, listed
-from backupd.backup.dump_pass import Passed, PassSettings, Wanted, dump
+from backupd.backup.dump_locks import ALTERED, DROPPED, RENAMED, ClearWay, TableWatch
+from backupd.backup.dump_pass import DumpSpec, Passed, PassSettings, Wanted, dump
 from backupd.engine.dump.insert_files import DumpTable, DumpTool
 from backupd.engine.dump.selection import Selection
 from backupd.engine.server.accounts import read_grants, unreadable, unseen
@@ -45,7 +42,7 @@ from backupd.model.errors import (
     ToolError,
     UnknownTableError,
 )
-from backupd.model.job import Progress, Report
+from backupd.model.job import Progress
 from backupd.model.manifest import BodyFacts, Header
 from backupd.model.server_facts import Position, Receipts
 from backupd.model.table import (
@@ -58,7 +55,7 @@ from backupd.model.table import (
     definition_path,
     triggers_path,
 )
-from backupd.model.text import Clock
+from backupd.process.run_context import RunContext
 from backupd.transfer.packer import Packer
 from policies.document import suggestion
 
@@ -78,7 +75,6 @@ _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _BEFORE = "it was dropped before the snapshot was taken"
 _SINCE = "it was made while the backup ran"
 _TOLD = 20
-_Read = TypeVar("_Read")
 
 
 def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> UnknownTableError:
@@ -91,33 +87,21 @@ def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> Unk
     )
 
 
-def _no_pressure() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalSpec(BackupSpec):
+class LogicalSpec(DumpSpec):
     """Every decision about one logical backup. ``select``: which of the server's tables; ``whole``: is this schema
     wanted with its views, routines and events? ``include``: the patterns behind both. ``tools``: best first.
-    ``folder``: empty, private, on a disk. ``max_lock``: seconds that commits may be blocked for. ``long_queries``:
-    statements that run for longer (seconds) are waited for, at most for ``patience`` seconds (0: not at all), before
-    commits are blocked. ``pressure``: why the server should be left alone, or nothing. ``by_hand``: somebody named the
-    tables for this one run."""
+    ``long_queries``: statements that run for longer (seconds) are waited for, at most for ``patience`` seconds (0: not
+    at all), before commits are blocked. ``by_hand``: somebody named the tables for this one run."""
 
     select: Callable[[Iterable[Table]], Selection]
     whole: Callable[[str], bool]
     tools: tuple[DumpTool, ...]
-    folder: Path
     include: tuple[TablePattern, ...] = ()
     table_set: str = ""
-    threads: int = 4
-    chunk_bytes: int = 64 * 1024 * 1024
-    max_lock: float = 1.0
     long_queries: float = 60.0
     patience: float = 0.0
     repair: bool = False
-    count_rows: bool = True
-    pressure: Callable[[], str] = _no_pressure
     by_hand: bool = False
 
 
@@ -130,47 +114,27 @@ class LogicalOutcome:
     dump: DumpFacts
 
 
-def execute(
-    spec: LogicalSpec,
-    *,
-    clock: Clock,
-    report: Report,
-    on_stderr: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
-    fence: Callable[[], None] = lambda: None,
-    log: Path | None = None,
-) -> LogicalOutcome:
+def execute(spec: LogicalSpec, context: RunContext) -> LogicalOutcome:
     """Take the backup and commit it at every destination, also when some of the tables could not be dumped. On any
-    other error nothing is committed and what was stored is taken back; raises the error that began the trouble.
-
-    ``cancel``: set it to stop. ``fence`` is called right before the commit and raises when somebody else has taken the
-    job meanwhile. ``log``: file for what the tools print."""
-    with making(spec, clock=clock) as made:
+    other error nothing is committed and what was stored is taken back; raises the error that began the trouble."""
+    with making(spec, clock=context.clock) as made:
         with Packer(made.fanout, workers=spec.workers, together=together) as packer:
-            dumping = _Dumping(spec, packer, report, on_stderr, cancel, log)
+            dumping = _Dumping(spec, packer, context)
             captured, facts = dumping.run()
             packed = packer.finish()
             if packer.moved:
                 made.fanout.relink(packed.entries)
-        report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
-        header, body_facts = made.commit(captured, packed, fence)
+        context.report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
+        header, body_facts = made.commit(captured, packed, context.fence)
         return LogicalOutcome(header, body_facts, facts)
 
 
 class _Dumping:
     """What is found out about tables on the way."""
 
-    def __init__(
-        self,
-        spec: LogicalSpec,
-        packer: Packer,
-        report: Report,
-        on_stderr: Callable[[str], None] | None,
-        cancel: Event | None,
-        log: Path | None,
-    ) -> None:
-        self._spec, self._packer, self._report = spec, packer, report
-        self._on_stderr, self._cancel, self._log = on_stderr, cancel, log
+    def __init__(self, spec: LogicalSpec, packer: Packer, context: RunContext) -> None:
+        self._spec, self._packer, self._context = spec, packer, context
+        self._way = ClearWay(spec.connection, spec.long_queries, spec.patience, context)
         self._known: set[TableName] = set()
         self._outcomes: dict[TableName, DumpedTable] = {}
         self._definitions: dict[TableName, TableDefinition] = {}
@@ -216,27 +180,18 @@ class _Dumping:
     def _pass(self, only: Sequence[TableName]) -> tuple[Passed, Sequence[Wanted]]:
         """Dump everything that is selected, or ``only`` these."""
         spec = self._spec
-        self._ready()  # what changes while something is waited for later would have to be dumped again
-        with contextlib.closing(self._listed(lambda: TableWatch(spec.connection))) as watch:
+        self._way.clear()  # what changes while something is waited for later would have to be dumped again
+        with contextlib.closing(self._way.listed(lambda: TableWatch(spec.connection))) as watch:
             with spec.connection.connect() as session:
                 hurry(session)
                 wanted = self._wanted(session, watch, only)
             settings = PassSettings(
-                connection=spec.connection,
-                folder=spec.folder,
-                threads=spec.threads,
-                chunk_bytes=spec.chunk_bytes,
-                max_lock=spec.max_lock,
-                count_rows=spec.count_rows,
+                spec=spec,
+                context=self._context,
                 steady=self._steady,
-                throttle=spec.throttle,
-                pressure=spec.pressure,
-                ready=self._ready,
+                ready=self._way.clear,
                 opened=self._redefined,
                 notice=self._noticed,
-                cancel=self._cancel,
-                on_stderr=self._on_stderr,
-                log=self._log,
             )
             return dump(settings, watch, wanted, self._packer, self._arrived), wanted
 
@@ -244,7 +199,7 @@ class _Dumping:
         """Tables whose rows are to be dumped. Of the others it is said what became of them."""
         spec = self._spec
         self._steady = frozenset(str(name) for (name,) in session.query(_STEADY))
-        there = self._listed(lambda: list_tables(session, strict=True))
+        there = self._way.listed(lambda: list_tables(session, strict=True))
         selection = spec.select(there)
         grants = read_grants(session)
         if only:
@@ -264,7 +219,7 @@ class _Dumping:
                     "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables",
                 )
         self._known |= {table.name for table in chosen}
-        self._report(Progress("check", files_total=len(chosen)))
+        self._context.report(Progress("check", files_total=len(chosen)))
         closed = unreadable(session, grants, (table.name for table in chosen))
         broken = {
             **closed,
@@ -273,7 +228,7 @@ class _Dumping:
                 [table for table in chosen if table.name not in closed],
                 repair=spec.repair,
                 tell=self._warnings.append,
-                cancel=self._cancel,
+                cancel=self._context.cancel,
             ),
         }
         definitions = read_tables(session, [table.name for table in chosen if table.name not in broken])
@@ -503,28 +458,7 @@ class _Dumping:
         self._done += size
         self._files += 1
         note = f"{table.shown}; {self._notice}" if self._notice else table.shown
-        self._report(Progress("dump", self._done, max(self._expected, self._done), self._files, note=note))
+        self._context.report(Progress("dump", self._done, max(self._expected, self._done), self._files, note=note))
 
     def _noticed(self, words: str) -> None:
         self._notice = words
-
-    def _listed(self, read: Callable[[], _Read]) -> _Read:
-        spec = self._spec
-        return listed(
-            read,
-            spec.connection,
-            longer_than=spec.long_queries,
-            patience=spec.patience,
-            cancel=self._cancel,
-            report=self._report,
-        )
-
-    def _ready(self) -> None:
-        spec = self._spec
-        clear_way(
-            spec.connection,
-            longer_than=spec.long_queries,
-            patience=spec.patience,
-            cancel=self._cancel,
-            report=self._report,
-        )

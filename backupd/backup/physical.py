@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -42,7 +41,8 @@ from backupd.model.job import Progress, Report
 from backupd.model.manifest import BodyFacts, Entry, Header, Landmarks
 from backupd.model.server_facts import Receipts, Role, ServerInfo
 from backupd.model.table import TableName
-from backupd.model.text import Clock, format_duration, format_size
+from backupd.model.text import format_duration, format_size
+from backupd.process.run_context import RunContext
 from backupd.transfer.dedup import Fanout, Load
 from backupd.transfer.packer import Packed, Packer
 
@@ -241,27 +241,18 @@ class PhysicalOutcome:
 
 
 def execute(
-    spec: PhysicalSpec,
-    *,
-    clock: Clock,
-    report: Report,
-    on_stderr: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
-    fence: Callable[[], None] = lambda: None,
-    log: Path | None = None,
+    spec: PhysicalSpec, context: RunContext, *, on_stderr: Callable[[str], None] | None = None
 ) -> PhysicalOutcome:
     """Take the backup and commit it at every destination. On any error nothing is committed and what was stored is
     taken back; raises the error that began the trouble, TablesChangedError where taking the backup again may help.
-
-    ``cancel``: set it to stop the tool. ``fence`` is called right before the commit and raises when somebody else has
-    taken the job meanwhile. ``log``: file for what the tool prints."""
-    with making(spec, parents=spec.parent.chain if spec.parent else (), clock=clock) as made:
+    ``on_stderr`` gets what the tool prints."""
+    with making(spec, parents=spec.parent.chain if spec.parent else (), clock=context.clock) as made:
         waited = Stopwatch()
         place = here(spec.connection) if spec.tool.takes_increments else None
-        capture, packed = _capture(spec, made.fanout, waited, report, on_stderr, cancel, log)
+        capture, packed = _capture(spec, made.fanout, waited, context, on_stderr)
         stock = capture.stock()
         refuse_incomplete(stock, increment=spec.parent is not None, repeats=spec.repeats)
-        report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
+        context.report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
         captured = Captured(
             spec.kind,
             capture.tool,
@@ -273,7 +264,7 @@ def execute(
             missing=tuple(table.name for table in stock.missing),
             warnings=(*(lost_words(engine, names) for engine, names in spec.lost.items()), *words_of(stock)),
         )
-        header, facts = made.commit(captured, packed, fence)
+        header, facts = made.commit(captured, packed, context.fence)
         return PhysicalOutcome(
             header,
             facts,
@@ -337,12 +328,10 @@ def _capture(
     spec: PhysicalSpec,
     fanout: Fanout,
     waited: Stopwatch,
-    report: Report,
+    context: RunContext,
     on_stderr: Callable[[str], None] | None,
-    cancel: Event | None,
-    log: Path | None,
 ) -> tuple[Capture, Packed]:
-    meter = _Meter(report, 0 if spec.parent else spec.info.data_bytes)
+    meter = _Meter(context.report, 0 if spec.parent else spec.info.data_bytes)
     request = CaptureRequest(
         connection=spec.connection,
         workdir=spec.workdir,
@@ -350,8 +339,8 @@ def _capture(
         incremental_lsn=spec.parent.to_lsn if spec.parent else None,
         on_stderr=on_stderr,
         replica=spec.info.role is Role.REPLICA,
-        log=log,
-        cancel=cancel,
+        log=context.log,
+        cancel=context.cancel,
         spool=spec.spool,
     )
     with Packer(fanout, workers=spec.workers) as packer, spec.tool.capture(request) as capture:

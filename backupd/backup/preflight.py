@@ -18,9 +18,15 @@ from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 
-from backupd.backup.binary_log import Streaming, examine_binary_log
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.backup.server_checks import examine_coverage, examine_location, examine_owners, recommend
+from backupd.backup.server_checks import (
+    Streaming,
+    examine_binary_log,
+    examine_coverage,
+    examine_location,
+    examine_owners,
+    recommend,
+)
 from backupd.engine.dump.selection import dump_tools, try_out
 from backupd.engine.server.accounts import Grants, hidden, needs, read_grants, unseen
 from backupd.engine.server.backup_files import SETTING
@@ -39,7 +45,7 @@ from backupd.transfer.records.sealing import Sealer
 from policies.schema import Logical
 from storage.destination import Destination
 
-SUBJECT = "logical backups"
+_DUMPS = "logical backups"
 _SHOWN = 10
 _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _HINT = "grant it on *.*, or let tables.include name only the schemas that it may see"
@@ -63,7 +69,7 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
         TablePattern.parse(text)
         for text in dict.fromkeys(text for _cadence, tables in logical.selections.values() for text in tables.include)
     ]
-    yield from (warning(SUBJECT, sentence, _HINT) for sentence in unseen(grants, include))
+    yield from (warning(_DUMPS, sentence, _HINT) for sentence in unseen(grants, include))
     schemas = sorted({str(name) for (name,) in session.query(_SCHEMAS)} - set(SYSTEM_SCHEMAS))
     lacking: dict[tuple[str, str], list[str]] = defaultdict(list)
     for schema in schemas:
@@ -72,12 +78,12 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
                 lacking[kind].append(schema)
     for (what, lack), where in lacking.items():
         shown = ", ".join(where[:_SHOWN]) + (f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else "")
-        yield warning(SUBJECT, f"{grants.account} has {lack}: {what} of {shown} may be missing in them", _HINT)
+        yield warning(_DUMPS, f"{grants.account} has {lack}: {what} of {shown} may be missing in them", _HINT)
     needed = dialect_of(info.flavour, info.version).xa_privilege
     if info.log_bin and needed and not grants.allow(needed):
         user, _, host = grants.account.rpartition("@")
         yield warning(
-            SUBJECT,
+            _DUMPS,
             f"{grants.account} lacks {needed}: XA transactions that are prepared when a "
             "dump begins stay unknown, and a dump cannot be rolled forward over their commit",
             f"GRANT {needed} ON *.* TO '{user}'@'{host}'",

@@ -4,24 +4,33 @@ A physical tool asks the server for locks and positions and reads the files itse
 the files of another server of the same path, it would mix two servers into one backup and call it complete.
 
 Tables that the physical backups of a server leave out: are they in a logical one?
+
+Preflight of the binary log: what keeps it from being streamed, and what makes a replay of it silently incomplete.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.engine.log_client import BinlogTool, HoldsBackError, binlog_tool, connection_id, tried
 from backupd.engine.physical.live_datadir import READABLE, closed_links, is_folder, reader_of, survey
-from backupd.engine.server.probe import CLONE, ROCKSDB, system_files, uncovered
+from backupd.engine.server.binary_logs import BinlogSource
+from backupd.engine.server.probe import CLONE, ROCKSDB, kept_for, read_dialect, system_files, uncovered, unlogged
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import Table
-from backupd.model.errors import RefusedError
+from backupd.engine.toolset import NO_PATHS
+from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.model.text import format_duration
 from backupd.process.folders import open_plain, powers_of
 from backupd.recovery.windows import REPLAY_STOPS
 from policies.schema import Logical
@@ -165,7 +174,7 @@ def _wanted(info: ServerInfo, datadir: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-SUBJECT = "engines"
+_ENGINES = "engines"
 REMEDY = (
     "give the policy a logical leg with a schedule of its own: it takes such tables by itself, whatever its "
     "tables.include and max_size say, unless tables.exclude fits them; or move them to InnoDB: ALTER TABLE ... "
@@ -224,14 +233,14 @@ def examine_coverage(
     left = left_out(known, flavour, tool)
     rocks = [table.name for table in known if table.engine == ROCKSDB]
     if rocks and ROCKSDB not in left:
-        yield warning(SUBJECT, rocks_words(rocks), _ROCKS_REMEDY)
+        yield warning(_ENGINES, rocks_words(rocks), _ROCKS_REMEDY)
     lost = in_no_backup(left, logical)
     for engine, names in left.items():
         if engine in lost:
-            yield warning(SUBJECT, lost_words(engine, lost[engine]), REMEDY)
+            yield warning(_ENGINES, lost_words(engine, lost[engine]), REMEDY)
         else:
             yield fine(
-                SUBJECT,
+                _ENGINES,
                 f"physical backups leave out the {len(names)} tables of engine {engine}; all of them "
                 "are in logical ones",
             )
@@ -243,7 +252,7 @@ def recommend(engines: Mapping[str, int]) -> Iterator[Finding]:
     if old:
         shown = ", ".join(f"{count} of {engine}" for engine, count in old.items())
         yield warning(
-            SUBJECT,
+            _ENGINES,
             f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may "
             "have newer rows than its position, and a witness compares them only where nothing is "
             "written meanwhile",
@@ -260,3 +269,109 @@ def _is_dumped(name: TableName, logical: Logical | None) -> bool:
         and not fits_any(name, map(TablePattern.parse, tables.exclude))
         for table_set, (_cadence, tables) in logical.selections.items()
     )
+
+
+BINLOG = "binlog"
+TRANSACTIONAL = frozenset({"InnoDB", "ROCKSDB"})
+_NO_ROWS = frozenset({"MRG_MYISAM", "MRG_MyISAM", "BLACKHOLE", "SEQUENCE", "PERFORMANCE_SCHEMA"})
+SHORTEST = timedelta(hours=6)
+"""A server that keeps its log for less leaves nobody the time to mend a stream that failed in the night."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """What the policy asks of the binary log. ``fulls``: the longest time between two full backups, None without."""
+
+    fulls: timedelta | None = None
+
+
+def examine_binary_log(
+    session: Session,
+    info: ServerInfo,
+    streaming: Streaming,
+    *,
+    programs: Mapping[str, str] = NO_PATHS,
+    spool: Path | None = None,
+) -> Iterator[Finding]:
+    """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched; ``spool``: where
+    the one that copies is tried, None: it is not."""
+    if not info.log_bin:
+        yield error(
+            BINLOG,
+            "the policy streams the binary log, and this server writes none (log_bin is off)",
+            "set log_bin (and server_id) in the server's option file and restart it, or take binlog: out of the policy",
+        )
+        return
+    try:
+        yield _copies(session, binlog_tool(info.flavour, paths=programs), spool)
+    except (ServerError, ToolError) as problem:
+        yield from_error(BINLOG, problem)
+    problems = [*_expiry(info.variables, streaming.fulls), *_engines(info.engines)]
+    try:
+        problems += [
+            warning(BINLOG, sentence, "let whoever does that write to the log again, or take a backup after it")
+            for sentence in unlogged(session, read_dialect(session))
+        ]
+    except ServerError as problem:
+        problems.append(from_error(BINLOG, problem))
+    yield from problems
+
+
+def _copies(session: Session, program: BinlogTool, spool: Path | None) -> Finding:
+    """Raises ServerError, ToolError; HoldsBackError where it keeps what the server has sent."""
+    tool = program.tool
+    named = f"{tool.name} {tool.version} at {tool.path}"
+    if spool is None:
+        return fine(BINLOG, f"{named} copies the binary log (not probed)")
+    position = BinlogSource(session.connection).look(files=False).position
+    try:
+        trial = tried(program, session.connection, position, spool, connection_id("check", secrets.token_hex(8)))
+    except OSError as problem:
+        return warning(BINLOG, f"{named}: not probed, since {spool} cannot be written ({problem.strerror})")
+    if trial.holds:
+        raise HoldsBackError(tool)
+    if trial.holds is None:
+        return warning(
+            BINLOG,
+            f"{named} was to copy the end of the binary log, and did not: {trial.said}",
+            "grant REPLICATION SLAVE ON *.* to the account, and see that the server is reached from here",
+        )
+    return fine(BINLOG, f"{named} copies the binary log, and holds nothing back")
+
+
+def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[Finding]:
+    kept = kept_for(variables)
+    if kept is None:
+        return
+    hint = "raise binlog_expire_logs_seconds (expire_logs_days on old servers) there"
+    if kept < SHORTEST:
+        yield warning(
+            BINLOG,
+            f"the server removes its binary log after {_span(kept)}: a stream that stands still for "
+            "longer leaves a gap",
+            hint,
+        )
+    elif fulls is not None and kept < fulls:
+        yield warning(
+            BINLOG,
+            f"the server removes its binary log after {_span(kept)}, and full backups are up to "
+            f"{_span(fulls)} apart: what is lost from the archive in between cannot be fetched "
+            "again, and the gap stays until the next full backup",
+            hint,
+        )
+
+
+def _engines(engines: Mapping[str, int]) -> Iterator[Finding]:
+    others = {engine: count for engine, count in engines.items() if engine not in TRANSACTIONAL | _NO_ROWS}
+    if others:
+        shown = ", ".join(f"{count} of {engine}" for engine, count in sorted(others.items()))
+        yield warning(
+            BINLOG,
+            f"tables of engines without transactions ({shown}): a statement that failed half way "
+            "has changed rows there, and a replay that stops there differs from the source",
+            "ALTER TABLE ... ENGINE=InnoDB where the application allows",
+        )
+
+
+def _span(span: timedelta) -> str:
+    return format_duration(span.total_seconds())

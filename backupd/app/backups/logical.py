@@ -59,11 +59,7 @@ def dump_tables(
         with throttled(wiring, server, spec.connection, run) as throttle:
             outcome = execute(
                 replace(spec, throttle=throttle, send=throttle.send, pressure=throttle.pressure),
-                clock=wiring.clock,
-                report=run.report,
-                cancel=run.cancel,
-                fence=run.fence,
-                log=run.log,
+                run.context(wiring),
             )
     record = record_of(
         spec,

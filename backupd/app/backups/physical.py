@@ -243,18 +243,10 @@ def _count(tables: int) -> str:
 def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: JobRun) -> Taken:
     policy = server.policy.witness
     if not policy.enabled:
-        outcome = execute(spec, clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
+        outcome = execute(spec, run.context(wiring))
         return Taken(outcome, None, "")
     with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=run.report) as witness:
-        outcome = execute(
-            spec,
-            clock=wiring.clock,
-            report=run.report,
-            on_stderr=witness.on_stderr,
-            cancel=run.cancel,
-            fence=run.fence,
-            log=run.log,
-        )
+        outcome = execute(spec, run.context(wiring), on_stderr=witness.on_stderr)
         try:
             seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
         except KeyboardInterrupt:

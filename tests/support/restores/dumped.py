@@ -20,10 +20,10 @@ from backupd.engine.dump.insert_files import DumpTool
 from backupd.engine.dump.selection import mydumper_tool, select
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
-from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.table import DumpedTable, TableName, TablePattern, definition_path, table_folder
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.records.sealing import Unsealer
 from restore.runbook.backup_runbook import render_logical_runbook
@@ -84,7 +84,7 @@ class Shelf:
         return replace(spec, **others)
 
     def dump(self, *patterns: str, **others: Any) -> LogicalOutcome:
-        return execute(self.spec(*patterns, **others), clock=now, report=silent)
+        return execute(self.spec(*patterns, **others), RunContext(now))
 
     # -- looking inside
 

@@ -14,7 +14,6 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.binlog import ReplaySpec
-from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
@@ -92,8 +91,7 @@ class Shelf:
                     spool=self.folder / "spool",
                     parent=Parent(self.chain, self.headers[-1].to_lsn) if self.headers else None,
                 ),
-                clock=now,
-                report=silent,
+                RunContext(now),
                 on_stderr=hear,
             )
         finally:

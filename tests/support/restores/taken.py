@@ -13,10 +13,10 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.engine.witness import take
-from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
 from backupd.model.text import new_id
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.records.sealing import Unsealer
 from restore.runbook.backup_runbook import render_runbook
@@ -94,8 +94,7 @@ def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
                 started_at=now(),
                 documents=documents,
             ),
-            clock=now,
-            report=silent,
+            RunContext(now),
         )
     finally:
         shutil.rmtree(workdir)

@@ -16,9 +16,9 @@ from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.transfer.packer import Packer
 from storage import layout
 from storage.destination import Destination, ObjectInfo
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.stores.locked import LockedPlace
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import FakeClock, Stock, backup_id, facts
 
 VERSION = Version(10, 11, 6)

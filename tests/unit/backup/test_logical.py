@@ -18,10 +18,11 @@ from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.insert_files import DumpedFile
 from backupd.engine.dump.selection import mydumper_tool
 from backupd.model.errors import CancelledError, RefusedError, ToolError
-from backupd.model.job import Progress, silent
+from backupd.model.job import Progress
 from backupd.model.server_facts import Flavour
 from backupd.model.table import Outcome
 from backupd.process.command import family
+from backupd.process.run_context import RunContext
 from tests.support import sample
 from tests.support.restores.dumped import Shelf, now, paths_of, table
 from tests.support.restores.meddling import Meddled
@@ -349,7 +350,7 @@ def test_a_full_disk_under_the_spool_is_told_of_each_table(shelf: Shelf) -> None
     spec = shelf.spec(tools=[ExactDump()])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(spec.folder)], check=True)
     try:
-        outcome = execute(spec, clock=now, report=silent)
+        outcome = execute(spec, RunContext(now))
     finally:
         subprocess.run(["umount", "-l", str(spec.folder)], check=True)
     big = table(outcome, "shop.big")
@@ -398,6 +399,6 @@ def test_a_dump_that_is_cancelled_leaves_nothing(shelf: Shelf) -> None:
             cancel.set()
 
     with pytest.raises(CancelledError):
-        execute(shelf.spec(chunk_bytes=1024 * 1024), clock=now, report=stop, cancel=cancel)
+        execute(shelf.spec(chunk_bytes=1024 * 1024), RunContext(now, report=stop, cancel=cancel))
     assert shelf.objects() == set()
     assert not shelf.left_in_spool()

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pymysql
 import pytest
 
-from backupd.backup.dump_locks import WaitWatch, listed
+from backupd.backup.dump_locks import ClearWay, WaitWatch
 from backupd.backup.logical import execute
 from backupd.backup.preflight import examine_sight
 from backupd.engine.dump.exact_reader import ExactDump
@@ -20,8 +20,9 @@ from backupd.engine.server_load import changing
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import LockedTableError, hurry, list_tables
 from backupd.model.errors import BusyError
-from backupd.model.job import Progress, silent
+from backupd.model.job import Progress
 from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern
+from backupd.process.run_context import RunContext
 from policies.schema import Logical
 from tests.support.restores.dumped import Shelf, now, table
 from tests.support.servers.server import Server, query
@@ -96,7 +97,7 @@ def test_a_table_that_is_being_filled_ends_the_dump_with_the_statement(shelf: Sh
         with shelf.connection.connect() as session:
             until(lambda: any(one.by.seconds >= 1 for one in changing(session)))
             with pytest.raises(BusyError) as caught:  # which it would not be after that hour
-                execute(spec, clock=now, report=silent)
+                execute(spec, RunContext(now))
             assert "CREATE TABLE shop.l AS SELECT" in caught.value.detail
             hurry(session)
             with pytest.raises(LockedTableError):
@@ -115,14 +116,8 @@ def test_a_table_that_is_locked_for_a_while_is_waited_for(shelf: Shelf) -> None:
     with shelf.connection.connect() as session:
         hurry(session)
         with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a") as number:
-            found = listed(
-                lambda: list_tables(session, strict=True),
-                shelf.connection,
-                longer_than=60,
-                patience=0,
-                cancel=None,
-                report=report,
-            )
+            way = ClearWay(shelf.connection, 60, 0, RunContext(report=report))
+            found = way.listed(lambda: list_tables(session, strict=True))
     assert TableName("shop", "a") in [one.name for one in found]
     assert "CREATE TABLE shop.l" in said[0]
 

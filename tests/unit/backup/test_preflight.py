@@ -17,10 +17,9 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.backup.binary_log import Streaming, examine_binary_log
 from backupd.backup.finding import Finding, Severity
 from backupd.backup.preflight import PreflightSpec, preflight
-from backupd.backup.server_checks import examine_coverage, examine_location
+from backupd.backup.server_checks import Streaming, examine_binary_log, examine_coverage, examine_location
 from backupd.engine.physical import mariabackup
 from backupd.engine.server.accounts import needs, parse_grants, read_grants
 from backupd.engine.server.probe import probe, read_dialect
@@ -33,7 +32,6 @@ from backupd.model.table import TableName
 from policies.schema import Logical
 from storage.destination import Destination, ObjectInfo, Space
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys, copy_public, make_home, make_key, stop_agent
 from tests.support.servers import new_mydumper as newmydumper
 from tests.support.servers.mariadb import (
@@ -44,6 +42,7 @@ from tests.support.servers.mariadb import (
     SERVICE_USER,
     PrivateServer,
 )
+from tests.support.stores.memory import MemoryDestination
 
 GIB = 1024**3
 

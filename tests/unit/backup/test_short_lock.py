@@ -16,13 +16,14 @@ import pymysql
 import pytest
 from pymysql.connections import Connection as RawConnection
 
-from backupd.backup.dump_locks import BlockedCommits, NotOpenedError, clear_way
+from backupd.backup.dump_locks import BlockedCommits, ClearWay, NotOpenedError
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import BusyError
 from backupd.model.job import Progress
 from backupd.model.table import Outcome
+from backupd.process.run_context import RunContext
 from tests.support.keys import Keys
 from tests.support.restores.dumped import Shelf, table
 from tests.support.restores.meddling import Meddled
@@ -135,7 +136,7 @@ def test_a_long_statement_is_waited_for_where_the_lock_would_wait_for_it(server:
     told: list[Progress] = []
 
     def clear() -> None:
-        clear_way(connection, longer_than=60, patience=0.0, cancel=None, report=told.append)
+        ClearWay(connection, 60, 0.0, RunContext(report=told.append)).clear()
 
     with reading(server), Beating(server) as beating:
         if server.sequences:
