@@ -1,6 +1,4 @@
-"""What one collection, or one sweep, did and did not do.
-
-Taking away what no backup needs: what dead runs left, and objects that nobody names.
+"""Taking away what no backup needs: what dead runs left, and objects that nobody names.
 
 The order of looking is what makes it safe beside running backups. A backup writes its intent, stores and reuses
 objects, puts its manifest, removes its intent. So whoever lists *candidates first, then intents, then manifests* meets
@@ -24,13 +22,12 @@ from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedE
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.deletion_limit import DAY, LIMIT, DeletionLimit, missing_backups_text, no_manifest_text
-from backupd.transfer.guards.pins_and_intents import intents, pins
 from backupd.transfer.holds_and_locks import Backup, Locks, each, is_withdrawn
-from backupd.transfer.leases import Alive, Lease, is_alive, is_listed, refusal, sweeping
-from backupd.transfer.log_leftovers import clear_strays
+from backupd.transfer.leases import Alive, Lease, intents, is_alive, pins, sweeping
+from backupd.transfer.log_segments import clear_strays
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from storage import layout
-from storage.destination import Destination, ObjectInfo, as_tree, read_note, write_note
+from storage.destination import Destination, ObjectInfo, as_tree, is_listed, read_note, write_note
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""
@@ -155,56 +152,19 @@ def collect(
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            return collect_held(
-                destination,
-                clock=clock,
-                alive=alive,
-                limit=limit,
-                fence=lease.assert_held,
-                expected=expected,
-                dying=dying,
-            )
+            fence = lease.assert_held
+            return GarbageCollection(
+                destination, clock, alive, limit=limit, fence=fence, expected=expected, dying=dying
+            ).run()
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
 
 def not_begun(error: BusyError | LockedError) -> Collected:
     """What to say when nothing could be done."""
-    told = refusal(error)
     locked = isinstance(error, LockedError)
-    return Collected(held_back=[HeldBack(told)], locked=int(locked), lock=told if locked else "", skipped=True)
-
-
-def collect_held(
-    destination: Destination,
-    *,
-    clock: Clock,
-    alive: Alive,
-    limit: DeletionLimit,
-    fence: Callable[[], None],
-    explained: Iterable[str] = (),
-    locks: Locks | None = None,
-    expected: Iterable[Backup] = (),
-    dying: Iterable[Backup] = (),
-) -> Collected:
-    """The same by somebody who is ``sweeping`` already. ``fence`` raises when that has ended; ``explained``: objects of
-    backups that were just removed; ``locks`` takes what may not be removed."""
-    return _Collection(
-        destination,
-        clock,
-        alive,
-        limit=limit,
-        fence=fence,
-        explained=frozenset(explained),
-        locks=locks or Locks(),
-        expected=frozenset(expected),
-        dying=frozenset(dying),
-    ).run()
-
-
-def _named_in(keys: Iterable[str]) -> frozenset[str]:
-    """Ids of the backups that these files belong to."""
-    return frozenset(owner[1] for key in keys if (owner := layout.backup_of(key)) is not None)
+    lock = error.line if locked else ""
+    return Collected(held_back=[HeldBack(error.line)], locked=int(locked), lock=lock, skipped=True)
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -274,12 +234,9 @@ def _tombstones(destination: Destination) -> dict[str, datetime]:
     return dict(found for found in each(look, entombed(destination)[0]) if found is not None)
 
 
-def _always() -> None:
-    """Nobody else could have begun to remove."""
-
-
-class _Collection:
-    """One run of ``collect_held``."""
+class GarbageCollection:
+    """One run of ``collect`` by somebody who is ``sweeping`` already. ``fence`` raises when that has ended;
+    ``explained``: objects of backups that were just removed; ``locks`` takes what may not be removed."""
 
     def __init__(
         self,
@@ -288,30 +245,26 @@ class _Collection:
         alive: Alive,
         *,
         limit: DeletionLimit = LIMIT,
-        fence: Callable[[], None] = _always,
-        explained: frozenset[str] = frozenset(),
+        fence: Callable[[], None] = lambda: None,
+        explained: Iterable[str] = (),
         locks: Locks | None = None,
-        expected: frozenset[Backup] = frozenset(),
-        dying: frozenset[Backup] = frozenset(),
+        expected: Iterable[Backup] = (),
+        dying: Iterable[Backup] = (),
     ) -> None:
-        self._destination = destination
-        self._clock = clock
-        self._alive = alive
-        self._limit = limit
-        self._fence = fence
-        self._explained = explained
-        self._locks = locks or Locks()
-        self._expected = expected
-        self._dying = dying
+        self._destination, self._clock, self._alive, self._limit, self._fence = destination, clock, alive, limit, fence
+        self._explained, self._locks = frozenset(explained), locks or Locks()
+        self._expected, self._dying = frozenset(expected), frozenset(dying)
         self._died: datetime | None = None
         self._result = Collected()
         self._references = References()
 
     def run(self) -> Collected:
+        """What was done; see ``collect``."""
         self._collect()
         self._result.locked, self._result.lock = len(self._locks), self._locks.text
         if self._locks:
-            self._result.held_back.append(HeldBack(self._locks.text, _named_in(self._locks.keys)))
+            owners = map(layout.backup_of, self._locks.keys)
+            self._hold(self._locks.text, (owner[1] for owner in owners if owner is not None))
         return self._result
 
     def _collect(self) -> None:
@@ -319,7 +272,7 @@ class _Collection:
         try:
             self._result.log_parts = clear_strays(self._destination, now=self._clock())
         except LockedError as error:
-            self._result.held_back.append(HeldBack(refusal(error)))
+            self._hold(error.line)
         trees, sides = unfinished(self._destination)
         marks = list(self._destination.list(layout.MARKS))
         sides += marks
@@ -334,12 +287,8 @@ class _Collection:
         if self._references.damaged:
             # What a damaged manifest names is unknown, and it may yet be mended from another copy.
             names = ", ".join(f"{name} of {server}" for server, name in self._references.damaged)
-            self._result.held_back.append(
-                HeldBack(
-                    f"objects: no object is collected while manifests cannot be read: {names}",
-                    frozenset(name for _server, name in self._references.damaged),
-                )
-            )
+            why = f"objects: no object is collected while manifests cannot be read: {names}"
+            self._hold(why, (name for _server, name in self._references.damaged))
             return
         if self._is_headless(pool, running):
             return
@@ -379,8 +328,7 @@ class _Collection:
         }
         if missing:
             self._result.missing = sorted(missing)
-            about = frozenset(name for _server, name in missing)
-            self._result.held_back.append(HeldBack(missing_backups_text(self._destination.name, missing), about))
+            self._hold(missing_backups_text(self._destination.name, missing), (name for _server, name in missing))
         return missing
 
     def _tells_of_removal(self, owner: Backup, key: str) -> bool:
@@ -401,7 +349,10 @@ class _Collection:
 
     def _hold_over_limit(self, told: str) -> None:
         self._result.over_limit.append(told)
-        self._result.held_back.append(HeldBack(told))
+        self._hold(told)
+
+    def _hold(self, why: str, about: Iterable[str] = ()) -> None:
+        self._result.held_back.append(HeldBack(why, frozenset(about)))
 
     def _clear_unfinished(
         self, trees: list[str], sides: list[ObjectInfo], running: list[Lease], missing: set[Backup]
@@ -457,13 +408,9 @@ class _Collection:
         free = {name: at for name, at in tombs.items() if name not in self._references.names}
         going = [name for name, at in free.items() if all(at + SKEW < lease.started_at for lease in running)]
         if len(free) > len(going):
-            names = ", ".join(lease.id for lease in running)
-            self._result.held_back.append(
-                HeldBack(
-                    f"{len(free) - len(going)} unnamed objects wait until these backups have ended: {names}",
-                    frozenset(lease.id for lease in running),
-                )
-            )
+            ids = [lease.id for lease in running]
+            waiting = len(free) - len(going)
+            self._hold(f"{waiting} unnamed objects wait until these backups have ended: {', '.join(ids)}", ids)
         going = self._allowed(pool, going, tombs)
         for start in range(0, len(going), _BATCH):
             self._fence()

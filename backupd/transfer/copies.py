@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import (
@@ -30,19 +31,18 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.job import Progress, Report
-from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.job import Report
+from backupd.model.manifest import Header, StoredObject
 from backupd.model.text import Clock
 from backupd.transfer import log_segments as segments
 from backupd.transfer.dedup import missing, unusable_objects
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.holds_and_locks import is_marked, lengthen_all
-from backupd.transfer.leases import exists
-from backupd.transfer.records.manifests import put_bytes
-from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
-from backupd.transfer.relay import PAUSES, Check, Document, Relay
+from backupd.transfer.leases import Intent, Pin
+from backupd.transfer.records.manifests import decode_of, put_bytes
+from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch
+from backupd.transfer.relay import PAUSES, Check, Document, Meter, Relay
 from storage import layout, objects
-from storage.destination import Destination, as_tree
+from storage.destination import Destination, as_tree, exists
 
 WORKERS = 3
 """Objects that are on their way at once; each has a buffer of one MiB, besides what the drivers take."""
@@ -165,14 +165,15 @@ class _Copy:
         check: Check,
     ) -> None:
         self._target, self._order, self._intent, self._check = target, order, intent, check
-        self._meter = _Meter(report, target.name)
+        self._meter = Meter(report, "replicate", note=f"to {target.name}")
         self._relay = Relay(sources, target, check=self._may_go_on, moved=self._meter.add, pauses=order.pauses)
         self._stop = threading.Event()
         self._begun = time.monotonic()
 
     def run(self, since: datetime) -> Copied:
         document, header = self._manifest()
-        self._meter.total(header)
+        self._meter.total = sum(item.size for item in (*header.objects, *header.side_files))
+        self._meter.files_total = len(header.objects)
         dying, damaged = unusable_objects(self._target)
         if leaving := [item.name for item in header.objects if item.name in dying]:
             raise self._busy(header, leaving)
@@ -219,31 +220,19 @@ class _Copy:
     def _manifest(self) -> tuple[Document, Header]:
         """The first good one."""
         order = self._order
-        key = layout.manifest_key(order.server, order.backup_id)
-        damages: list[str] = []
-        for document in self._relay.documents(key):
-            where = document.where
-            try:
-                header = decode_header(document.content, where=where)
-                if (header.server, header.backup_id) != (order.server, order.backup_id):
-                    raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.backup_id}"])
-                for item in header.objects:
-                    layout.object_key(item.name)
-            except DamagedError as error:
-                damages += error.damages
-                continue
+
+        def decode(raw: bytes, where: str) -> Header:
+            header = decode_of(raw, where, order.server, order.backup_id)
             if header.parent is not None and header.parent not in order.above:
                 raise RefusedError(
                     f"backup {order.backup_id} builds on {header.parent}, which is not known to be at "
                     f"{self._target.name}",
                     hint="`backupd fsck --repair` brings the catalog up to date",
                 )
-            return document, header
-        raise DamagedError(
-            f"no good copy of the manifest of backup {order.backup_id} was found",
-            damages or [key],
-            hint="`backupd verify` shows what else is damaged",
-        )
+            return header
+
+        message = f"no good copy of the manifest of backup {order.backup_id} was found"
+        return self._relay.first_good(layout.manifest_key(order.server, order.backup_id), decode, message)
 
     def _objects(self, header: Header, damaged: frozenset[str]) -> None:
         absent = {*missing(self._target, header.objects), *damaged}
@@ -281,7 +270,7 @@ class _Copy:
             self._relay.pass_over(item)
         if damaged:
             objects.release(self._target, item.name)
-        self._meter.file()
+        self._meter.add(0, 1)
 
     def _may_go_on(self) -> None:
         if self._stop.is_set():
@@ -333,58 +322,23 @@ class _StoppedError(CancelledError):
     """Another thread of the same copy has failed."""
 
 
-class _Meter:
-    """Tells how far a copy is; for any number of threads."""
-
-    def __init__(self, report: Report, target: str) -> None:
-        self._report, self._target = report, target
-        self._lock = threading.Lock()
-        self._bytes = self._files = 0
-        self._all: tuple[int | None, int | None] = (None, None)
-
-    def total(self, header: Header) -> None:
-        size = sum(item.size for item in (*header.objects, *header.side_files))
-        self._all = (size, len(header.objects))
-
-    def add(self, size: int) -> None:
-        with self._lock:
-            self._bytes += size
-            told = self._told()
-        self._report(told)
-
-    def file(self) -> None:
-        with self._lock:
-            self._files += 1
-            told = self._told()
-        self._report(told)
-
-    def _told(self) -> Progress:
-        return Progress("replicate", self._bytes, self._all[0], self._files, self._all[1], f"to {self._target}")
-
-
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted copy that are older are put again, lest somebody is just clearing them away."""
 
 
 def copy_branch(relay: Relay, branch: Branch) -> None:
     """Describe ``branch`` at the target with the bytes of a source. Raises DamagedError, DestinationError."""
-    key = layout.branch_key(branch.server, branch.id)
-    damages: list[str] = []
-    for document in relay.documents(key):
-        try:
-            found = decode_branch(document.content, where=document.where)
-        except DamagedError as error:
-            damages += error.damages
-            continue
-        if (found.server, found.id) == (branch.server, branch.id):
-            if not relay.holds(document):
-                relay.put(document)
-            return
-    raise DamagedError(
-        f"no destination describes branch {branch.id} of {branch.server} as it was written",
-        damages or [f"{key} is missing"],
-        hint="`backupd verify` shows what else is damaged",
-    )
+
+    def decode(raw: bytes, where: str) -> Branch:
+        found = decode_branch(raw, where=where)
+        if (found.server, found.id) != (branch.server, branch.id):
+            raise DamagedError(f"{where} is damaged", [f"{where}: it describes {found.id} of {found.server}"])
+        return found
+
+    message = f"no destination describes branch {branch.id} of {branch.server} as it was written"
+    document, _branch = relay.first_good(layout.branch_key(branch.server, branch.id), decode, message)
+    if not relay.holds(document):
+        relay.put(document)
 
 
 def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) -> SegmentHeader:
@@ -413,26 +367,11 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
 def good_copy(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, SegmentHeader]:
     """The first description of a segment at a source that can be read. Raises NotFoundError, DamagedError,
     DestinationError."""
-    place = layout.segment_key(server, key)
-    damages: list[str] = []
-    for document in relay.documents(place):
-        try:
-            header = decode_segment(document.content, where=document.where)
-        except DamagedError as error:
-            damages += error.damages
-            continue
-        if (header.segment.server, header.segment.key) == (server, key):
-            return document, header
-        damages.append(f"{document.where}: it belongs to {header.key}")
-    if damages:
-        raise DamagedError(
-            f"no good copy of binary log {key.number} of {server}, bytes {key.start} to {key.end}, was found",
-            damages,
-            hint="`backupd verify` shows what else is damaged",
-        )
-    raise NotFoundError(
-        f"no destination that can be reached holds binary log {key.number} of {server}, bytes {key.start} to {key.end}"
-    )
+    what = f"binary log {key.number} of {server}, bytes {key.start} to {key.end}"
+    missing = NotFoundError(f"no destination that can be reached holds {what}")
+    message = f"no good copy of {what}, was found"
+    decode = partial(segments.decode_of, server=server, key=key)
+    return relay.first_good(layout.segment_key(server, key), decode, message, missing)
 
 
 def _bring(relay: Relay, key: str, item: StoredObject, now: datetime) -> None:

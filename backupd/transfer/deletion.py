@@ -26,8 +26,8 @@ from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.collection import (
     Collected,
+    GarbageCollection,
     HeldBack,
-    collect_held,
     living_intents,
     living_pins,
     manifests,
@@ -50,7 +50,7 @@ from backupd.transfer.holds_and_locks import (
 from backupd.transfer.leases import Alive, await_sweeps, is_alive, sweeping
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from storage import layout, objects
-from storage.destination import Destination, ObjectInfo, as_tree, read_note, write_note
+from storage.destination import Destination, ObjectInfo, as_tree, exists, read_note, write_note
 
 _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
@@ -63,10 +63,7 @@ def mark(destination: Destination, server: str, backup_id: str, now: datetime, *
 
     Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
     """
-    try:
-        destination.stat(layout.manifest_key(server, backup_id))
-    except ObjectMissingError:
-        raise _unknown(destination, server, backup_id) from None
+    _require(destination, server, backup_id)
     before = mark_of(destination, server, backup_id)
     if before is not None:
         return before.at
@@ -91,10 +88,7 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
         )
     withdraw(destination, server, backup_id, now)
     await_sweeps(destination, clock=lambda: now)
-    try:
-        destination.stat(layout.manifest_key(server, backup_id))
-    except ObjectMissingError:
-        raise _unknown(destination, server, backup_id) from None
+    _require(destination, server, backup_id)
 
 
 def marks(destination: Destination) -> dict[Backup, datetime]:
@@ -151,76 +145,47 @@ def sweep(
     the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
     not be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
     installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
-    """
-    try:
-        with sweeping(destination, clock=clock, alive=alive) as lease:
-            return sweep_held(
-                destination,
-                clock=clock,
-                grace=grace,
-                sightings=sightings,
-                at_once=at_once,
-                kept=kept or Kept(),
-                alive=alive,
-                limit=limit,
-                fence=lease.assert_held,
-                expected=expected,
-            )
-    except (BusyError, LockedError) as error:
-        return not_begun(error)
-
-
-def sweep_held(
-    destination: Destination,
-    *,
-    clock: Clock,
-    grace: timedelta,
-    sightings: Sightings,
-    at_once: frozenset[Backup],
-    kept: Kept,
-    alive: Alive,
-    limit: DeletionLimit,
-    fence: Callable[[], None],
-    expected: Collection[Backup] = (),
-) -> Collected:
-    """``sweep`` by somebody who is ``sweeping`` already; ``fence`` raises when that has ended.
 
     It reads, then decides, then removes. Marks are read before pins and intents: whoever pins, or begins to build on a
     backup, and then finds no mark was early enough to be seen here. Manifests are read after intents: a backup that
     ended in between is seen as one of the two.
     """
-    now = clock()
-    notes = marked(destination)
-    known = sightings(notes)
-    asked = _asked(notes, known, (kept, kept_at(destination)), now, grace, at_once)
-    held = asked.held
-    stock = _read_stock(destination, asked.due, now, alive, held)
-    over_limit = _over_limit(asked, stock.present, limit)
-    held += over_limit
-    removable = stock.removable & asked.confirmed if over_limit else stock.removable
-    locks = Locks()
-    removed: list[Backup] = []
-    if removable:
-        removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
-        missing = set(expected) - asked.dying - {one.backup for one in stock.outlines}
-        outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
-        removable -= _needed(outlines, removable, held)
-        removed = _remove_in_order(destination, outlines, removable, locks, fence, held)
-    result = collect_held(
-        destination,
-        clock=clock,
-        alive=alive,
-        limit=limit,
-        fence=fence,
-        explained=frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed)),
-        locks=locks,
-        expected=set(expected) - set(removed),
-        dying=asked.dying,
-    )
-    result.backups = [name for _server, name in removed]
-    result.held_back = held + result.held_back
-    result.over_limit = [one.why for one in over_limit] + result.over_limit
-    return result
+    try:
+        with sweeping(destination, clock=clock, alive=alive) as lease:
+            now = clock()
+            notes = marked(destination)
+            known = sightings(notes)
+            asked = _asked(notes, known, (kept or Kept(), kept_at(destination)), now, grace, at_once)
+            held = asked.held
+            stock = _read_stock(destination, asked.due, now, alive, held)
+            over_limit = _over_limit(asked, stock.present, limit)
+            held += over_limit
+            removable = stock.removable & asked.confirmed if over_limit else stock.removable
+            locks = Locks()
+            removed: list[Backup] = []
+            if removable:
+                removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
+                missing = set(expected) - asked.dying - {one.backup for one in stock.outlines}
+                outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
+                removable -= _needed(outlines, removable, held)
+                removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
+            result = GarbageCollection(
+                destination,
+                clock,
+                alive,
+                limit=limit,
+                fence=lease.assert_held,
+                explained=frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed)),
+                locks=locks,
+                expected=set(expected) - set(removed),
+                dying=asked.dying,
+            ).run()
+            result.backups = [name for _server, name in removed]
+            result.held_back = held + result.held_back
+            result.over_limit = [one.why for one in over_limit] + result.over_limit
+            return result
+    except (BusyError, LockedError) as error:
+        return not_begun(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,8 +496,9 @@ def _remove(destination: Destination, server: str, backup_id: str, locks: Locks)
     return True
 
 
-def _unknown(destination: Destination, server: str, backup_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"destination {destination.name} has no backup {backup_id} of {server}",
-        hint="backupd backups lists what there is",
-    )
+def _require(destination: Destination, server: str, backup_id: str) -> None:
+    if not exists(destination, layout.manifest_key(server, backup_id)):
+        raise NotFoundError(
+            f"destination {destination.name} has no backup {backup_id} of {server}",
+            hint="backupd backups lists what there is",
+        )

@@ -41,10 +41,9 @@ from backupd.model.text import Clock
 from backupd.transfer import log_segments
 from backupd.transfer.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.deletion import marks
-from backupd.transfer.guards.pins_and_intents import intents, pins
 from backupd.transfer.holds_and_locks import Backup, kept_at
-from backupd.transfer.leases import Alive, is_alive, sweeps
-from backupd.transfer.log_leftovers import strays
+from backupd.transfer.leases import Alive, intents, is_alive, pins, sweeps
+from backupd.transfer.log_segments import strays
 from backupd.transfer.records.manifests import committed
 from storage import layout
 from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree, sha256_of
@@ -96,7 +95,7 @@ class Finding:
     invariant: Invariant
     subject: str
     message: str
-    repairable: bool
+    repairable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def examine(
     tombs, more = entombed(destination)
     view = _View(destination, trees, sides, pool=pool, tombs=[layout.name_in(info.key) for info in tombs])
     findings += [
-        Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of backupd; remove it by hand", repairable=False)
+        Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of backupd; remove it by hand")
         for key in [*strangers, *more]
     ]
     now = clock()
@@ -170,7 +169,7 @@ def examine(
             view.references.names.update(item.name for item in found.header.objects)
         else:
             view.references.damaged.append((found.server, found.backup_id))
-            findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail, repairable=False))
+            findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail))
     blind = bool(view.references.damaged or _expected(catalog) - view.references.backups - set(marks(destination)))
     for name in orphans(view.pool, view.references, running):
         findings.append(
@@ -256,12 +255,10 @@ def _sides(view: _View, header: Header) -> Iterator[Finding]:
         try:
             size = view.destination.stat(key).size
         except DestinationError as error:
-            yield Finding(Invariant.BODY_PRESENT, key, error.message, repairable=False)
+            yield Finding(Invariant.BODY_PRESENT, key, error.message)
             continue
         if size != item.size:
-            yield Finding(
-                Invariant.BODY_PRESENT, key, f"holds {size} bytes where {item.size} were stored", repairable=False
-            )
+            yield Finding(Invariant.BODY_PRESENT, key, f"holds {size} bytes where {item.size} were stored")
 
 
 def _objects(view: _View, header: Header) -> Iterator[Finding]:
@@ -273,9 +270,7 @@ def _objects(view: _View, header: Header) -> Iterator[Finding]:
             problem = f"holds {info.size} bytes where {item.size} were stored"
         else:
             continue
-        yield Finding(
-            Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}", repairable=False
-        )
+        yield Finding(Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}")
 
 
 def _parents(view: _View) -> Iterator[Finding]:
@@ -290,12 +285,7 @@ def _parents(view: _View) -> Iterator[Finding]:
             problem = f"is marked deleted; `backupd backups undelete {header.parent}` while there is time"
         else:
             continue
-        yield Finding(
-            Invariant.PARENT_PRESENT,
-            header.backup_id,
-            f"an increment on {header.parent}, which {problem}",
-            repairable=False,
-        )
+        yield Finding(Invariant.PARENT_PRESENT, header.backup_id, f"an increment on {header.parent}, which {problem}")
 
 
 def _look(destination: Destination, item: StoredObject) -> ObjectInfo | None:
@@ -322,7 +312,7 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
             try:
                 problem = comparison.of_paths(dict(layout.tree_links(read_body(header).entries)))
             except DamagedError as error:
-                yield Finding(Invariant.BODY_PRESENT, header.backup_id, error.detail, repairable=False)
+                yield Finding(Invariant.BODY_PRESENT, header.backup_id, error.detail)
                 continue
         if problem:
             yield Finding(Invariant.TREE_MATCHES_MANIFEST, header.backup_id, problem, repairable=read_body is not None)
@@ -335,36 +325,26 @@ def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
             Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died", repairable=True
         )
     for key in left.strangers:
-        yield Finding(
-            Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of backupd; remove it by hand", repairable=False
-        )
+        yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of backupd; remove it by hand")
     described: set[tuple[str, str]] = set()
     for branch in log_segments.branches(destination):
         if isinstance(branch, DamagedError):
-            yield Finding(Invariant.SEGMENT_INTACT, branch.message, branch.detail, repairable=False)
+            yield Finding(Invariant.SEGMENT_INTACT, branch.message, branch.detail)
         else:
             described.add((branch.server, branch.id))
     nameless: set[tuple[str, str]] = set()
     for found in log_segments.headers(destination):
         if isinstance(found, log_segments.DamagedSegment):
-            yield Finding(
-                Invariant.SEGMENT_INTACT,
-                layout.segment_key(found.server, found.key),
-                found.error.detail,
-                repairable=False,
-            )
+            yield Finding(Invariant.SEGMENT_INTACT, layout.segment_key(found.server, found.key), found.error.detail)
             continue
         nameless.add((found.segment.server, found.segment.branch))
         for key, problem in log_segments.absent(destination, found):
-            yield Finding(
-                Invariant.SEGMENT_PRESENT, key, f"of binary log {found.segment.file} {problem}", repairable=False
-            )
+            yield Finding(Invariant.SEGMENT_PRESENT, key, f"of binary log {found.segment.file} {problem}")
     for server, name in sorted(nameless - described):
         yield Finding(
             Invariant.SEGMENT_HAS_BRANCH,
             layout.branch_key(server, name),
             "is missing or cannot be read: nothing tells how these binary logs go on from earlier ones",
-            repairable=False,
         )
 
 
@@ -454,5 +434,4 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
             f"mounted?). From another destination `backupd verify {server}` takes back a manifest alone, "
             f"`backupd replicate {server} --to {view.destination.name}` what is gone as a whole; "
             f"`backupd backups delete {backup_id}` forgets it",
-            repairable=False,
         )

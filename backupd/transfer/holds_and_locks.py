@@ -30,10 +30,9 @@ from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind, Sighting
 from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, parse_time
-from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import read
 from storage import layout
-from storage.destination import Destination, LockingDestination, ObjectInfo, as_locking, read_note, write_note
+from storage.destination import Destination, LockingDestination, ObjectInfo, as_locking, exists, read_note, write_note
 
 Backup = tuple[str, str]
 """(server, backup id)"""

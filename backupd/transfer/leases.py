@@ -1,15 +1,25 @@
 """Who is at work at a destination: a small document there, renewed by a thread while its owner lives.
 
-Intents (somebody writes a backup) and pins (somebody reads one) are leases. On the same machine a lease lives as long
-as its process; from elsewhere, as long as its heartbeat is fresh. A holder that could not renew in time gives up by
-itself (``lost``) well before anybody else may call it dead.
+On the same machine a lease lives as long as its process; from elsewhere, as long as its heartbeat is fresh. A holder
+that could not renew in time gives up by itself well before anybody else may call it dead.
 
-One at a time removes at a destination, whichever installation it belongs to.
+Three kinds: the pin of a restore, the intent of a backup that is being written, and the lease of whoever removes.
 
-Whoever wants to remove puts a lease and then looks for others'; when there is one it steps back. So of two that begin
-together at least one does, maybe both, never none. That matters where bytes come back under a name that they had (a
-copy from another destination, a repair): a second one that is slower would remove them behind the first one's back.
-Whoever takes a mark away waits for the sweep that may have read it.
+While a pin lives, no sweep removes the backups that the restore reads.
+
+The intent comes before the first object and goes after the commit. While it lives, nothing that the backup stored or
+reused is collected. So: write the intent, *then* read what is known (``backupd.transfer.dedup``); in the other order a
+sweep in between could take away what the backup counts on.
+
+The same holds for the backups that an increment builds on. A deletion puts its mark first, and a sweep reads the marks
+before the intents and removes no backup of a server that is being backed up. So a backup that has written its intent
+and *then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest does.
+
+One at a time removes at a destination, whichever installation it belongs to. Whoever wants to remove puts a lease and
+then looks for others'; when there is one it steps back. So of two that begin together at least one does, maybe both,
+never none. That matters where bytes come back under a name that they had (a copy from another destination, a repair): a
+second one that is slower would remove them behind the first one's back. Whoever takes a mark away waits for the sweep
+that may have read it.
 """
 
 from __future__ import annotations
@@ -23,17 +33,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from backupd.model.document import NOTE_LIMIT, parsed
-from backupd.model.errors import ArchivedError, BackupdError, BusyError, CancelledError, LockedError, ObjectMissingError
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    BusyError,
+    CancelledError,
+    LockedError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
 from backupd.model.text import Clock, format_time, new_id, parse_time
+from backupd.transfer.holds_and_locks import is_marked
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, exists, is_listed
 
 HEARTBEAT = 15.0
 """Seconds between renewals."""
@@ -95,14 +115,10 @@ class Lease:
         if self.owner is None:
             raise ValueError("a lease needs an owner")
         document = {
+            **asdict(self.owner),
             "id": self.id,
             "backups": [list(backup) for backup in self.backups],
             "server": self.backups[0][0] if self.backups else "",
-            "host": self.owner.host,
-            "boot": self.owner.boot,
-            "namespace": self.owner.namespace,
-            "pid": self.owner.pid,
-            "ticks": self.owner.ticks,
             "started_at": format_time(self.started_at),
             "heartbeat_at": format_time(self.heartbeat_at),
             "parents": list(self.parents),
@@ -142,20 +158,6 @@ def leases(destination: Destination, prefix: str) -> list[Lease]:
                 found.append(decode(info.key, b"", info.modified_at))
             # else it ended meanwhile
     return found
-
-
-def is_listed(destination: Destination, key: str) -> bool:
-    """Asked about what was just listed and could not be read: is it gone now, or does the place say both of it?"""
-    return any(info.key == key for info in destination.list(key))
-
-
-def exists(destination: Destination, key: str) -> bool:
-    """Is anything stored under ``key``? One request. Raises DestinationError."""
-    try:
-        destination.stat(key)
-    except ObjectMissingError:
-        return False
-    return True
 
 
 def is_alive(lease: Lease, now: datetime) -> bool:
@@ -218,7 +220,15 @@ class Holder:
             self._remove()
             raise
         self._thread.start()
+        try:
+            self._entered()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
+
+    def _entered(self) -> None:
+        """What a kind of lease asks for once it is put; raises where that is not so."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -275,11 +285,10 @@ class Holder:
             for destination in self._destinations:
                 try:
                     destination.delete(self._lease.key)
-                except LockedError as error:
-                    failed.append(f"{destination.name}: {error.message}")
-                    self._end_at(destination)
                 except BackupdError as error:
                     failed.append(f"{destination.name}: {error.message}")
+                    if isinstance(error, LockedError):
+                        self._end_at(destination)
         finally:
             self.unremoved = tuple(failed)
             _held.discard(self._lease.key)
@@ -380,6 +389,108 @@ def await_sweeps(
         began &= {lease.key for lease in sweeps(destination) if alive(lease, clock())}
 
 
-def refusal(error: BusyError | LockedError) -> str:
-    """What to say of a removal that did not begin."""
-    return error.line
+class Pin(Holder):
+    """``with Pin(destination, restore_id, [(server, backup_id), ...]): ...``
+
+    Entering raises NotFoundError when a backup is not at ``destination`` and RefusedError when it is marked deleted:
+    a sweep reads the marks first and the pins after, so whoever pins first and then finds no mark is safe. ``some``: it
+    is enough that one of them is there; ``absent`` then tells why each other one is not.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        restore_id: str,
+        backups: Sequence[tuple[str, str]],
+        *,
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+        some: bool = False,
+    ) -> None:
+        super().__init__([destination], layout.pin_key(restore_id), backups, clock=clock, interval=interval)
+        self._some = some
+        self.absent: dict[tuple[str, str], BackupdError] = {}
+
+    def _entered(self) -> None:
+        for server, backup_id in self.lease.backups:
+            try:
+                self._require(server, backup_id)
+            except (NotFoundError, RefusedError) as error:
+                self.absent[server, backup_id] = error
+                if not self._some or len(self.absent) == len(self.lease.backups):
+                    raise
+
+    def _require(self, server: str, backup_id: str) -> None:
+        (destination,) = self._destinations
+        name = destination.name
+        if is_marked(destination, server, backup_id):
+            raise RefusedError(
+                f"backup {backup_id} of {server} at destination {name} is marked deleted",
+                hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time",
+            )
+        if not exists(destination, layout.manifest_key(server, backup_id)):
+            raise NotFoundError(f"destination {name} has no backup {backup_id} of {server}")
+
+
+def pins(destination: Destination) -> list[Lease]:
+    """Every pin at ``destination``, living or dead."""
+    return leases(destination, layout.PINS)
+
+
+class Intent(Holder):
+    """``with Intent(destinations, server, backup_id) as intent: ...``
+
+    ``parents``: ids of everything that the backup builds on. Entering and ``assert_held`` raise RefusedError unless
+    all of them are at every destination, and not marked deleted.
+    """
+
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        server: str,
+        backup_id: str,
+        *,
+        parents: Sequence[str] = (),
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+    ) -> None:
+        super().__init__(
+            destinations,
+            layout.intent_key(backup_id),
+            [(server, backup_id)],
+            parents=parents,
+            clock=clock,
+            interval=interval,
+        )
+        self._server = server
+
+    def assert_held(self) -> None:
+        """Raises what ``Holder.assert_held`` does, and RefusedError when something that the backup builds on is gone or
+        marked."""
+        super().assert_held()
+        self._entered()
+
+    def _entered(self) -> None:
+        gone = [
+            f"{name} at destination {destination.name} {trouble}"
+            for destination in self._destinations
+            for name in self.lease.parents
+            if (trouble := _trouble(destination, self._server, name))
+        ]
+        if gone:
+            raise RefusedError(
+                "a backup that this one builds on was deleted meanwhile",
+                detail="\n".join(gone),
+                hint="run the backup again: it will be a full one",
+            )
+
+
+def _trouble(destination: Destination, server: str, backup_id: str) -> str:
+    if is_marked(destination, server, backup_id):
+        return "is marked deleted"
+    return "" if exists(destination, layout.manifest_key(server, backup_id)) else "has no manifest"
+
+
+def intents(destination: Destination) -> list[Lease]:
+    """Every intent at ``destination``, living or dead."""
+    return leases(destination, layout.INTENTS)

@@ -1,45 +1,44 @@
-"""Segments of archived binary logs: sealing one, then storing, finding, reading, checking and removing it.
-
-A segment is sealed into a local folder once, for all destinations. The folder is complete when its ``segment.json`` is
-there. Until then it is the rest of a process that died, and no byte of it was given to any destination; afterwards the
-same bytes go to all of them, however often.
+"""Segments of archived binary logs at a destination: storing, finding, reading, checking and removing them.
 
 At a destination a segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is
 removed. So a folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such
-parts are taken away once nothing was added to them for ``log_leftovers.SETTLED``. An upload that goes on after a long
+parts are taken away once nothing was added to them for ``SETTLED``. An upload that goes on after a long
 pause puts its parts again, so that they are young, before it commits.
+
+The process that stored a larger segment removes the pieces that it replaced. A sweep does not: without a private key
+nobody can tell whether a piece holds the same bytes as the larger segment. So a piece stays until retention removes the
+logs where the process that stores may not remove, and where a piece differs from its file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
 
-from backupd.engine.binlog.scan import clear_flag, decode_index, index_head, index_line, segment_told
-from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
+from backupd.engine.binlog.scan import decode_index, index_head, segment_told
+from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
     DamagedError,
     DestinationError,
+    LockedError,
     NewerFormatError,
     NotFoundError,
     ObjectMissingError,
     RefusedError,
-    StreamError,
     TamperedError,
 )
-from backupd.model.manifest import PART_SIZE, PLAIN_LIMIT, StoredObject
-from backupd.process.folders import sync_folder, write_private
+from backupd.model.manifest import PLAIN_LIMIT, StoredObject
+from backupd.transfer.leases import is_alive, pins
 from backupd.transfer.records.manifests import get_bytes, get_document, put_bytes
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import (
+    Sealed,
     SealedPart,
     SegmentHeader,
     decode_branch,
@@ -50,121 +49,12 @@ from backupd.transfer.records.segment_documents import (
 )
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
-from storage.destination import Destination
-
-INDEX_PART = 8 * 1024 * 1024
-"""Bytes of index that fill one part of it; each part begins with the head and can be read alone."""
-_FLAGGED = 22
-"""Bytes at the beginning of a file that hold its in-use flag."""
-
-
-class Sealing:
-    """Seals one segment. ``transaction`` and ``plain`` may come in any order, then ``finish``.
-
-    ``folder`` is made afresh. ``piece``: of a file that still grows; its parts are named so. All methods raise
-    ToolError and KeyUnusableError as Sealer does, and OSError.
-    """
-
-    def __init__(self, folder: Path, sealer: Sealer, *, piece: bool = False) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
-        self._folder = folder
-        self._sealer = sealer
-        self._piece = piece
-        self._parts: list[SealedPart] = []
-        self._index: list[SealedPart] = []
-        self._lines = bytearray(index_head())
-
-    def transaction(self, transaction: Transaction) -> None:
-        """Take the next transaction of the index."""
-        self._lines += index_line(transaction)
-        if len(self._lines) >= INDEX_PART:
-            self._close_index()
-
-    def plain(self, stream: BinaryIO, start: int, end: int) -> str:
-        """Seal bytes ``[start, end)`` of a file from ``stream``, which stands at ``start``; their SHA-256.
-
-        A whole file's beginning loses its in-use flag. Raises StreamError when the stream ends too early.
-        """
-        digest = hashlib.sha256()
-        while start < end:
-            part = self._part(stream, start, end, digest)
-            self._parts.append(part)
-            start += part.size
-        return digest.hexdigest()
-
-    def finish(self, segment: Segment, target: Path) -> Sealed:
-        """Make the folder complete and durable, and rename it to ``target``. ``segment`` is what was sealed."""
-        header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), ())
-        self._lines[: len(index_head())] = index_head(segment_digest(header))
-        self._close_index()
-        header = replace(header, index=tuple(self._index))
-        fresh = self._folder / f"{layout.SEGMENT}.new"
-        write_private(fresh, encode_segment(header))
-        fresh.rename(self._folder / layout.SEGMENT)
-        sync_folder(self._folder)
-        self._folder.rename(target)
-        return Sealed(target, header)
-
-    def _part(self, stream: BinaryIO, start: int, end: int, digest: hashlib._Hash) -> SealedPart:
-        """A function of its own, so that no two parts are in memory."""
-        data = bytearray(stream.read(min(PART_SIZE, end - start)))
-        if not data:
-            raise StreamError(
-                f"a binary log in the spool ends {end - start} bytes too early",
-                hint="was a file in the spool's folder cut by hand? Move the folder away to begin anew",
-            )
-        if start == 0 and len(data) >= _FLAGGED:
-            data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))
-        digest.update(data)
-        return self._seal(layout.part_name(len(self._parts), piece=self._piece), data)
-
-    def _close_index(self) -> None:
-        self._index.append(self._seal(layout.index_name(len(self._index)), self._lines))
-        self._lines = bytearray(index_head())
-
-    def _seal(self, name: str, data: bytes | bytearray) -> SealedPart:
-        sealed = self._sealer.seal(data)
-        write_private(self._folder / name, sealed)
-        return SealedPart(
-            StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()),
-            len(data),
-            hashlib.sha256(data).hexdigest(),
-        )
-
-
-class Sealed:
-    """A sealed segment in a private folder. ``header`` tells what it is."""
-
-    def __init__(self, folder: Path, header: SegmentHeader) -> None:
-        self.folder = folder
-        self.header = header
-
-    @classmethod
-    def load(cls, folder: Path) -> Sealed | None:
-        """What ``folder`` holds, None unless it is complete."""
-        try:
-            raw = (folder / layout.SEGMENT).read_bytes()
-            header = decode_segment(raw, where=str(folder / layout.SEGMENT))
-            whole = all((folder / item.name).stat().st_size == item.size for item in header.sealed)
-        except (FileNotFoundError, NotADirectoryError, DamagedError):
-            return None
-        return cls(folder, header) if whole else None
-
-    def open(self, item: StoredObject) -> BinaryIO:
-        """The sealed bytes of one of ``header.sealed``; the caller closes the stream. Raises OSError."""
-        return (self.folder / item.name).open("rb")
-
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """The header first, so that a half removed folder is not taken for a whole one."""
-        (folder / layout.SEGMENT).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
+from storage.destination import Destination, ObjectInfo
 
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted upload that are younger than this need not be put again."""
-_CHUNK = 1 << 20
+SETTLED = timedelta(days=1)
+"""Parts without a ``segment.json`` that are older than this are nobody's."""
 
 
 class SegmentConflictError(RefusedError):
@@ -320,13 +210,15 @@ def load_header(destination: Destination, server: str, key: SegmentKey) -> Segme
             detail=f"{where} is missing",
             hint="`backupd timeline` shows what there is and where",
         ) from error
+    return decode_of(raw, where, server, key)
+
+
+def decode_of(raw: bytes, where: str, server: str, key: SegmentKey) -> SegmentHeader:
+    """A description, which has to be that of this segment. Raises DamagedError naming ``where``."""
     header = decode_segment(raw, where=where)
     if (header.segment.server, header.segment.key) != (server, key):
-        raise DamagedError(
-            f"{where} is damaged",
-            [f"{where}: it belongs to {header.key}"],
-            hint="another destination may hold a good copy of this binary log",
-        )
+        hint = "another destination may hold a good copy of this binary log"
+        raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.key}"], hint=hint)
     return header
 
 
@@ -523,3 +415,90 @@ def _size(destination: Destination, key: str) -> int:
         return destination.stat(key).size
     except ObjectMissingError:
         return -1
+
+
+def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
+    """The pieces at ``target`` that segment ``key``, which is there, holds."""
+    return tuple(other for other in of_file(target, server, key.branch, key.number) if _holds(key, other))
+
+
+def holding(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
+    """The larger segments at ``target`` that hold what ``key`` did, smallest first: a plan that was made before its
+    pieces were replaced finds the same bytes there. Whoever stored them has compared both."""
+    found = (other for other in of_file(target, server, key.branch, key.number) if _holds(other, key))
+    return tuple(sorted(found, key=lambda other: (other.end - other.start, other)))
+
+
+def drop_pieces(
+    target: Destination, server: str, keys: Sequence[SegmentKey], *, now: datetime
+) -> tuple[SegmentKey, ...]:
+    """Remove pieces; those that are gone. None while a restore reads logs of the server there, and not those that the
+    destination lets nobody remove yet: nothing else waits for these."""
+    if any(
+        is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
+        for pin in pins(target)
+    ):
+        return ()
+    gone: list[SegmentKey] = []
+    # A piece that begins with its file may be locked, the others never are: see ``layout.comes_and_goes``.
+    for key in sorted(keys, key=lambda one: one.start == 0):
+        try:
+            remove(target, server, key)
+        except LockedError:
+            break
+        gone.append(key)
+    return tuple(gone)
+
+
+def _holds(key: SegmentKey, other: SegmentKey) -> bool:
+    return other != key and key.start <= other.start and other.end <= key.end
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """What lies among the binary logs and belongs to no segment. ``parts``: of segments without ``segment.json``, or of
+    none; ``strangers``: keys of files that are not ours."""
+
+    parts: tuple[ObjectInfo, ...]
+    strangers: tuple[str, ...]
+
+
+def strays(destination: Destination, *, now: datetime) -> Strays:
+    """Without parts that may be those of a living upload, and a new branch's description."""
+    found: list[ObjectInfo] = []
+    strangers: list[str] = []
+    folder: list[ObjectInfo] = []
+    place = ""
+    for info in destination.list(layout.BINLOGS):
+        owner = layout.segment_of(info.key)
+        if owner is None:
+            if layout.branch_of(info.key.removesuffix(layout.SIGNATURE)) is None:
+                strangers.append(info.key)
+            continue
+        if owner[2].removesuffix(layout.SIGNATURE) != layout.SEGMENT and not layout.is_sealed_log(owner[2]):
+            strangers.append(info.key)
+            continue
+        above = info.key.rpartition("/")[0]
+        if above != place:
+            found += _left(folder, now)
+            folder, place = [], above
+        folder.append(info)
+    found += _left(folder, now)
+    return Strays(tuple(found), tuple(strangers))
+
+
+def _left(folder: list[ObjectInfo], now: datetime) -> list[ObjectInfo]:
+    """The content of one segment's folder, if it is nobody's."""
+    if not folder or any(info.key.endswith(f"/{layout.SEGMENT}") for info in folder):
+        return []
+    return folder if max(info.modified_at for info in folder) < now - SETTLED else []
+
+
+def clear_strays(destination: Destination, *, now: datetime) -> list[str]:
+    """Remove the parts that dead uploads left; their keys."""
+    removed: list[str] = []
+    for above in dict.fromkeys(info.key.rpartition("/")[0] + "/" for info in strays(destination, now=now).parts):
+        for info in _left(list(destination.list(above)), now):  # once more: somebody may have gone on with it
+            destination.delete(info.key)
+            removed.append(info.key)
+    return removed

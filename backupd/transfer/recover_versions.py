@@ -22,7 +22,7 @@ from typing import Any
 from backupd.model.binlog import SegmentKey
 from backupd.model.document import HIDDEN, NOTE_LIMIT, Document, computed, json_key, parsed
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, ForbiddenError, RefusedError
-from backupd.model.job import Progress, Report
+from backupd.model.job import Report
 from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.model.text import Clock, format_time
 from backupd.transfer.holds_and_locks import Backup, each, takes_back, withdraw
@@ -31,7 +31,7 @@ from backupd.transfer.past_versions import Past, Trail
 from backupd.transfer.records.authenticity import Records
 from backupd.transfer.records.manifests import read
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
-from backupd.transfer.relay import line_of
+from backupd.transfer.relay import Meter, line_of
 from storage import layout
 from storage.destination import Destination, Version, VersionedDestination, as_versioned
 
@@ -451,10 +451,9 @@ def bring_back(destination: Destination, found: Found, *, clock: Clock, report: 
 
 class _Work:
     def __init__(self, place: VersionedDestination, returns: Sequence[Return], report: Report) -> None:
-        self._place, self._report = place, report
-        self._all = (sum(one.size for one in returns), len(returns))
+        self._place = place
+        self._meter = Meter(report, "bring back", sum(one.size for one in returns), len(returns))
         self._lock = threading.Lock()
-        self._bytes = 0
         self._denied = False
         self._done: dict[str, int] = {}
         self._unmarked: list[Backup] = []
@@ -508,6 +507,4 @@ class _Work:
             return
         with self._lock:
             self._done[one.key] = one.size
-            self._bytes += one.size
-            told = Progress("bring back", self._bytes, self._all[0], len(self._done), self._all[1])
-        self._report(told)
+        self._meter.add(one.size, 1)

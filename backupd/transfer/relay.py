@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, DestinationError, ObjectMissingError
+from backupd.model.job import Progress, Report
 from backupd.model.manifest import StoredObject
 from backupd.transfer.records.manifests import get_bytes, put_bytes
 from storage import layout, objects
@@ -29,6 +30,25 @@ _STEP = 0.2
 
 Check = Callable[[], None]
 """Called often; raises to end the work."""
+Found = TypeVar("Found")
+
+
+class Meter:
+    """Counts what was done, and reports it; for any number of threads."""
+
+    def __init__(self, report: Report, phase: str, total: int = 0, files_total: int = 0, note: str = "") -> None:
+        self._report, self._phase, self._note = report, phase, note
+        self.total, self.files_total = total, files_total
+        self.bytes = self.files = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int, files: int = 0) -> None:
+        """``size`` bytes, and so many files, more."""
+        with self._lock:
+            self.bytes += size
+            self.files += files
+            progress = Progress(self._phase, self.bytes, self.total, self.files, self.files_total, self._note)
+        self._report(progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +160,22 @@ class Relay:
             yield Document(f"{source.name}: {key}", key, content, signature)
         if failures and not found:
             raise failures[0]
+
+    def first_good(
+        self, key: str, decode: Callable[[bytes, str], Found], message: str, missing: BackupdError | None = None
+    ) -> tuple[Document, Found]:
+        """The first document under ``key`` at a source that ``decode`` (of its bytes and where it lies) can read, and
+        what that gave. Raises DamagedError with ``message``; ``missing`` where no source has one."""
+        damages: list[str] = []
+        for document in self.documents(key):
+            try:
+                return document, decode(document.content, document.where)
+            except DamagedError as error:
+                damages += error.damages
+        if missing is not None and not damages:
+            raise missing
+        hint = "`backupd verify` shows what else is damaged"
+        raise DamagedError(message, damages or [f"{key} is missing"], hint=hint)
 
     def put(self, document: Document) -> None:
         """Byte for byte, and behind its signature, so that it stays as good as it was."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,17 +30,17 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.job import Progress, Report
-from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.job import Report
+from backupd.model.manifest import Header, StoredObject
 from backupd.model.text import Clock
 from backupd.transfer import log_segments
 from backupd.transfer.copies import copy_segment, copy_signature, good_copy
 from backupd.transfer.dedup import Presence
-from backupd.transfer.guards.pins_and_intents import Intent
+from backupd.transfer.leases import Intent
 from backupd.transfer.past_versions import earlier
-from backupd.transfer.records.manifests import get_bytes, load_header, put_bytes
+from backupd.transfer.records.manifests import decode_of, get_bytes, load_header, put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.relay import Check, Relay, checksum
+from backupd.transfer.relay import Check, Meter, Relay, checksum
 from storage import layout, objects
 from storage.destination import Destination, TreeDestination, as_versioned, sha256_of
 from storage.objects import not_kept
@@ -175,7 +174,7 @@ def _read(
     report: Report,
     workers: int,
 ) -> Scrubbed:
-    counter = _Counter(report, sum(stored.size for stored in wanted.values()), len(wanted))
+    meter = Meter(report, "verify", sum(stored.size for stored in wanted.values()), len(wanted))
     cold: list[str] = []
     unseen: list[str] = []
 
@@ -183,18 +182,18 @@ def _read(
         key, stored = item
         try:
             problem = objects.problem(destination, key, stored)
-            counter.add(stored.size)
+            meter.add(stored.size, 1)
         except ArchivedError:
             cold.append(key)
             known, problem = recorded(destination, key, stored)
             if not known:
                 unseen.append(key)
-            counter.add(0)
+            meter.add(0, 1)
         return damage(key, problem) if problem else None
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="scrub") as pool:
         damages = tuple(damage for damage in pool.map(check, wanted.items()) if damage is not None)
-    return Scrubbed(counter.files, counter.bytes, damages, tuple(sorted(cold)), tuple(sorted(unseen)))
+    return Scrubbed(meter.files, meter.bytes, damages, tuple(sorted(cold)), tuple(sorted(unseen)))
 
 
 def recorded(destination: Destination, key: str, stored: StoredObject) -> tuple[bool, str]:
@@ -206,20 +205,6 @@ def recorded(destination: Destination, key: str, stored: StoredObject) -> tuple[
     if digest is None:
         return False, ""
     return True, "" if digest == stored.sha256 else "holds other bytes than were stored (by the place's own SHA-256)"
-
-
-class _Counter:
-    def __init__(self, report: Report, total: int, files: int) -> None:
-        self._report, self._total, self._total_files = report, total, files
-        self._lock = threading.Lock()
-        self.bytes = self.files = 0
-
-    def add(self, size: int) -> None:
-        with self._lock:
-            self.bytes += size
-            self.files += 1
-            progress = Progress("verify", self.bytes, self._total, self.files, self._total_files)
-        self._report(progress)
 
 
 def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:
@@ -281,12 +266,9 @@ def put_manifest_right(
     _refuse_newer(lambda: load_header(target, server, backup_id))
     failures: list[str] = []
     for source in sources:
-        where = f"{source.name}:{key}"
         try:
             raw = get_bytes(source, key)
-            header = decode_header(raw, where=where)
-            if (header.server, header.backup_id) != (server, backup_id):
-                raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.backup_id}"])
+            decode_of(raw, f"{source.name}:{key}", server, backup_id)
         except DamagedError as error:
             failures += error.damages
             continue

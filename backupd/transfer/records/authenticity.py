@@ -42,7 +42,7 @@ from backupd.model.errors import (
 from backupd.model.manifest import decode_header
 from backupd.model.text import format_time, parse_time
 from backupd.process.command import Command
-from backupd.transfer.records.gpg import Status, StatusLine, gpg, through, writable_home
+from backupd.transfer.records.gpg import Status, StatusLine, answer, gpg, writable_home
 from backupd.transfer.records.keyring import is_revoked
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.sealing import passphrase_options
@@ -99,7 +99,7 @@ def sign(signing: Signing, document: bytes) -> bytes:
             "-",
         )
         try:
-            made = through(command, status, document)
+            made = answer(command, status, document)
         except ToolError as error:
             raise KeyUnusableError(
                 f"the key {signing.key} cannot sign: {_why_not(status.lines())}",
@@ -116,7 +116,7 @@ def make_key(home: Path, user_id: str) -> str:
     """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
     ToolError."""
     with Status() as status, writable_home(home) as place:
-        through(
+        answer(
             Command(
                 (
                     "gpg",
@@ -165,7 +165,7 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
     with Status() as status, _readable(signature) as (descriptor, path):
         command = gpg(signing.home, status, "--no-autostart", "--verify", path, "-")
         try:
-            through(command, status, document, descriptor)
+            answer(command, status, document, descriptor)
         except ToolMissingError:
             raise
         except ToolError:

@@ -16,7 +16,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -48,7 +48,7 @@ _HARDENED = (
     # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
     "--no-random-seed-file",
 )
-_READ = 64 * 1024
+_READ = 256 * 1024
 
 
 def usable_home(home: Path) -> Path:
@@ -179,17 +179,28 @@ def gpg(home: Path, status: Status, *arguments: str) -> Command:
     )
 
 
-def through(command: Command, status: Status, content: bytes, *descriptors: int) -> bytes:
-    """Run ``command``, which reports to ``status``, with ``content`` as its input; everything that it prints.
-    ``descriptors``: what it inherits besides. Raises ToolError."""
+def through(
+    command: Command,
+    status: Status,
+    feed: Callable[[BinaryIO], None],
+    take: Callable[[memoryview], object],
+    *descriptors: int,
+) -> None:
+    """Run ``command``, which reports to ``status``, with what ``feed`` writes as its input; ``take`` gets what it
+    prints. ``descriptors``: what it inherits besides. Raises ToolError."""
+    with Pipeline([command], feed=feed, pass_fds=(status.descriptor, *descriptors)) as pipeline:
+        for chunk in pipeline.chunks(_READ):
+            take(chunk)
+
+
+def answer(command: Command, status: Status, content: bytes, *descriptors: int) -> bytes:
+    """Everything that ``command`` prints, with ``content`` as its input. Raises as ``through``."""
+    output = io.BytesIO()
 
     def write(sink: BinaryIO) -> None:
         sink.write(content)
 
-    output = io.BytesIO()
-    with Pipeline([command], feed=write, pass_fds=(status.descriptor, *descriptors)) as pipeline:
-        for chunk in pipeline.chunks(_READ):
-            output.write(chunk)
+    through(command, status, write, output.write, *descriptors)
     return output.getvalue()
 
 

@@ -19,7 +19,7 @@ import gnupg
 
 from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.process.command import Command, locate
-from backupd.transfer.records.gpg import Status, gpg, through, usable_home
+from backupd.transfer.records.gpg import Status, answer, gpg, usable_home
 from backupd.transfer.records.sealing import passphrase_options
 
 WARN_DAYS = 30
@@ -153,7 +153,7 @@ def _on(moment: datetime | None) -> str:
 def public_keys(home: Path, fingerprints: Sequence[str]) -> bytes:
     """These public keys in one armored block, to be imported elsewhere. Raises KeyUnusableError, ToolError."""
     with Status() as status:
-        return through(gpg(home, status, "--no-autostart", "--armor", "--export", *fingerprints), status, b"")
+        return answer(gpg(home, status, "--no-autostart", "--armor", "--export", *fingerprints), status, b"")
 
 
 def is_revoked(home: Path, fingerprint: str) -> bool:
@@ -188,7 +188,7 @@ def seal_phrase(phrase: str, fingerprint: str, home: Path) -> str:
             home, status, "--no-autostart", "--armor", "--recipient", fingerprint, "--encrypt", "--output", "-"
         )
         try:
-            return through(command, status, f"{phrase}\n".encode()).decode("ascii")
+            return answer(command, status, f"{phrase}\n".encode()).decode("ascii")
         except ToolError as error:
             raise KeyUnusableError(
                 f"nothing can be sealed for the key {fingerprint}",
@@ -202,7 +202,7 @@ def open_phrase(armored: str, home: Path, passphrase_file: Path | None) -> str:
     with Status() as status:
         command = gpg(home, status, *passphrase_options(passphrase_file), "--decrypt", "--output", "-")
         try:
-            opened = through(command, status, armored.encode("ascii"))
+            opened = answer(command, status, armored.encode("ascii"))
         except ToolError as error:
             raise KeyUnusableError(f"no secret key in {home} opens the challenge", detail=error.detail) from error
         if "DECRYPTION_OKAY" not in {line.keyword for line in status.lines()}:

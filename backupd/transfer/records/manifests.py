@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from backupd.model.document import DOCUMENT_LIMIT, opened_limit
@@ -84,13 +84,20 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
             detail=f"{destination.name}:{key} is missing",
             hint="`backupd backups` lists what there is and where",
         ) from error
-    header = decode_header(raw, where=f"{destination.name}:{key}")
+    return decode_of(raw, f"{destination.name}:{key}", server, backup_id)
+
+
+def decode_of(raw: bytes, where: str, server: str, backup_id: str) -> Header:
+    """A manifest, which has to be that of this backup and to name objects by their names: others turn its words into
+    keys. Raises DamagedError naming ``where``."""
+    header = decode_header(raw, where=where)
+    problem = ""
     if (header.server, header.backup_id) != (server, backup_id):
-        raise DamagedError(
-            f"{destination.name}:{key} is damaged",
-            [f"{destination.name}:{key}: it belongs to backup {header.backup_id} of {header.server}"],
-            hint=_ELSEWHERE,
-        )
+        problem = f"it belongs to {header.backup_id} of {header.server}"
+    elif strange := next((item.name for item in header.objects if not layout.is_object_name(item.name)), ""):
+        problem = f"it names an object {strange[:120]!r}, which no object is called"
+    if problem:
+        raise DamagedError(f"{where} is damaged", [f"{where}: {problem}"], hint=_ELSEWHERE)
     return header
 
 
@@ -149,10 +156,10 @@ def backup_ids(destination: Destination, server: str | None = None) -> list[tupl
     return [owner for owner in found if owner is not None]
 
 
-def committed(destination: Destination, *, skip: Collection[tuple[str, str]] = ()) -> Iterator[Committed]:
-    """Every committed backup, marked deleted or not. ``skip``: manifests (server, id) not to read again."""
+def committed(destination: Destination) -> Iterator[Committed]:
+    """Every committed backup, marked deleted or not."""
     for server, backup_id in backup_ids(destination):
-        if (server, backup_id) not in skip and (found := read(destination, server, backup_id)) is not None:
+        if (found := read(destination, server, backup_id)) is not None:
             yield found
 
 
@@ -162,23 +169,12 @@ def read(destination: Destination, server: str, backup_id: str) -> Committed | N
     where = f"{destination.name}: {key}"
     header: Header | DamagedError
     try:
-        header = decode_header(get_document(destination, key), where=where)
-        problem = _problem(header, server, backup_id)
-        if problem:
-            header = DamagedError(f"{where} is damaged", [f"{where}: {problem}"])
+        header = decode_of(get_document(destination, key), where, server, backup_id)
     except ObjectMissingError:
         return None
     except DamagedError as error:
         header = error
     return Committed(server, backup_id, header)
-
-
-def _problem(header: Header, server: str, backup_id: str) -> str:
-    """What is wrong with a manifest that is well formed: others turn its words into keys."""
-    if (header.server, header.backup_id) != (server, backup_id):
-        return f"it belongs to {header.backup_id} of {header.server}"
-    strange = next((item.name for item in header.objects if not layout.is_object_name(item.name)), None)
-    return "" if strange is None else f"it names an object {strange[:120]!r}, which no object is called"
 
 
 def _is_manifest(key: str) -> bool:

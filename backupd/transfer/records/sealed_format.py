@@ -31,7 +31,6 @@ _DATA_WITH_AEAD = 20
 _MPI_COUNTS = {1: 1, 2: 1, 16: 2, 18: 1}
 """Public key algorithm (RSA, RSA, Elgamal, ECDH) to the number of integers in its session key packet."""
 _ECDH = 18
-_HIDDEN_KEY = "0" * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,7 @@ def outline(stored: bytes | bytearray | memoryview) -> Outline:
         return _outline(data)
     except (ValueError, IndexError) as error:
         reason = str(error) if isinstance(error, ValueError) else "it ends in the middle of a packet"
-        raise DamagedError(
-            "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
-        ) from error
+        raise damaged(reason) from error
 
 
 def _outline(data: memoryview) -> Outline:
@@ -217,7 +214,7 @@ class FrameDecoder:
         """Take the next bytes of the frame."""
         self._frame += piece
         if len(self._frame) > self._most:
-            raise _damaged(f"it holds more than the {self._limit} bytes that are expected")
+            raise damaged(f"it holds more than the {self._limit} bytes that are expected")
 
     def result(self) -> bytes:
         """Everything, once the frame has been complete."""
@@ -226,20 +223,20 @@ class FrameDecoder:
             del self._frame[: _PADDING_HEAD + int.from_bytes(self._frame[4:_PADDING_HEAD], "little")]
         try:
             if bytes(self._frame[:4]) != zstandard.FRAME_HEADER:
-                raise _damaged("the decrypted data is not a zstd frame")
+                raise damaged("the decrypted data is not a zstd frame")
             size = zstandard.get_frame_parameters(self._frame).content_size
             if size == zstandard.CONTENTSIZE_UNKNOWN:
-                raise _damaged("the zstd frame does not tell its size")
+                raise damaged("the zstd frame does not tell its size")
             if size > self._limit:
-                raise _damaged(f"it holds {size} bytes where {self._limit} are expected")
+                raise damaged(f"it holds {size} bytes where {self._limit} are expected")
             decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT)
             if size == 0:
                 return _nothing(decompressor, bytes(self._frame))
             plain = decompressor.decompress(self._frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise _damaged(f"the compressed data is damaged: {error}") from error
+            raise damaged(f"the compressed data is damaged: {error}") from error
         if len(plain) != size:
-            raise _damaged(f"it holds {len(plain)} bytes where {size} were stored")
+            raise damaged(f"it holds {len(plain)} bytes where {size} were stored")
         return plain
 
 
@@ -247,11 +244,12 @@ def _nothing(decompressor: zstandard.ZstdDecompressor, frame: bytes) -> bytes:
     """The library takes any frame that announces nothing for a good one: look whether it is whole."""
     reader = decompressor.decompressobj()
     if len(frame) > _EMPTY_FRAME or reader.decompress(frame) or not reader.eof or reader.unused_data:
-        raise _damaged("the compressed data is cut off, or more than it says")
+        raise damaged("the compressed data is cut off, or more than it says")
     return b""
 
 
-def _damaged(reason: str) -> DamagedError:
+def damaged(reason: str) -> DamagedError:
+    """The error for a sealed object that is not as it was made."""
     return DamagedError(
         "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
     )

@@ -20,11 +20,10 @@ import zstandard
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
-from backupd.transfer.records.gpg import Status, StatusLine, gpg
-from backupd.transfer.records.sealed_format import WINDOW_LIMIT, FrameDecoder, Outline, outline, padding
+from backupd.transfer.records.gpg import Status, StatusLine, gpg, through
+from backupd.transfer.records.sealed_format import WINDOW_LIMIT, FrameDecoder, Outline, damaged, outline, padding
 
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}(?:[0-9A-F]{24})?!?")
-_READ = 256 * 1024
 _REASONS = {
     "1": "is not in this GnuPG home",
     "2": "is ambiguous",
@@ -110,9 +109,7 @@ class Sealer:
 
             sealed = BytesIO()
             try:
-                with Pipeline([command], feed=write, pass_fds=(status.descriptor,)) as pipeline:
-                    for chunk in pipeline.chunks(_READ):
-                        sealed.write(chunk)
+                through(command, status, write, sealed.write)
             except ToolError as error:
                 raise _explained(error, status.lines()) from error
             self._check(status.lines(), sealed)
@@ -131,9 +128,7 @@ class Sealer:
         try:
             with os.fdopen(descriptor, "wb") as sealed, Status() as status:
                 try:
-                    with Pipeline([self._command(status)], feed=write, pass_fds=(status.descriptor,)) as pipeline:
-                        for chunk in pipeline.chunks(_READ):
-                            sealed.write(chunk)
+                    through(self._command(status), status, write, sealed.write)
                 except ToolError as error:
                     raise _explained(error, status.lines()) from error
                 _assert_ended(status.lines())
@@ -244,23 +239,24 @@ class Unsealer:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as plain, _slots, Status() as status:
-                pipeline = Pipeline([self._command(status)], feed=write, pass_fds=(status.descriptor,))
                 decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT).decompressobj()
+
+                def take(chunk: memoryview) -> None:
+                    for start in range(0, len(chunk), _SIP):
+                        plain.write(decoder.decompress(chunk[start : start + _SIP]))
+                        if plain.tell() > limit:
+                            raise damaged(f"it holds more than the {limit} bytes that are expected")
+
                 try:
-                    with pipeline:
-                        for chunk in pipeline.chunks(_SLICE):
-                            for start in range(0, len(chunk), _SIP):
-                                plain.write(decoder.decompress(chunk[start : start + _SIP]))
-                                if plain.tell() > limit:
-                                    raise _damaged(f"it holds more than the {limit} bytes that are expected")
+                    through(self._command(status), status, write, take)
                 except ToolError as error:
                     keys = (line.text.split()[0] for line in status.lines() if line.keyword == "ENC_TO" and line.text)
                     told = self._explained(error, status.lines(), Outline(tuple(keys)))
                     raise (told.error if isinstance(told, _AgentBusyError) else told) from error
                 except zstandard.ZstdError as error:
-                    raise _damaged(f"the compressed data is damaged: {error}") from error
+                    raise damaged(f"the compressed data is damaged: {error}") from error
                 if not _is_confirmed(status) or not decoder.eof or decoder.unused_data:
-                    raise _damaged("it is cut off, or gpg does not confirm its integrity")
+                    raise damaged("it is cut off, or gpg does not confirm its integrity")
         except BaseException:
             target.unlink(missing_ok=True)
             raise
@@ -287,7 +283,7 @@ class Unsealer:
                 ) from error
             confirmed = _is_confirmed(status)
         if not confirmed:
-            raise _damaged("gpg does not confirm its integrity")
+            raise damaged("gpg does not confirm its integrity")
         return decoder.result()
 
     def _explained(self, error: ToolError, lines: Sequence[StatusLine], form: Outline) -> BackupdError:
@@ -296,7 +292,7 @@ class Unsealer:
         keys = ", ".join(form.key_ids)
         # NODATA (doc/DETAILS of GnuPG): no packet where one must be, or an invalid one.
         if words & {"BADMDC", "NODATA"} or ("DECRYPTION_FAILED" in words and words & _OPENED):
-            return _damaged("it was altered or cut off: its integrity code does not match, or gpg finds no packet")
+            return damaged("it was altered or cut off: its integrity code does not match, or gpg finds no packet")
         missing = {line.text.split()[0] for line in lines if line.keyword == "NO_SECKEY" and line.text}
         if missing and missing.issuperset(form.key_ids) and _NO_AGENT not in error.detail:
             return KeyUnusableError(
@@ -317,7 +313,7 @@ class Unsealer:
                     hint="write it to a file (0600) and name that in restore.passphrase_file",
                 )
         if codes and _ALTERED_CODES.issuperset(codes):
-            return _damaged(f"its session key for {keys} is not what it was: {error.detail}")
+            return damaged(f"its session key for {keys} is not what it was: {error.detail}")
         if "DECRYPTION_FAILED" in words:
             return _AgentBusyError(
                 ToolError(
@@ -332,12 +328,6 @@ class Unsealer:
 def _is_confirmed(status: Status) -> bool:
     words = {line.keyword for line in status.lines()}
     return {"DECRYPTION_OKAY", "GOODMDC"} <= words and not words & {"DECRYPTION_FAILED", "BADMDC"}
-
-
-def _damaged(reason: str) -> DamagedError:
-    return DamagedError(
-        "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
-    )
 
 
 def passphrase_options(file: Path | None) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.relay import Relay
 from storage import layout
 from storage.destination import Destination, ObjectInfo
-from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown, with_another_end
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import FakeClock, Stock, backup_id, believed, named
 
 RUN = "20261121T060000Z-00000009"

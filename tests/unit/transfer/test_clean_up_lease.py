@@ -14,12 +14,11 @@ from backupd.transfer.collection import collect
 from backupd.transfer.deletion import is_whole, mark, marks, sweep, unmark
 from backupd.transfer.deletion_limit import LIMIT, NO_LIMIT, DeletionLimit
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.pins_and_intents import Intent
 from backupd.transfer.holds_and_locks import Backup, Locks, Mark, each
-from backupd.transfer.leases import FRESH, Lease, Owner, await_sweeps, sweeping, sweeps
+from backupd.transfer.leases import FRESH, Intent, Lease, Owner, await_sweeps, sweeping, sweeps
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, believed, everything, pool, put, wanted
 from tests.support.stores.strict import LockingDestination, SlowDestination, UndeletableDestination
 

@@ -12,13 +12,13 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import mark, marked, marks, restorable_at, sweep, unmark
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.holds_and_locks import Kept, kept_at, put_hold, put_keep, remove_hold
+from backupd.transfer.leases import Intent, Pin
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout, objects
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import (
     START,
     FakeClock,

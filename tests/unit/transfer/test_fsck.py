@@ -11,13 +11,12 @@ from backupd.model.errors import DamagedError
 from backupd.model.manifest import Body, Header
 from backupd.transfer.deletion import mark
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, examine, repair
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
-from backupd.transfer.leases import Lease, Owner
+from backupd.transfer.leases import Intent, Lease, Owner, Pin
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout, objects
 from storage.destination import TreeDestination, as_tree
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 
 FIRST, SECOND = backup_id(1), backup_id(2)

@@ -15,6 +15,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -22,17 +23,15 @@ import pytest
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.manifest import StoredObject, decode_header, encode_header
 from backupd.transfer import deletion as remove
-from backupd.transfer.collection import _Collection, collect_held
+from backupd.transfer.collection import GarbageCollection
 from backupd.transfer.dedup import confirm, load_known
-from backupd.transfer.deletion import mark, sweep_held
-from backupd.transfer.deletion_limit import LIMIT
-from backupd.transfer.guards.pins_and_intents import intents, pins
-from backupd.transfer.holds_and_locks import Kept, Locks
-from backupd.transfer.leases import Lease, Owner
+from backupd.transfer.deletion import mark, sweep
+from backupd.transfer.holds_and_locks import Locks
+from backupd.transfer.leases import Lease, Owner, intents, pins
 from backupd.transfer.records.manifests import committed
 from storage import layout, objects
 from storage.destination import Capability, Destination, ObjectInfo, Space
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, Stock, backup_id, believed, named, sealed
 
 CONTENT = b"the table that did not change"
@@ -45,6 +44,17 @@ MANIFEST = layout.manifest_key("shop", backup_id(2))
 def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same two manifests are read in every state."""
     monkeypatch.setattr("backupd.transfer.records.manifests.decode_header", functools.cache(decode_header))
+
+
+@contextlib.contextmanager
+def no_lease(_destination: Destination, **_how: object) -> Iterator[SimpleNamespace]:
+    yield SimpleNamespace(assert_held=lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def _one_that_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease of a sweep is between those who remove: of them there is one here."""
+    monkeypatch.setattr(remove, "sweeping", no_lease)
 
 
 class PausedError(BaseException):
@@ -277,7 +287,10 @@ def never(_lease: Lease, _now: datetime) -> bool:
 
 
 def deletion(
-    collector: type[_Collection] = _Collection, alive: Callable[[Lease, datetime], bool] = always, *, rounds: int = 1
+    collector: type[GarbageCollection] = GarbageCollection,
+    alive: Callable[[Lease, datetime], bool] = always,
+    *,
+    rounds: int = 1,
 ) -> Program:
     """The older backup vanishes at any moment, whatever runs, and what it named is collected."""
 
@@ -292,18 +305,7 @@ def deletion(
 
 def sweeping(place: Stepped) -> str:
     mark(place, "shop", backup_id(1), place.clock())
-    # Its lease is between those who remove: of them there is one here.
-    sweep_held(
-        place,
-        clock=place.clock,
-        grace=timedelta(0),
-        sightings=believed,
-        at_once=frozenset(),
-        kept=Kept(),
-        alive=always,
-        limit=LIMIT,
-        fence=lambda: None,
-    )
+    sweep(place, clock=place.clock, grace=timedelta(0), sightings=believed, alive=always)
     return "swept"
 
 
@@ -328,9 +330,7 @@ def whole(world: World, outcomes: tuple[str, str]) -> None:
                     objects.fetch(world.place, item)
                 except BackupdError as error:
                     raise LostError(str(error)) from error
-        collect_held(
-            world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, limit=LIMIT, fence=lambda: None
-        )
+        GarbageCollection(world.place, lambda: world.now() + timedelta(days=9), never).run()
     if outcomes[0] == "gave up" and backup_id(1) not in names:
         assert list(world.place.list(layout.OBJECTS)) == [], "garbage that no collection finds"
 
@@ -386,7 +386,7 @@ def test_the_object_is_reused_in_some_interleavings_and_collected_in_others() ->
 # Mutants: each must be found out
 
 
-class ManifestsBeforeIntents(_Collection):
+class ManifestsBeforeIntents(GarbageCollection):
     """Looks in the naive order: a backup that ends in between is seen neither as manifest nor as intent."""
 
     def _look(self) -> list[Lease]:
@@ -394,7 +394,7 @@ class ManifestsBeforeIntents(_Collection):
         return intents(self._destination)
 
 
-class LooksOnce(_Collection):
+class LooksOnce(GarbageCollection):
     """Deletes on what it knew before the tombstones."""
 
     _first: list[Lease] | None = None
@@ -405,7 +405,7 @@ class LooksOnce(_Collection):
         return self._first
 
 
-class IgnoresIntents(_Collection):
+class IgnoresIntents(GarbageCollection):
     """A tombstone alone, without waiting for those who began before it."""
 
     def _look(self) -> list[Lease]:
@@ -413,7 +413,7 @@ class IgnoresIntents(_Collection):
         return []
 
 
-class ForgetsTheFence(_Collection):
+class ForgetsTheFence(GarbageCollection):
     """Leaves the intents of the dead where they are."""
 
     def _look(self) -> list[Lease]:

@@ -18,15 +18,13 @@ from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import decode_header, encode_header
 from backupd.model.text import Clock
 from backupd.transfer import deletion as remove
-from backupd.transfer.collection import Collected, collect_held, living_intents
-from backupd.transfer.deletion import mark, marks, sweep_held
-from backupd.transfer.deletion_limit import LIMIT
-from backupd.transfer.guards.pins_and_intents import _trouble
-from backupd.transfer.holds_and_locks import Backup, Kept, Locks
-from backupd.transfer.leases import Lease, Owner
+from backupd.transfer.collection import Collected, GarbageCollection, living_intents
+from backupd.transfer.deletion import mark, marks, sweep
+from backupd.transfer.holds_and_locks import Backup, Locks
+from backupd.transfer.leases import Lease, Owner, _trouble
 from backupd.transfer.records.manifests import backup_ids, committed
 from storage.destination import Destination
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import Stock, backup_id, believed
 from tests.unit.transfer.test_interleaving import (
     INTENT,
@@ -38,6 +36,7 @@ from tests.unit.transfer.test_interleaving import (
     always,
     explore,
     never,
+    no_lease,
 )
 
 FULL, INCREMENT, OTHER = backup_id(1), backup_id(2), backup_id(3)
@@ -47,6 +46,12 @@ FULL, INCREMENT, OTHER = backup_id(1), backup_id(2), backup_id(3)
 def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same manifests are read in every state."""
     monkeypatch.setattr("backupd.transfer.records.manifests.decode_header", functools.cache(decode_header))
+
+
+@pytest.fixture(autouse=True)
+def _one_that_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease of a sweep is between those who remove: of them there is one here."""
+    monkeypatch.setattr(remove, "sweeping", no_lease)
 
 
 # The increment
@@ -113,22 +118,11 @@ def deletion(sweeping: Sweep, alive: Callable[[Lease, datetime], bool] = always)
 
 
 def real(destination: Destination, place: Stepped, alive: Callable[[Lease, datetime], bool]) -> object:
-    # Its lease is between those who remove: of them there is one here.
     return _sweep(destination, place.clock, alive)
 
 
 def _sweep(destination: Destination, clock: Clock, alive: Callable[[Lease, datetime], bool]) -> Collected:
-    return sweep_held(
-        destination,
-        clock=clock,
-        grace=timedelta(0),
-        sightings=believed,
-        at_once=frozenset(),
-        kept=Kept(),
-        alive=alive,
-        limit=LIMIT,
-        fence=lambda: None,
-    )
+    return sweep(destination, clock=clock, grace=timedelta(0), sightings=believed, alive=alive)
 
 
 def world_with_two_full_backups() -> World:
@@ -201,7 +195,7 @@ def asks_no_manifest(destination: Destination, place: Stepped, alive: Callable[[
     due = set() if living_intents(destination, place.clock(), alive) else set(marks(destination))
     for server, name in due:
         remove._remove(destination, server, name, Locks())
-    return collect_held(destination, clock=place.clock, alive=alive, limit=LIMIT, fence=lambda: None)
+    return GarbageCollection(destination, place.clock, alive).run()
 
 
 def _finish(
@@ -213,7 +207,7 @@ def _finish(
 ) -> Collected:
     for server, name in due - remove._needed(found, due, []):
         remove._remove(destination, server, name, Locks())
-    return collect_held(destination, clock=place.clock, alive=alive, limit=LIMIT, fence=lambda: None)
+    return GarbageCollection(destination, place.clock, alive).run()
 
 
 @pytest.mark.parametrize(

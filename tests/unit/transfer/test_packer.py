@@ -19,8 +19,8 @@ from backupd.transfer.packer import Packed, Packer
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
 from storage.destination import ObjectInfo
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys
+from tests.support.stores.memory import MemoryDestination
 
 KEY = b"k" * 32
 Files = Mapping[str, bytes]

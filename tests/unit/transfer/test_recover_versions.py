@@ -29,9 +29,9 @@ from backupd.transfer.scrub_and_repair import put_right
 from storage import layout, objects
 from storage.config import S3Config
 from storage.destination import Capability, Destination, ObjectInfo, Version
-from storage.memory import MemoryDestination
 from storage.s3.destination import S3Destination
 from tests.support.stores.buckets import config, opened
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.s3_server import S3Server
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 

@@ -27,14 +27,14 @@ from backupd.transfer.collection import collect
 from backupd.transfer.dedup import confirm, load_known
 from backupd.transfer.deletion import is_whole, mark, sweep, unmark
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.leases import Intent, Pin
 from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.relay import Relay
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo
-from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.dice import SOAK, rounds, thrown
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, Stock, backup_id, named, put, sealed, wanted
 
 GRACE = timedelta(hours=24)

@@ -1,4 +1,7 @@
-"""Where nothing may be deleted, marks and notes of quarantine are taken back by documents in their place."""
+"""Where nothing may be deleted, marks and notes of quarantine are taken back by documents in their place.
+
+Copies: what a target holds already, and what a copy builds on, is locked as long as what is sent.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from datetime import timedelta
 import pytest
 
 from backupd.model.errors import RefusedError
+from backupd.model.job import silent
 from backupd.transfer.collection import collect
+from backupd.transfer.copies import Order, replicate
 from backupd.transfer.dedup import Presence, confirm, load_known, unusable_objects
 from backupd.transfer.deletion import is_whole, mark, marked, marks, restorable_at, unmark
-from backupd.transfer.guards.pins_and_intents import Intent, Pin, pins
-from backupd.transfer.leases import Owner, is_alive
+from backupd.transfer.leases import Intent, Owner, Pin, is_alive, pins
 from storage import layout, objects
-from storage.memory import MemoryDestination
+from tests.support.stores.locked import LockedPlace
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, named
 from tests.support.stores.strict import UndeletableDestination
 
@@ -37,7 +42,7 @@ def test_a_mark_that_cannot_be_deleted_is_taken_back_for_everybody_who_asks(plac
     assert restorable_at(place, *owner)
     assert load_known(place, "shop")
     Pin(place, backup_id(7), [owner])._require(*owner)
-    Intent([place], "shop", backup_id(8), parents=[owner[1]])._assert_parents()
+    Intent([place], "shop", backup_id(8), parents=[owner[1]])._entered()
 
 
 def test_what_was_taken_back_can_be_marked_again(place: UndeletableDestination) -> None:
@@ -102,3 +107,26 @@ def test_a_lease_that_cannot_be_deleted_is_dead_for_other_processes_and_machines
     for asking in (replace(here, pid=1, ticks=1), replace(here, host="elsewhere")):
         monkeypatch.setattr(Owner, "current", lambda asking=asking: asking)
         assert not is_alive(lease, START)
+
+
+RUN = "20261121T060000Z-00000009"
+
+
+def test_a_copy_lengthens_the_locks_of_what_the_target_holds_already() -> None:
+    clock = FakeClock()
+    source, target = MemoryDestination("a", tree=False, clock=clock), LockedPlace("b", clock)
+    stock = Stock(source)
+    stock.add(1, {"x": b"one", "y": b"two"})
+    stock.add(2, {"x": b"one", "y": b"changed"}, parent=1)
+    stock.add(3, {"x": b"of another one"})
+    clock.move(hours=1)
+    for number, above in ((1, ()), (3, ()), (2, (backup_id(1),))):
+        order = Order("shop", backup_id(number), RUN, above, workers=1, pauses=())
+        assert replicate([source], target, order, clock=clock, report=silent, check=lambda: None)
+        done = clock()
+        clock.move(days=10)
+    other = layout.backup_folder("shop", backup_id(3))
+    assert target.sooner_than(done) == {
+        layout.object_key(named(b"of another one").name),
+        *(other + name for name in (layout.MANIFEST, layout.BODY, layout.UNPACK, layout.RUNBOOK)),
+    }

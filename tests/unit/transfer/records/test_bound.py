@@ -23,12 +23,12 @@ from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
 from backupd.transfer.scrub_and_repair import put_manifest_right, put_segment_right
 from storage import layout
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.real_logs import real_logs
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import FakeClock, Stock, backup_id, everything, wanted
-from tests.unit.transfer.test_segments import BRANCH
+from tests.unit.transfer.test_log_segments import BRANCH
 
 PLACE = "m"
 

@@ -10,9 +10,9 @@ from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.proofs import KeptWitness
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
-from storage.memory import MemoryDestination
 from tests.support.catalog.samples import proof, witness
 from tests.support.stores.homes import Homes
+from tests.support.stores.memory import MemoryDestination
 
 SERVER = "shop-db1"
 PROOF = replace(proof(), id="20261122T120000Z-0000000a")

@@ -1,3 +1,5 @@
+"""Pieces of binary logs that stay where not everything may be deleted, and that no sweep takes away."""
+
 from __future__ import annotations
 
 import io
@@ -10,17 +12,19 @@ from pathlib import Path
 import pytest
 
 from backupd.model.binlog import Branch, BranchReason, Ending, SegmentKey
-from backupd.model.errors import DamagedError, NotFoundError, RefusedError, UsageError
+from backupd.model.errors import DamagedError, LockedError, NotFoundError, RefusedError, UsageError
 from backupd.model.manifest import PART_SIZE
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
-from backupd.transfer import log_segments as segmentseal
 from backupd.transfer.collection import collect
 from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.log_segments import Sealed, Sealing
+from backupd.transfer.log_segments import drop_pieces, replaced_pieces
+from backupd.transfer.records import segment_documents
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import (
+    Sealed,
+    Sealing,
     SegmentHeader,
     decode_branch,
     decode_segment,
@@ -32,12 +36,13 @@ from backupd.transfer.scrub_and_repair import scrub_segments
 from storage import layout
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown
 from tests.support.keys import Keys
 from tests.support.logs.archived import Faulty, Killed, QuickSealer
 from tests.support.logs.archived_logs import archive_log, seal_log
 from tests.support.logs.real_logs import real_logs
+from tests.support.stores.memory import MemoryDestination
+from tests.support.stores.stock import FakeClock, Stock
 
 NOW = datetime.now(UTC)
 BRANCH = Branch(
@@ -141,7 +146,7 @@ def test_every_damage_is_found_by_verify_and_by_fetch(
 def test_a_failed_append_leaves_the_file_as_it_was(
     place: MemoryDestination, sealer: Sealer, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segmentseal, "PART_SIZE", 1000)
+    monkeypatch.setattr(segment_documents, "PART_SIZE", 1000)
     log = real_logs()[0]
     cut = log.cuts[1]
     first = archive_log(place, sealer, BRANCH, 1, log.data, end=cut)
@@ -329,7 +334,7 @@ def test_a_large_log_is_never_in_memory(place: MemoryDestination, tmp_path: Path
 def test_a_long_index_is_sealed_in_parts_that_stand_alone(
     place: MemoryDestination, sealer: Sealer, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segmentseal, "INDEX_PART", 400)
+    monkeypatch.setattr(segment_documents, "INDEX_PART", 400)
     log = real_logs()[0]
     header = archive_log(place, sealer, BRANCH, 1, log.data)
     assert len(header.index) > 2
@@ -373,4 +378,68 @@ def test_keys_of_logs_are_read_back() -> None:
         with pytest.raises(UsageError):
             layout.segment_key("s", bad)
     with pytest.raises(UsageError):
-        layout.branch_key("../x", BRANCH.id)
+        layout.branch_key("../x", GROWING.id)
+
+
+GROWING = Branch(
+    server="shop",
+    id="20261121T040000Z-0000000a",
+    noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
+    reason=BranchReason.FIRST,
+    server_uuid="u",
+    flavour="mariadb",
+    basename="binlog",
+    first_number=1,
+)
+LOG = real_logs()[0]
+CUTS = LOG.cuts[1:4]
+
+
+class Locked(MemoryDestination):
+    """Everything is locked that object lock is asked for."""
+
+    def delete(self, key: str) -> None:
+        if key in self._blobs and not layout.comes_and_goes(key):
+            raise LockedError(f"{key} is locked")
+        super().delete(key)
+
+
+def filled(place: MemoryDestination) -> tuple[SegmentKey, tuple[SegmentKey, ...]]:
+    """A whole log, and beside it pieces of it: [0, a), [a, b), [0, b), [b, c)."""
+    first, second, third = CUTS
+    for start, end in ((0, first), (first, second), (0, second), (second, third)):
+        archive_log(place, QuickSealer(), GROWING, 1, LOG.data, start=start, end=end)
+    whole = archive_log(place, QuickSealer(), GROWING, 1, LOG.data).segment.key
+    return whole, replaced_pieces(place, "shop", whole)
+
+
+def present(place: MemoryDestination) -> set[SegmentKey]:
+    return {key for _server, key in log_segments.keys(place)}
+
+
+def test_what_a_lock_keeps_does_not_keep_the_pieces_that_it_never_takes() -> None:
+    place = Locked("locked", tree=False)
+    whole, pieces = filled(place)
+    assert len(pieces) == 4
+    gone = drop_pieces(place, "shop", pieces, now=datetime.now(UTC))
+    assert set(gone) == {key for key in pieces if key.start}
+    assert present(place) == {whole, *pieces} - set(gone)
+    assert {key for key in place._blobs if layout.comes_and_goes(key)} == set()
+    assert drop_pieces(place, "shop", [key for key in pieces if not key.start], now=datetime.now(UTC)) == ()
+
+
+def test_no_sweep_removes_pieces_since_it_cannot_know_whether_their_file_is_what_they_are() -> None:
+    """Neither one of other bytes, nor one of a whole that is rotten, nor one that nobody has come to remove."""
+    place = MemoryDestination("away", tree=False)
+    whole, pieces = filled(place)
+    other = next(log for log in real_logs() if log.data[: CUTS[0]] != LOG.data[: CUTS[0]])
+    end = next(cut for cut in other.cuts if 0 < cut < len(LOG.data) and cut not in CUTS)
+    stranger = archive_log(place, QuickSealer(), GROWING, 1, other.data, start=0, end=end).segment.key
+    rotten = layout.segment_folder("shop", whole) + layout.part_name(0)
+    with place.get(rotten) as stream:
+        raw = bytearray(stream.read())
+    raw[len(raw) // 2] ^= 1
+    place.put(rotten, io.BytesIO(bytes(raw)))
+    Stock(place).add(1, {"t": b"a backup"})
+    collect(place, clock=FakeClock(datetime.now(UTC) + timedelta(days=400)))
+    assert present(place) == {whole, stranger, *pieces}

@@ -15,11 +15,10 @@ import pytest
 from backupd.model.errors import CancelledError, DestinationError, NotFoundError, RefusedError
 from backupd.transfer import leases as lease_module
 from backupd.transfer.deletion import mark
-from backupd.transfer.guards.pins_and_intents import Intent, Pin, intents, pins
-from backupd.transfer.leases import Lease, Owner, is_alive
+from backupd.transfer.leases import Intent, Lease, Owner, Pin, intents, is_alive, pins
 from storage import layout
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, put
 
 ID = backup_id(1)
@@ -184,7 +183,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
     place.initialise(START)
     script = (
         "import sys; from pathlib import Path\n"
-        "from backupd.transfer.guards.pins_and_intents import Intent\n"
+        "from backupd.transfer.leases import Intent\n"
         "from storage.filesystem import FilesystemDestination\n"
         "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
