@@ -23,8 +23,8 @@ from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.segment_documents import Sealed, Sealing
 
 MOST_PIECES = 60
 """Pieces of one file before they are merged."""

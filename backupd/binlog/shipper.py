@@ -20,8 +20,8 @@ from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.text import Clock
 from backupd.transfer import log_segments as segments
 from backupd.transfer.holds_and_locks import lengthen_branch
-from backupd.transfer.log_leftovers import drop_pieces
-from backupd.transfer.log_segments import Sealed, SegmentConflictError, Stored
+from backupd.transfer.log_segments import SegmentConflictError, Stored, drop_pieces
+from backupd.transfer.records.segment_documents import Sealed
 from storage.destination import Destination
 
 _BOTH_KEPT = (

@@ -38,7 +38,7 @@ from backupd.model.manifest import Body, BodyFacts, Entry, Header
 from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.text import format_size
 from backupd.process.run_context import RunContext
-from backupd.transfer.guards.pins_and_intents import Pin
+from backupd.transfer.leases import Pin
 from backupd.transfer.records.manifests import load_body, load_header
 from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_too_small

@@ -25,7 +25,7 @@ from backupd.model.errors import (
 from backupd.model.job import Progress, Report
 from backupd.model.text import format_size
 from backupd.transfer import log_segments as segments
-from backupd.transfer.log_leftovers import holding
+from backupd.transfer.log_segments import holding
 from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from restore.datadir.occupancy import RESERVE

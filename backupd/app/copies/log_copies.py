@@ -18,8 +18,7 @@ from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.copies import copy_branch, copy_segment
 from backupd.transfer.holds_and_locks import lengthen_branch
-from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
-from backupd.transfer.log_segments import SegmentConflictError
+from backupd.transfer.log_segments import SegmentConflictError, drop_pieces, replaced_pieces
 from backupd.transfer.relay import Check, Relay
 from storage.destination import Destination
 

@@ -28,7 +28,6 @@ from backupd.recovery.chains import chain_of
 from backupd.transfer.copies import Order, replicate
 from backupd.transfer.dedup import missing
 from backupd.transfer.holds_and_locks import each, is_marked
-from backupd.transfer.leases import exists
 from backupd.transfer.log_segments import keys
 from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.relay import Check, found_wrong
@@ -41,7 +40,7 @@ from backupd.transfer.scrub_and_repair import (
     show_again,
 )
 from storage import layout, objects
-from storage.destination import Destination, as_archive, as_tree
+from storage.destination import Destination, as_archive, as_tree, exists
 
 ROT = "rot-found"
 REPAIRED = "rot-repaired"

@@ -24,11 +24,10 @@ from backupd.app.copies.repairs import REPAIRED
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.event import Event, Severity
 from backupd.process.folders import write_whole
-from backupd.transfer.leases import exists
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.scrub_and_repair import Damage, share_of
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, exists
 
 COPY_NOTE = "copies.json"
 """Name of the note in the spool."""

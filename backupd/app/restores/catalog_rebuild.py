@@ -51,8 +51,8 @@ from backupd.transfer import log_segments as segments
 from backupd.transfer.collection import unfinished
 from backupd.transfer.dedup import Presence
 from backupd.transfer.deletion import marks
-from backupd.transfer.guards.pins_and_intents import intents
 from backupd.transfer.holds_and_locks import Kept, kept_at
+from backupd.transfer.leases import intents
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, read

@@ -27,10 +27,9 @@ from backupd.recovery.chains import chain_of, dependants, lineages
 from backupd.transfer.collection import Collected, HeldBack, living_intents
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
 from backupd.transfer.holds_and_locks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
-from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import read
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, exists
 
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""

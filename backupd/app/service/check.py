@@ -23,9 +23,9 @@ from backupd.app.copies import missing_copies as replicating
 from backupd.app.jobs import admission as queuewatch
 from backupd.app.retention import holds
 from backupd.app.views.capacity import room
-from backupd.backup.binary_log import SUBJECT, Streaming
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.backup.server_checks import BINLOG, Streaming
 from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import examine
@@ -189,12 +189,12 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         return []
     found = wiring.catalog.binlogs.stream_state(server.name)
     if found is None:
-        return [warning(SUBJECT, f"the binary log of {server.name} has never been streamed", _NO_STREAM)]
+        return [warning(BINLOG, f"the binary log of {server.name} has never been streamed", _NO_STREAM)]
     row, at = found
     if row["state"] == STOPPED or wiring.clock() - at > SILENT:
         return [
             warning(
-                SUBJECT, f"the binary log of {server.name} has not been streamed since {format_time(at)}", _NO_STREAM
+                BINLOG, f"the binary log of {server.name} has not been streamed since {format_time(at)}", _NO_STREAM
             )
         ]
     troubles = [
@@ -204,7 +204,7 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     ]
     return [
         warning(
-            SUBJECT,
+            BINLOG,
             f"the stream of {server.name} is {row['state']}: {text}",
             "it is tried again all the time, and goes on where it was",
         )

@@ -22,11 +22,10 @@ from backupd.model.job import Report
 from backupd.recovery.chains import strangers
 from backupd.transfer.deletion import marks
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
-from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import backup_ids, load_body
 from backupd.transfer.scrub_and_repair import Damage
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, exists
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,14 @@ from restore.fetch.sources import Loaded, Sources
 from storage import layout, objects
 from storage.destination import repository_id
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys, gpg
 from tests.support.logs import stream
 from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.log_store import SERVER, wired
 from tests.support.logs.real_logs import real_logs
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id
-from tests.unit.transfer.test_segments import BRANCH
+from tests.unit.transfer.test_log_segments import BRANCH
 
 MIB = 1024**2
 HUGE = 1024 * MIB

@@ -23,9 +23,9 @@ from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
 from storage import layout
 from storage.destination import Destination, ObjectInfo
-from storage.memory import MemoryDestination
 from tests.support.logs.real_logs import RealLog
 from tests.support.oracle import same
+from tests.support.stores.memory import MemoryDestination
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 BRANCH = "20261121T040000Z-0000000a"

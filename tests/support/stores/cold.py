@@ -14,7 +14,7 @@ from backupd.model.errors import ArchivedError, DestinationError, RefusedError
 from backupd.model.text import Clock
 from storage import layout
 from storage.destination import Capability, Coldness, ColdState, Tier
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 
 HOURS = {Tier.BULK: 48.0, Tier.STANDARD: 12.0, Tier.EXPEDITED: 1.0}
 

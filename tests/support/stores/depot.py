@@ -33,17 +33,17 @@ from backupd.model.manifest import Header, StoredObject
 from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
-from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
-from backupd.transfer.log_segments import Sealed, Sealing
+from backupd.transfer.log_segments import drop_pieces, replaced_pieces
 from backupd.transfer.records.manifests import read
 from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.segment_documents import Sealed, Sealing
 from storage import layout
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from storage.s3.destination import S3Destination
 from tests.support.keys import Keys
 from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.s3_server import S3Server
 from tests.support.stores.stock import FakeClock, Stock, facts
 

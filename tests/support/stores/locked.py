@@ -8,7 +8,7 @@ from typing import BinaryIO
 from backupd.model.text import Clock
 from storage import layout
 from storage.destination import Capability, ObjectInfo
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 
 FOR = timedelta(days=14)
 

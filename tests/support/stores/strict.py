@@ -13,7 +13,7 @@ from backupd.model.errors import ArchivedError, LockedError
 from backupd.model.text import format_time
 from storage import layout
 from storage.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
-from storage.memory import MemoryDestination
+from tests.support.stores.memory import MemoryDestination
 
 
 class LockingDestination(MemoryDestination):

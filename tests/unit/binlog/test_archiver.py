@@ -15,17 +15,17 @@ from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
 from backupd.transfer import log_segments
-from backupd.transfer.guards.pins_and_intents import Pin
+from backupd.transfer.leases import Pin
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived import Books, Clock, Faults, Faulty, House, Killed, QuickSealer, branch_of
 from tests.support.logs.real_logs import RealLog, real_logs
 from tests.support.logs.streaming import until
+from tests.support.stores.memory import MemoryDestination
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from backupd.model.server_facts import Position
 from backupd.recovery.runs import without
 from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
-from storage.memory import MemoryDestination
 from tests.support.logs.archived import Books, QuickSealer, plain_of
 from tests.support.logs.streaming import (
     PASSWORD,
@@ -39,6 +38,7 @@ from tests.support.logs.streaming import (
 )
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import Stack
+from tests.support.stores.memory import MemoryDestination
 
 Harm = Callable[[Path, int], None]
 

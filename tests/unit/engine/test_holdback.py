@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.binary_log import Streaming as Wish
-from backupd.backup.binary_log import examine_binary_log
 from backupd.backup.finding import Severity
+from backupd.backup.server_checks import Streaming as Wish
+from backupd.backup.server_checks import examine_binary_log
 from backupd.binlog.stream_status import StreamEventKind, StreamState
 from backupd.engine.log_client import BinlogTool, binlog_tool, tried
 from backupd.engine.server.probe import examine

@@ -14,7 +14,7 @@ from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
-from backupd.transfer.guards.pins_and_intents import pins
+from backupd.transfer.leases import pins
 from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.checks import examine, make_proof
 from restore.fetch.sources import Sources

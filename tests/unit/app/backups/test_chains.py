@@ -33,7 +33,7 @@ from backupd.model.text import new_id
 from backupd.process.run_context import utc_now
 from backupd.transfer.deletion import mark, unmark
 from backupd.transfer.fsck import repair
-from backupd.transfer.guards.pins_and_intents import intents
+from backupd.transfer.leases import intents
 from backupd.transfer.records.manifests import backup_ids, load_header
 from restore.datadir.staging import MARKER, State, write_marker
 from storage import layout

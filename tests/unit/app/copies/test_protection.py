@@ -13,9 +13,9 @@ from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
 from storage.destination import Capability
-from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import named, put
 
 Make = Callable[..., Shop]

@@ -17,8 +17,8 @@ from backupd.model.errors import BusyError, RefusedError
 from backupd.model.text import format_time
 from backupd.transfer.deletion import mark
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.pins_and_intents import Intent, intents, pins
 from backupd.transfer.holds_and_locks import kept_at
+from backupd.transfer.leases import Intent, intents, pins
 from backupd.transfer.scrub_and_repair import put_right
 from storage import layout, objects
 from tests.support.catalog.shelf import SERVER

@@ -15,7 +15,7 @@ from backupd.app.views.server_status import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
-from backupd.transfer.guards.pins_and_intents import Pin
+from backupd.transfer.leases import Pin
 from backupd.transfer.records.authenticity import RecordedDestination
 from storage import layout
 from storage.destination import Destination

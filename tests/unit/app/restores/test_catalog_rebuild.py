@@ -38,13 +38,13 @@ from backupd.transfer.records.manifests import get_bytes
 from storage import layout, objects
 from storage.destination import as_tree
 from storage.filesystem import FilesystemDestination
-from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.dice import size
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, PLACES, SERVER, key_of, store, wired
 from tests.support.logs.real_logs import RealLog, real_logs
 from tests.support.stores.cold import Cooled
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.signed import signing
 from tests.support.stores.stock import Stock, backup_id
 

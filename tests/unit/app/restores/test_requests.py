@@ -38,12 +38,12 @@ from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
 from storage import layout
 from storage.destination import Tier
-from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, key_of, store, wired
 from tests.support.logs.real_logs import real_logs
 from tests.support.stores.cold import ColdPlace
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import backup_id
 
 FULL, INCREMENT = backup_id(1), backup_id(2)

@@ -17,8 +17,8 @@ from backupd.app.retention.rules import Stored
 from backupd.model.backup_record import BackupKind, BackupState, Hold, HoldKind
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.transfer.deletion import marked
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.holds_and_locks import put_hold, put_keep, remove_hold
+from backupd.transfer.leases import Intent, Pin
 from tests.support.catalog.shelf import SERVER, Shelf
 
 Make = Callable[..., Shelf]

@@ -25,7 +25,7 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
-from backupd.transfer.guards.pins_and_intents import Pin
+from backupd.transfer.leases import Pin
 from backupd.transfer.records.manifests import put_bytes
 from storage import layout
 from tests.support.catalog.histories import NOW, days_ago, rules, stored, view

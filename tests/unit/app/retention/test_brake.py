@@ -17,8 +17,8 @@ from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.leases import Lease, Owner
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout
-from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import backup_id, put
 from tests.support.stores.strict import LockingDestination
 

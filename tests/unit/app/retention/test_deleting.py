@@ -22,7 +22,7 @@ from backupd.model.backup_record import BackupState, HoldKind
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobState
 from backupd.transfer.deletion import mark
-from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.leases import Intent, Pin
 from storage import layout, objects
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import backup_id, named

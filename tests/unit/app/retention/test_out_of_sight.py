@@ -14,8 +14,8 @@ from backupd.cli.output import Screen
 from backupd.cli.render import show_damages
 from backupd.model.errors import DamagedError, DestinationError
 from backupd.model.job import silent
-from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import pool
 
 Make = Callable[..., Shelf]

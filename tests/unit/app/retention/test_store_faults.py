@@ -34,8 +34,8 @@ from backupd.model.job import silent
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
 from backupd.transfer.deletion import marks
-from backupd.transfer.guards.pins_and_intents import Pin, intents, pins
-from backupd.transfer.log_segments import Sealed
+from backupd.transfer.leases import Pin, intents, pins
+from backupd.transfer.records.segment_documents import Sealed
 from backupd.transfer.relay import Relay
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Sources, load_chain

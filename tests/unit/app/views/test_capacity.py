@@ -17,9 +17,9 @@ from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Stats
 from storage.destination import Space
-from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup
 from tests.support.service.house import Clock, Office
+from tests.support.stores.memory import MemoryDestination
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GB = 10**9

@@ -24,9 +24,9 @@ from backupd.model.manifest import Stats
 from policies.reference import example
 from policies.schema import Keep, Policy
 from storage.destination import Space
-from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup, proof
 from tests.support.service.house import Clock, Office
+from tests.support.stores.memory import MemoryDestination
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # a Saturday
 GB = 10**9

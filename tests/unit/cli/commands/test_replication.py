@@ -14,8 +14,8 @@ from backupd.app.copies.replication import Replicated
 from backupd.cli.main import main
 from backupd.model.errors import DestinationError
 from backupd.transfer.copies import Copied
-from storage.memory import MemoryDestination
 from tests.support.service.fake import FakeService, record
+from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import Stock
 
 HEADER = Stock(MemoryDestination("a")).add(1, {"x": b"y"})

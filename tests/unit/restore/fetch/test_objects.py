@@ -25,9 +25,9 @@ from restore.fetch.objects import Fetched, fetch
 from restore.fetch.sources import Loaded, Sources
 from storage import layout
 from storage.destination import Destination
-from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, GpgOpener, files_below
+from tests.support.stores.memory import MemoryDestination
 
 PART = 64 * 1024
 HOLES = bytes(3 * PART // 2) + b"x" + bytes(2 * PART)

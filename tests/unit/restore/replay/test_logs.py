@@ -11,7 +11,7 @@ from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError,
 from backupd.model.job import silent
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments as segmentseal
-from backupd.transfer.log_leftovers import drop_pieces
+from backupd.transfer.log_segments import drop_pieces
 from backupd.transfer.records.sealing import Unsealer
 from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
