@@ -9,7 +9,6 @@ on it is a copy like any other: it holds just these tables, and a replay is narr
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -37,7 +36,15 @@ from backupd.process.folders import locked_folder
 from backupd.process.run_context import RunContext
 from restore.cutover.parallel_load import load
 from restore.cutover.staging_schema import TABLE
-from restore.datadir.occupancy import FOLDER_MODE, RESERVE, Account, hand_over, refuse_too_small, worker_account
+from restore.datadir.occupancy import (
+    FOLDER_MODE,
+    RESERVE,
+    Account,
+    hand_over,
+    refuse_full,
+    refuse_too_small,
+    worker_account,
+)
 from restore.datadir.start import looked_at, server_config
 from restore.fetch.chain import Built, assemble, compare_named, data_bytes, fetch_members
 from restore.fetch.sources import (
@@ -275,21 +282,6 @@ _SYSTEM = 512 * 1024 * 1024
 _NOWHERE = "no-external"
 
 
-@dataclass(frozen=True, slots=True)
-class TableCopySpec:
-    """``copy_id``: an id of its own; ``server``: whose binary logs ``replay`` names; ``info``: that server as it was
-    when the backup was taken, which ended at ``taken``; ``path``: the folder that scratch copies are made in;
-    ``max_bytes``: the most that the copy may take there, None for what is free."""
-
-    copy_id: str
-    server: str
-    info: ServerInfo
-    taken: datetime
-    path: Path
-    max_bytes: int | None = None
-    replay: ReplaySpec | None = None
-
-
 @dataclass(slots=True)
 class TableCopy:
     """A running copy. ``tables`` that are in it; ``failed``: those that could not be loaded, and why. ``phases`` that
@@ -307,16 +299,23 @@ class TableCopy:
 
 @contextlib.contextmanager
 def loaded_instance(
-    spec: TableCopySpec, folder: Path, tables: Sequence[DumpedTable], sources: Sources, context: RunContext
+    spec: ScratchSpec,
+    info: ServerInfo,
+    taken: datetime,
+    folder: Path,
+    tables: Sequence[DumpedTable],
+    sources: Sources,
+    context: RunContext,
 ) -> Iterator[TableCopy]:
     """Load ``tables``, whose files are in ``folder`` in the layout of a logical backup, into an empty private server.
+    ``info``: the server as it was when that backup was taken, which ended at ``taken``.
 
     Everything is removed at the end, well or not; what a killed process left is removed by the next call. Raises
     RefusedError (tables with another position than the backup's, or without a snapshot, cannot be rolled forward),
     DamagedError, ToolError, ServerError.
     """
     context = context.with_own_phases()
-    watch, info = context.watch, spec.info
+    watch = context.watch
     account = worker_account()
     remove_dead(spec.path)
     program = server_program(info.flavour, info.version, paths=context.programs).path
@@ -324,7 +323,7 @@ def loaded_instance(
     _refuse_no_room(spec, sum(table.bytes for table in tables))
     if replaying is not None:
         refuse_inexact(tables, replaying.spec)
-    with scratch_folder(spec.path, spec.copy_id) as place:
+    with scratch_folder(spec.path, spec.scratch_id) as place:
         logs = replaying.logs(place / "binlogs") if replaying else None
         data = place / "data"
         options = {**options_for_copy(data, info.variables), **_lasting(info)}
@@ -341,9 +340,7 @@ def loaded_instance(
             memory=_pool(context),
         )
         config = (
-            replaying.config(config, info, spec.taken)
-            if replaying
-            else replace(config, skip_grants=False, own_account=True)
+            replaying.config(config, info, taken) if replaying else replace(config, skip_grants=False, own_account=True)
         )
         with contextlib.ExitStack() as stack:
             with watch.phase("started"):
@@ -375,21 +372,15 @@ def _lasting(info: ServerInfo) -> Options:
     return {name: info.variables[name] for name in _MADE_WITH if info.variables.get(name, _USUAL[name]) != _USUAL[name]}
 
 
-def _refuse_no_room(spec: TableCopySpec, rows: int) -> None:
+def _refuse_no_room(spec: ScratchSpec, rows: int) -> None:
     """Raises RefusedError when tables with so many bytes of rows do not fit."""
-    room = os.statvfs(spec.path)
-    free, need = room.f_bavail * room.f_frsize, rows * _GROWTH + _SYSTEM
+    need = rows * _GROWTH + _SYSTEM
     if spec.max_bytes is not None and need > spec.max_bytes:
         raise RefusedError(
             f"a copy of these tables needs {format_size(need)}; allowed are {format_size(spec.max_bytes)}",
             hint="raise restore.scratch.max_bytes in the configuration",
         )
-    if free < need + RESERVE:
-        raise RefusedError(
-            f"too little room at {spec.path} for a copy of these tables: {format_size(need + RESERVE)} "
-            f"needed, {format_size(free)} free",
-            hint="free some space there",
-        )
+    refuse_full(spec.path, need + RESERVE, "a copy of these tables", hint="free some space there")
 
 
 def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from backupd.engine.physical.capture import PhysicalTool
@@ -90,7 +90,7 @@ def earlier_names(
             member = members[number]
             if not sought:
                 break
-            found = member.by_name() if number else member.whole_by_name()
+            found = member.by_name(full=not number)
             unknown = sought - set(found)
             if unknown:
                 recent = _recent(unknown, places[0], chain[0]) if isinstance(tool, MariaBackup) else frozenset()
@@ -134,15 +134,10 @@ class _Member:
         metas = [path for path in paths if path.endswith(_META)]
         return {number for _path, number in self._numbers(metas)}
 
-    def by_name(self) -> dict[int, str]:
-        """The fetched tablespaces of an increment: the file of each number."""
-        files = [path for path in self.picked if path.endswith((_META, _NEW))]
+    def by_name(self, *, full: bool) -> dict[int, str]:
+        """The fetched tablespaces of an increment or a ``full`` backup: the file of each number."""
+        files = [path for path in self.picked if path.endswith((_DATA if full else _META, _NEW))]
         return {number: _file_of(path) for path, number in self._numbers(files)}
-
-    def whole_by_name(self) -> dict[int, str]:
-        """The same of a full backup."""
-        files = [path for path in self.picked if path.endswith((_DATA, _NEW))]
-        return {number: path for path, number in self._numbers(files)}
 
     def search(self, unknown: Collection[int], *, only_new: Collection[int]) -> dict[int, str]:
         """Look for ``unknown`` numbers in the files that were not fetched. ``only_new``: those that can only be in
@@ -399,13 +394,7 @@ class _Making:
                 work.tables = tuple(sorted(required))
             trouble = unreadable(session, asked)
         return SubsetCopy(
-            copy.connection,
-            copy.last,
-            copy.sandboxed,
-            copy.datadir,
-            copy.phases,
-            copy.warnings,
-            copy.roll_forward,
+            **{one.name: getattr(copy, one.name) for one in fields(Scratch)},
             tables=tuple(name for name in asked if name not in trouble),
             also=tuple(name for name in known.tables if name in there and not self._wanted(name)),
             unreadable=trouble,

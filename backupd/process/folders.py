@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import platform
 import pwd
@@ -291,3 +292,14 @@ def closed_words(path: Path) -> str:
     except OSError:  # it leads to where we do not come
         found = path.lstat()
     return f"{path} is of {user_words(found.st_uid)}, with mode {stat.S_IMODE(found.st_mode):04o}"
+
+
+def digest_of(path: Path, start: int, end: int) -> str:
+    """SHA-256 of those bytes of a file, as far as it has them."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end and (chunk := file.read(min(1024 * 1024, end - start))):
+            start += len(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()

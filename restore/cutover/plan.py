@@ -505,6 +505,20 @@ class _Planning:
         return found
 
 
+def refuse_unfit(inventory: TableInventory, targets: Sequence[TableName]) -> None:
+    """Raises RefusedError for names that no table can get: of the server's own schemas, and of views."""
+    if system := [name.shown for name in targets if name.schema.lower() in SYSTEM_SCHEMAS]:
+        raise RefusedError(
+            f"tables of the server itself are not replaced: {', '.join(system)}",
+            hint="restore the whole server, or these tables under other names (--as)",
+        )
+    if views := [name.shown for name in targets if "VIEW" in inventory.kind(name).upper()]:
+        raise RefusedError(
+            f"there are views of these names: {', '.join(views)}",
+            hint="drop or rename them, or choose other names for the tables (--as)",
+        )
+
+
 def _refuse(goals: Sequence[Goal], inventory: TableInventory, *, replace_live: bool) -> None:
     if gone := [goal.staged.shown for goal in goals if not inventory.has(goal.staged)]:
         raise NotFoundError(
@@ -515,16 +529,7 @@ def _refuse(goals: Sequence[Goal], inventory: TableInventory, *, replace_live: b
     wanted = Counter(inventory.fold(goal.target) for goal in goals)
     if twice := [name.shown for name, times in wanted.items() if times > 1]:
         raise RefusedError(f"several tables would become {', '.join(twice)}", hint="give each a name of its own")
-    if system := [goal.target.shown for goal in goals if goal.target.schema.lower() in SYSTEM_SCHEMAS]:
-        raise RefusedError(
-            f"tables of the server itself are not replaced: {', '.join(system)}",
-            hint="restore the whole server, or these tables under other names",
-        )
-    if views := [goal.target.shown for goal in goals if "VIEW" in inventory.kind(goal.target).upper()]:
-        raise RefusedError(
-            f"there are views of these names: {', '.join(views)}",
-            hint="drop or rename them, or choose other names for the tables",
-        )
+    refuse_unfit(inventory, [goal.target for goal in goals])
     present = [goal.target.shown for goal in goals if inventory.has(goal.target)]
     if present and not replace_live:
         raise RefusedError(

@@ -25,6 +25,7 @@ from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.model.errors import BackupdError, ServerError, StreamError
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name, table_folder
 from backupd.model.text import format_size
+from backupd.process.folders import digest_of
 from restore.cutover.staging_schema import TABLE, Entry, Journal, StagedTable, State, staged_table
 
 _PIECE = 1024 * 1024
@@ -483,14 +484,7 @@ class TableLoad:
 
 def _is_prefix(file: RowFile, entry: Entry) -> bool:
     """Is what was loaded the beginning of this file?"""
-    if entry.position in (0, file.size):
-        return True
-    digest, left = hashlib.sha256(), entry.position
-    with file.path.open("rb") as source:
-        while left and (piece := source.read(min(left, 1024 * 1024))):
-            digest.update(piece)
-            left -= len(piece)
-    return not left and digest.hexdigest() == entry.digest
+    return entry.position in (0, file.size) or digest_of(file.path, 0, entry.position) == entry.digest
 
 
 def _warning(session: Session) -> str:

@@ -428,6 +428,20 @@ def measure(
     return Need(files=files, growth=redo_applied + copied, redo=redo_log, least=least, inodes=inodes)
 
 
+def refuse_full(folder: Path, need: int, what: str, *, detail: str = "", hint: str) -> None:
+    """Raises RefusedError when fewer than ``need`` bytes are free for ``what`` at ``folder``, or the nearest one above
+    it that is there."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    room = os.statvfs(there)
+    free = room.f_bavail * room.f_frsize
+    if free < need:
+        raise RefusedError(
+            f"too little room at {there} for {what}: {format_size(need)} needed, {format_size(free)} free",
+            detail=detail,
+            hint=hint,
+        )
+
+
 def refuse_too_small(need: Need, folder: Path, *, there: tuple[int, int] = (0, 0)) -> tuple[str, ...]:
     """Raises RefusedError when ``folder``'s file system has too little room; gives warnings when it may be
     tight."""

@@ -178,20 +178,13 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
         return ()
     files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
     known = frozenset(facts.missing)
+    nothing_done = "nothing was put in place; "
     if last.whole is None:
-        _refuse_lost(
-            [table.name for table in absent(_copied(last), files, {})],
-            last,
-            "are not in the prepared copy",
-            "nothing was put in place; ",
-        )
+        lost = [table.name for table in absent(_copied(last), files, {})]
+        _refuse_lost(lost, last, "are not in the prepared copy", nothing_done)
     if dialect_of(facts.server.flavour, facts.server.version).lists_tables_under_lock:
-        _refuse_lost(
-            of_others(base, files, _copied(last)),
-            last,
-            "have the tablespace of another table, or none, in the prepared copy",
-            "nothing was put in place; ",
-        )
+        where = "have the tablespace of another table, or none, in the prepared copy"
+        _refuse_lost(of_others(base, files, _copied(last)), last, where, nothing_done)
     if not known or last.whole is not None:
         return ()
     return (partial_words(last.header.backup_id, (name.shown for name in known)),)

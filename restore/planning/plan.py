@@ -15,7 +15,7 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.server_facts import Position
-from backupd.model.text import format_size
+from backupd.model.text import format_duration, format_size
 from backupd.model.thaw import ThawPlan
 from restore.planning.target import Older
 
@@ -191,6 +191,15 @@ def estimated(
 
 def _step(name: str, title: str, size: int, rate: Rate) -> Step:
     return Step(name, title, size, rate.estimate(size), rate.basis)
+
+
+def over_objective(seconds: float, rto: float | None) -> tuple[str, ...]:
+    """What to say of a plan that takes longer than the policy allows; empty for one that does not."""
+    if rto is None or seconds <= rto:
+        return ()
+    return (
+        f"this takes {format_duration(seconds)} by the rates, longer than the {format_duration(rto)} of objectives.rto",
+    )
 
 
 def _increments(chain: Sequence[BackupRecord]) -> str:

@@ -15,7 +15,7 @@ from backupd.model.text import format_duration, format_time
 from backupd.recovery.chains import Strange, chain_of, restorable, standing_aside
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
-from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, steps
+from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, over_objective, steps
 from restore.planning.starting_backup import (
     Choice,
     Manner,
@@ -139,13 +139,7 @@ def make_plan(
         rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
         older=older,
     )
-    if preferences.rto is not None and plan.seconds > preferences.rto.total_seconds():
-        late = (
-            f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
-            f"{format_duration(preferences.rto.total_seconds())} of objectives.rto"
-        )
-        plan = replace(plan, warnings=(*plan.warnings, late))
-    return plan
+    return replace(plan, warnings=(*plan.warnings, *over_objective(plan.seconds, plan.rto)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +255,10 @@ def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[Backup
 
 
 def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
-    if preferences.replay_with is ReplayMethod.PIPE:
-        return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
-    if preferences.no_applier and preferences.replay_with is None:
-        return Manner(ReplayMethod.PIPE, preferences.no_applier, PIPE_RATE, preferences.exclude)
+    asked = preferences.replay_with is ReplayMethod.PIPE
+    if asked or (preferences.no_applier and preferences.replay_with is None):
+        why = "asked for" if asked else preferences.no_applier
+        return Manner(ReplayMethod.PIPE, why, PIPE_RATE, preferences.exclude)
     return Manner(
         ReplayMethod.APPLIER,
         "the server's own applier, in parallel where it can",

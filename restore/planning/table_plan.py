@@ -20,7 +20,16 @@ from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
 from restore.planning.inexact_replay import InexactError
-from restore.planning.plan import DEFAULT_RATES, TABLE_STEP_NAMES, Plan, Rate, Step, estimated, replay_text
+from restore.planning.plan import (
+    DEFAULT_RATES,
+    TABLE_STEP_NAMES,
+    Plan,
+    Rate,
+    Step,
+    estimated,
+    over_objective,
+    replay_text,
+)
 from restore.planning.target import OlderError
 
 _HOW = (
@@ -247,17 +256,7 @@ def choose(
             else "it comes nearest to the target"
         )
     )
-    rto = chosen.base.rto
-    late = (
-        ()
-        if rto is None or _seconds(steps) <= rto
-        else (
-            (
-                f"this takes {format_duration(_seconds(steps))} by the rates, longer than the {format_duration(rto)} "
-                "of rto"
-            ),
-        )
-    )
+    late = over_objective(_seconds(steps), chosen.base.rto)
     return TablePlan(chosen, tuple(goals), steps, reason, tuple(others), (*chosen.warnings, *late))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,17 +21,17 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.job import Progress, Report
-from backupd.model.text import format_size
+from backupd.model.job import Progress
+from backupd.process.folders import digest_of
+from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments as segments
 from backupd.transfer.log_segments import holding
-from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
-from restore.datadir.occupancy import RESERVE
+from restore.datadir.occupancy import RESERVE, refuse_full
 from restore.fetch.objects import default_workers
+from restore.fetch.sources import Sources
 from storage.destination import Destination
 
-_CHUNK = 1024 * 1024
 COPIES = 3
 """How often the logs lie on the disk while they are replayed: fetched, served, and as relay logs of the copy."""
 
@@ -48,38 +47,27 @@ class Logs:
 
 def refuse_no_room_for(spec: ReplaySpec, folder: Path) -> None:
     """Raises RefusedError when the logs of ``spec`` do not fit at ``folder`` (or the nearest one above it)."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    room = os.statvfs(there)
-    free, need = room.f_bavail * room.f_frsize, spec.size * COPIES + RESERVE
-    if free < need:
-        raise RefusedError(
-            f"too little room at {there} for the binary logs: {format_size(need)} needed, {format_size(free)} free",
-            detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
-            hint="free some space there, or restore to a place nearer to a backup",
-        )
+    refuse_full(
+        folder,
+        spec.size * COPIES + RESERVE,
+        "the binary logs",
+        detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
+        hint="free some space there, or restore to a place nearer to a backup",
+    )
 
 
-def fetch_logs(
-    server: str,
-    spec: ReplaySpec,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    folder: Path,
-    *,
-    report: Report,
-    cancel: Event | None = None,
-) -> Logs:
+def fetch_logs(server: str, spec: ReplaySpec, sources: Sources, folder: Path, context: RunContext) -> Logs:
     """Bring the segments of every leg to ``folder``, which belongs to us; what an earlier call left there is used as
     far as its digests are right.
 
-    ``destinations`` in the order to try them, for each segment anew, and for each part of one where a part is not what
+    The archives are tried in their order, for each segment anew, and for each part of one where a part is not what
     was stored. Raises RefusedError for logs that do not follow
     each other, naming both places; DamagedError when no destination has a segment as it was stored, ArchivedError when
     it has to be thawed first, or DestinationError when none could be asked, naming the places between which nothing can
     be replayed; KeyUnusableError, CancelledError.
     """
     total = sum(key.end - key.start for leg in spec.legs for key in leg.segments)
-    job = _Job(server, destinations, unsealer, total, report, cancel)
+    job = _Job(server, sources, context, total)
     wanted: list[tuple[Path, list[_File]]] = []
     for number, leg in enumerate(spec.legs, start=1):
         place = folder / f"{number}"
@@ -137,21 +125,9 @@ def _hole(server: str, after: str, before: str) -> RefusedError:
 
 
 class _Job:
-    def __init__(
-        self,
-        server: str,
-        destinations: Sequence[Destination],
-        unsealer: Unsealer,
-        total: int,
-        report: Report,
-        cancel: Event | None,
-    ) -> None:
-        self._server = server
-        self._destinations = destinations
-        self._unsealer = unsealer
-        self._total = total
-        self._report = report
-        self._cancel = cancel
+    def __init__(self, server: str, sources: Sources, context: RunContext, total: int) -> None:
+        self._server, self._context, self._total = server, context, total
+        self._destinations, self._unsealer = sources.archives, sources.unsealer
         self._lock = Lock()
         self._done = 0
         self._failed = Event()
@@ -173,7 +149,7 @@ class _Job:
             if path is not None and key.end <= have:  # a larger segment that was read instead of another holds it
                 self._note(key, path.name)
                 continue
-            if self._failed.is_set() or (self._cancel is not None and self._cancel.is_set()):
+            if self._failed.is_set() or self._context.is_cancelled():
                 raise CancelledError(
                     "the restore was cancelled while binary logs were fetched",
                     hint="the same command continues where it stopped",
@@ -232,7 +208,7 @@ class _Job:
     def _note(self, key: SegmentKey, name: str) -> None:
         with self._lock:
             self._done += key.end - key.start
-            self._report(Progress("logs", self._done, self._total, note=name))
+            self._context.report(Progress("logs", self._done, self._total, note=name))
 
     def _elsewhere(
         self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
@@ -264,18 +240,7 @@ def _holds(path: Path, key: SegmentKey, digest: str) -> bool:
     """Is the segment in the file already, byte for byte?"""
     if not path.is_file() or path.stat().st_size < key.end:
         return False
-    hasher = hashlib.sha256()
-    for chunk in _range(path, key.start, key.end):
-        hasher.update(chunk)
-    return hasher.hexdigest() == digest
-
-
-def _range(path: Path, start: int, end: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while start < end and (chunk := file.read(min(_CHUNK, end - start))):
-            start += len(chunk)
-            yield chunk
+    return digest_of(path, key.start, key.end) == digest
 
 
 def _shorten(path: Path, size: int) -> None:

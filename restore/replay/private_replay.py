@@ -332,15 +332,7 @@ class Replaying:
         backup itself is fetched. Raises what ``fetch_logs`` does, and RefusedError."""
         refuse_no_room_for(self.spec, folder)
         with self.context.watch.phase(PHASE):
-            logs = fetch_logs(
-                self.server,
-                self.spec,
-                self.sources.archives,
-                self.sources.unsealer,
-                folder,
-                report=self.context.report,
-                cancel=self.context.cancel,
-            )
+            logs = fetch_logs(self.server, self.spec, self.sources, folder, self.context)
             refuse_conflicts(self.spec, logs)
         return logs
 

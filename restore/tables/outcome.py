@@ -6,7 +6,7 @@ What can be said of a restore of tables by a look at the server that gets them, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,11 @@ from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.dialect import FIRST_FOR_TABLES
-from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, Outcome, TableName
-from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.plan import CutOverResult, Triggers
 from restore.cutover.schema_objects import SchemaObjects
 from restore.planning.table_plan import Source, TableGoal
@@ -194,20 +192,6 @@ def refuse_old(session: Session, server: str) -> None:
             f"{server} is {dialect.flavour} {dialect.version}: tables are put into {FIRST_FOR_TABLES} and later only",
             hint="write them as SQL files (--sql FOLDER), which the server's own client loads; or restore a whole "
             "backup beside it (--to backup:ID --datadir FOLDER)",
-        )
-
-
-def refuse_unfit(inventory: TableInventory, targets: Sequence[TableName]) -> None:
-    """Raises RefusedError for names that no table can get: of the server's own schemas, and of views."""
-    if system := [name.shown for name in targets if name.schema.lower() in SYSTEM_SCHEMAS]:
-        raise RefusedError(
-            f"tables of the server itself are not replaced: {', '.join(system)}",
-            hint="restore the whole server, or these tables under other names (--as)",
-        )
-    if views := [name.shown for name in targets if "VIEW" in inventory.kind(name).upper()]:
-        raise RefusedError(
-            f"there are views of these names: {', '.join(views)}",
-            hint="drop or rename them, or choose other names for the tables (--as)",
         )
 
 

@@ -29,7 +29,7 @@ from backupd.process.run_context import RunContext
 from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.parallel_load import Loaded, load
-from restore.cutover.plan import CutOverResult, Goal, Triggers
+from restore.cutover.plan import CutOverResult, Goal, Triggers, refuse_unfit
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.cutover.staging_schema import drop_staging, staging_names, stagings
 from restore.fetch.chain import merged
@@ -42,7 +42,6 @@ from restore.tables.outcome import (
     TablesOutcome,
     TablesSpec,
     refuse_old,
-    refuse_unfit,
     remarks_on,
     unknown_to,
 )
@@ -163,14 +162,7 @@ class _Work:
         with workplace(spec) as folder:
             found = extract(spec, folder, self._sources, self._context)
             write_sql(found.folder, spec.sql, found.flavour)
-            there = {table.name for table in found.tables if table.outcome is Outcome.DUMPED}
-            tables = tuple(
-                RestoredTable(
-                    goal, _rows(found, goal.source), trouble="" if goal.source in there else _why_not(goal, found)
-                )
-                for goal in spec.goals
-            )
-            outcome = self._outcome(found, tables, done=True)
+            outcome = self._outcome(found, tuple(_restored(goal, found) for goal in spec.goals), done=True)
             self._on_done(outcome.phases)
             return outcome
 
@@ -189,14 +181,12 @@ class _Work:
             copier = TablespaceCopier(into, staging) if finished is None else None
             found = extract(spec, folder, self._sources, self._context, copier)
             if finished is not None:
-                there = {target for target, _aside in finished.tables}
+                there = dict(finished.tables)
                 tables = tuple(
-                    RestoredTable(
-                        goal,
-                        _rows(found, goal.source),
-                        aside=_aside(finished, goal.target),
+                    replace(
+                        _restored(goal, found),
+                        aside=there.get(goal.target),
                         trouble="" if goal.target in there else _why_not(goal, found),
-                        how=_how(goal, found),
                     )
                     for goal in spec.goals
                 )
@@ -209,14 +199,14 @@ class _Work:
             handed: CutOverResult | None = None
             if good and not spec.compare and (not replaced or confirm(replaced)):
                 handed = self._cut_over(into, good, staging, found.folder)
+            asides = dict(handed.tables) if handed else {}
             tables = tuple(
-                RestoredTable(
-                    goal,
-                    loaded.rows.get(goal.source),
-                    _aside(handed, goal.target) if handed else None,
-                    differences.get(goal),
-                    _trouble(goal, found, loaded),
-                    _how(goal, found),
+                replace(
+                    _restored(goal, found),
+                    rows=loaded.rows.get(goal.source),
+                    aside=asides.get(goal.target),
+                    difference=differences.get(goal),
+                    trouble="" if goal in good else loaded.failed.get(goal.source, _why_not(goal, found)),
                 )
                 for goal in spec.goals
             )
@@ -433,26 +423,17 @@ class _Work:
         )
 
 
-def _rows(found: Extracted, name: TableName) -> int | None:
-    return next((table.rows for table in found.tables if table.name == name), None)
-
-
-def _how(goal: TableGoal, found: Extracted) -> str:
-    return TABLESPACE if goal.source in found.carried else ROWS
-
-
-def _trouble(goal: TableGoal, found: Extracted, loaded: Loaded) -> str:
-    if goal.source in loaded.rows:
-        return ""
-    if (told := loaded.failed.get(goal.source)) is not None:
-        return told
-    return _why_not(goal, found)
+def _restored(goal: TableGoal, found: Extracted) -> RestoredTable:
+    """What was brought to the folder of it."""
+    dumped = next((table for table in found.tables if table.name == goal.source), None)
+    return RestoredTable(
+        goal,
+        dumped.rows if dumped else None,
+        trouble="" if dumped is not None and dumped.outcome is Outcome.DUMPED else _why_not(goal, found),
+        how=TABLESPACE if goal.source in found.carried else ROWS,
+    )
 
 
 def _why_not(goal: TableGoal, found: Extracted) -> str:
     dumped = next((table for table in found.tables if table.name == goal.source), None)
     return dumped.reason if dumped is not None and dumped.reason else "it is not in what was restored"
-
-
-def _aside(handed: CutOverResult, target: TableName) -> TableName | None:
-    return dict(handed.tables).get(target)

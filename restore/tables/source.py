@@ -7,7 +7,6 @@ private server that holds next to nothing else, rolled forward to the target.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +36,13 @@ from backupd.process.folders import write_whole
 from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.schema_objects import copy_scripts, keep_scripts, remarks
+from restore.datadir.occupancy import refuse_full
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded, Sources, load_chain, load_dump, pinned
 from restore.planning.table_plan import Source
 from restore.replay.private_replay import RolledForward
 from restore.replay.related_tables import relatives
-from restore.scratch_server import ScratchSpec, TableCopySpec, loaded_instance
+from restore.scratch_server import ScratchSpec, loaded_instance
 from restore.subset import SubsetCopy, subset_instance, tables_in
 from restore.tables.outcome import TablesSpec
 from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier
@@ -142,15 +142,6 @@ class _Extraction:
 
     def physical(self) -> Extracted:
         spec, sources = self._spec, self._sources
-        scratch = ScratchSpec(
-            scratch_id=spec.restore_id,
-            server=spec.server,
-            chain=spec.chain,
-            path=spec.folder,
-            max_bytes=spec.max_bytes,
-            replay=spec.replay,
-            accounts=bool(spec.whole),
-        )
         chain, _said = load_chain(spec.server, spec.chain, sources)
         lower, there = _lower(chain[-1]), tables_in(chain[-1])
 
@@ -159,7 +150,7 @@ class _Extraction:
 
         first = self._needed(lambda _name: (), {}, None, there, lower=lower)
         patterns = [TablePattern(str(name)) for name in first]
-        with subset_instance(scratch, patterns, sources, self._context, needed=needed) as copy:
+        with subset_instance(self._scratch(), patterns, sources, self._context, needed=needed) as copy:
             broken = {**self._without_rows(copy.connection, copy.last), **copy.unreadable}
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(
@@ -167,6 +158,18 @@ class _Extraction:
             )
             said = (*copy.warnings, *self._keep_scripts(copy), *self._copied.remarks)
             return self._extracted(copy.last, tables, rolled, said)
+
+    def _scratch(self) -> ScratchSpec:
+        spec = self._spec
+        return ScratchSpec(
+            scratch_id=spec.restore_id,
+            server=spec.server,
+            chain=spec.chain,
+            path=spec.folder,
+            max_bytes=spec.max_bytes,
+            replay=spec.replay,
+            accounts=bool(spec.whole),
+        )
 
     def _extracted(
         self, last: Loaded, tables: Sequence[DumpedTable], rolled: RolledForward | None, said: Sequence[str]
@@ -212,17 +215,17 @@ class _Extraction:
         warnings = self._fetch(loaded, (), base, definitions=True)
         needed = self._needed_of_dump(base, dumped, lower=_lower(loaded))
         warnings += self._fetch(loaded, needed, base)
-        copy_spec = TableCopySpec(
-            copy_id=spec.restore_id,
-            server=spec.server,
-            info=facts.server,
-            taken=loaded.header.finished_at,
-            path=spec.folder,
-            max_bytes=spec.max_bytes,
-            replay=replace(spec.replay, tables=tuple(str(name) for name in needed)),
-        )
         there = [dumped[name] for name in needed if name in dumped]
-        with loaded_instance(copy_spec, base, there, sources, self._context) as copy:
+        replay = replace(spec.replay, tables=tuple(str(name) for name in needed))
+        with loaded_instance(
+            replace(self._scratch(), replay=replay),
+            facts.server,
+            loaded.header.finished_at,
+            base,
+            there,
+            sources,
+            self._context,
+        ) as copy:
             if copy.failed:
                 raise RefusedError(
                     f"{len(copy.failed)} tables of backup {spec.chain[-1]} cannot be loaded, so nothing can be rolled "
@@ -247,7 +250,8 @@ class _Extraction:
             if definitions
             else part_of_dump(loaded, lambda name: name in names, {name.schema for name in names})
         )
-        _refuse_no_room(part, folder)
+        hint = "free some space there, or name another folder in restore.scratch.path"
+        refuse_full(folder, part.header.stats.bytes_source, "the tables", hint=hint)
         with (
             context.watch.phase("fetched", part.header.stats.bytes_source),
             pinned(self._sources, spec.restore_id, spec.server, spec.chain[-1:], context) as said,
@@ -390,14 +394,3 @@ def _is_data(entry: Entry) -> bool:
 
 def _lower(loaded: Loaded) -> bool:
     return loaded.body.facts.server.variables.get("lower_case_table_names") == "1"
-
-
-def _refuse_no_room(part: Loaded, folder: Path) -> None:
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    room = os.statvfs(there)
-    free, need = room.f_bavail * room.f_frsize, part.header.stats.bytes_source
-    if free < need:
-        raise RefusedError(
-            f"too little room at {there} for the tables: {need:,} bytes needed, {free:,} free",
-            hint="free some space there, or name another folder in restore.scratch.path",
-        )

@@ -33,7 +33,9 @@ from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobState, Progress, silent
 from backupd.model.server_facts import Position
 from backupd.model.thaw import LOGS, ThawState
+from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments
+from restore.fetch.sources import Sources
 from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
 from storage import layout
@@ -509,7 +511,7 @@ def test_cold_binary_logs_are_part_of_the_plan_unless_another_place_gives_them(t
         assert layout.cold_kind(made.thaw.objects[0].key) == "log"
         folder = tmp_path / "fetched"
         with pytest.raises(ArchivedError, match="cannot be read from any destination"):
-            fetch_logs(SERVER, replay, [vault], wiring.unsealer(), folder, report=silent)
+            fetch_logs(SERVER, replay, Sources((), wiring.unsealer(), [vault]), folder, RunContext())
         assert cold_of_part(wiring, chosen, LOGS) == made.thaw.objects
         wiring.catalog.binlogs.add_segment(
             log_segments.load_header(vault, SERVER, key).segment, "local", 1, wiring.clock()

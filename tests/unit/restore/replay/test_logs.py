@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -10,11 +12,15 @@ from backupd.model.binlog import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Se
 from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError, RefusedError
 from backupd.model.job import silent
 from backupd.model.server_facts import Position
+from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments as segmentseal
 from backupd.transfer.log_segments import drop_pieces
 from backupd.transfer.records.sealing import Unsealer
-from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
+from restore.fetch.sources import Sources
+from restore.replay import logs as replay_logs
+from restore.replay.logs import COPIES, Logs, refuse_no_room_for
 from storage import layout
+from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys
@@ -40,6 +46,12 @@ def stored(places: tuple[FilesystemDestination, FilesystemDestination], keys: Ke
         segment(2, 1000, 3000, Ending.OPEN, (), before="0-1-6", after="0-1-7"),
     ]
     return [shelve(draft, (), places, keys, tmp_path) for draft in drafts]
+
+
+def fetch_logs(
+    server: str, wanted: ReplaySpec, archives: Sequence[Destination], unsealer: Unsealer, folder: Path, **given: Any
+) -> Logs:
+    return replay_logs.fetch_logs(server, wanted, Sources((), unsealer, archives), folder, RunContext(**given))
 
 
 def spec(stored: list[Segment], *, pos: int = 2500) -> ReplaySpec:

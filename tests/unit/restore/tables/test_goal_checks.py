@@ -12,7 +12,8 @@ from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
 from restore.cutover.keys_and_triggers import TableInventory
-from restore.tables.outcome import refuse_old, refuse_unfit, remarks_on, unknown_to
+from restore.cutover.plan import refuse_unfit
+from restore.tables.outcome import refuse_old, remarks_on, unknown_to
 from tests.support.restores.handing import shared
 from tests.support.restores.rolling import Kind, both
 from tests.support.servers.server import Server

@@ -16,12 +16,12 @@ from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import RefusedError
 from backupd.model.proof import Phase
-from backupd.model.server_facts import Position
+from backupd.model.server_facts import Position, ServerInfo
 from backupd.model.table import DumpedTable, TableName, triggers_path
 from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.records.sealing import Sealer, Unsealer
 from restore.fetch.sources import Sources
-from restore.scratch_server import TableCopySpec, loaded_instance
+from restore.scratch_server import ScratchSpec, loaded_instance
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
@@ -158,18 +158,13 @@ class Made:
         )
         return RunContext(memory=256 << 20, workers=2, templates=templates(), programs=programs)
 
-    def spec(self, path: Path, **changes: Any) -> TableCopySpec:
-        return replace(
-            TableCopySpec(
-                copy_id="one",
-                server="db",
-                info=info_of(self.source),
-                taken=self.taken,
-                path=path,
-                replay=self.replay,
-            ),
-            **changes,
-        )
+    def spec(self, path: Path, **changes: Any) -> ScratchSpec:
+        spec = ScratchSpec(scratch_id="one", server="db", chain=(), path=path, replay=self.replay)
+        return replace(spec, **changes)
+
+    @property
+    def backup(self) -> tuple[ServerInfo, datetime, Path]:
+        return info_of(self.source), self.taken, self.folder
 
     def tables(self, *names: TableName) -> Sequence[DumpedTable]:
         return [self.dumped[name] for name in names]
@@ -205,7 +200,7 @@ def test_tables_of_a_logical_backup_are_rolled_forward_with_their_cascades_and_t
     told: list[Phase] = []
     with loaded_instance(
         made.spec(short_tmp),
-        made.folder,
+        *made.backup,
         made.tables(*ALL),
         Sources((), Unsealer(keys.secret_home), [made.destination]),
         replace(made.context, watch=Stopwatch(told.append)),
@@ -233,7 +228,7 @@ def test_what_cannot_be_rolled_forward_exactly_is_refused_before_anything_is_fet
             pytest.raises(RefusedError, match=why) as caught,
             loaded_instance(
                 made.spec(short_tmp),
-                made.folder,
+                *made.backup,
                 tables,
                 Sources((), Unsealer(keys.secret_home), [made.destination]),
                 made.context,
@@ -258,7 +253,7 @@ def test_without_a_replay_the_tables_are_there_as_the_backup_has_them(
     lost = replace(made.dumped[SUMS], name=TableName("sums", "nowhere"))
     with loaded_instance(
         made.spec(short_tmp, replay=None),
-        made.folder,
+        *made.backup,
         [*made.tables(ITEMS, LOOSE), lost],
         Sources((), Unsealer(keys.secret_home)),
         made.context,
