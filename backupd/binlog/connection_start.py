@@ -31,7 +31,6 @@ from backupd.binlog.continuity import (
     fingerprint_of,
     first_covered,
     head_of,
-    holder,
 )
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
@@ -42,6 +41,7 @@ from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap,
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock, new_id
+from backupd.recovery.runs import holder_of_each
 
 _FILES = 4
 """At most so many of the other server's files are copied, from the first that begins within what is here backwards."""
@@ -51,7 +51,7 @@ have parted, their times are further from each other."""
 
 
 def history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tuple[str, Transaction | None]:
-    """What is archived up to the end of a file, as ``continuity.holder`` reads it; the first transaction that the
+    """What is archived up to the end of a file, as ``holder_of_each`` reads it; the first transaction that the
     server (``has``) lacks."""
     head = head_of(path)
     members = {tuple(member.split("-")[:2]): member for member in (head.gtids if head else ())}
@@ -70,7 +70,7 @@ def history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tupl
 def first_shared(ours: Path, state: SourceState, previous: Callable[[str], str | None]) -> int | None:
     """Number of the newest file of another MariaDB server that begins within ``ours``, by its GTIDs; None without one.
     ``previous``: as of ``continuity``. Raises OSError, and what ``previous`` raises."""
-    history, _unshared = history_of(ours, holder(state.history, mariadb=True), mariadb=True)
+    history, _unshared = history_of(ours, holder_of_each(state.history, mariadb=True), mariadb=True)
     return first_covered(state, history, previous)
 
 
@@ -129,40 +129,29 @@ class Start:
     kept: Spooled | None
 
 
+@dataclass(slots=True)
 class Approach:
     """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``, ``ours``: as of
     Streamer."""
 
-    def __init__(
-        self,
-        server: str,
-        source: BinlogSource,
-        spool: Spool,
-        *,
-        fetch: Callable[[str], Path],
-        wanted: Position | None,
-        ours: Callable[[], Collection[str]],
-        clock: Clock,
-        tell: Callable[[StreamEvent], None],
-    ) -> None:
-        self._server = server
-        self._source = source
-        self._spool = spool
-        self._fetch = fetch
-        self._wanted = wanted
-        self._ours = ours
-        self._clock = clock
-        self._tell = tell
-        self._unlogged: datetime | None = None
+    server: str
+    source: BinlogSource
+    spool: Spool
+    fetch: Callable[[str], Path]
+    wanted: Position | None
+    ours: Callable[[], Collection[str]]
+    clock: Clock
+    tell: Callable[[StreamEvent], None]
+    _unlogged: datetime | None = None
 
     def look(self, *, files: bool = True) -> SourceState:
         """The server as it is. Where it writes no binary log, that is kept before UnloggedError is raised: nobody can
         see it afterwards. Raises ServerError, OSError."""
         try:
-            return self._source.look(files=files)
+            return self.source.look(files=files)
         except UnloggedError:
-            self._unlogged = self._unlogged or self._clock()
-            self._spool.note_unlogged(self._unlogged)
+            self._unlogged = self._unlogged or self.clock()
+            self.spool.note_unlogged(self._unlogged)
             raise
 
     def is_whole(self, number: int, size: int) -> bool:
@@ -175,23 +164,23 @@ class Approach:
 
     def where(self, state: SourceState) -> Start:
         """Raises ServerError, ToolError, OSError."""
-        newest = self._spool.newest()
-        unlogged = self._spool.unlogged() or self._unlogged
+        newest = self.spool.newest()
+        unlogged = self.spool.unlogged() or self._unlogged
         if unlogged is not None:
-            found = continuity.after_silence(self._spool.seen(), unlogged, state, self._clock())
+            found = continuity.after_silence(self.spool.seen(), unlogged, state, self.clock())
             return self._begin(
-                found if self._spool.branches() else replace(found, reason=BranchReason.FIRST), state, newest
+                found if self.spool.branches() else replace(found, reason=BranchReason.FIRST), state, newest
             )
         if newest is None:
             return self._first(state)
-        branch = self._spool.branches()[-1]
+        branch = self.spool.branches()[-1]
         if branch.basename != state.basename:
             return self._renamed(newest, state)
         if _listed(state, newest.number) is None:
             tail = self._tail(newest)
-            known = continuity.without_file(tail, self._spool.seen(), state, self._source.previous_gtids)
+            known = continuity.without_file(tail, self.spool.seen(), state, self.source.previous_gtids)
             return self._follow(known if known is not None else self._look_back(tail, branch, state), newest, state)
-        if why := continuity.restored(self._spool.seen(), state):
+        if why := continuity.restored(self.spool.seen(), state):
             return self._was_restored(newest, state, why)
         return Start(branch, newest.number, newest.name, newest)
 
@@ -203,7 +192,7 @@ class Approach:
         if found is None:
             return None
         self._make_sure(state)
-        return self._begin(found, state, self._spool.newest())
+        return self._begin(found, state, self.spool.newest())
 
     def differs(self, start: Start, equal: int) -> Start | None:
         """The server's file is the same as ``start.kept`` for ``equal`` bytes only: shorter, or another one then.
@@ -214,32 +203,32 @@ class Approach:
         if start.kept is None:
             raise ValueError("nothing was compared")
         here = read(start.kept.path)
-        if here.damage and not here.end and not self._spool.doubt(start.kept, 0, here.damage).verdict:
+        if here.damage and not here.end and not self.spool.doubt(start.kept, 0, here.damage).verdict:
             return None  # not even its head tells what it is: that is looked into first
         if here.damage and here.end and equal >= here.end:
-            self._spool.cut(start.kept, here.end)
-            self._tell(
+            self.spool.cut(start.kept, here.end)
+            self.tell(
                 StreamEvent(
                     StreamEventKind.MENDED,
-                    self._clock(),
-                    f"{start.kept.name} of {self._server} was damaged in the spool"
+                    self.clock(),
+                    f"{start.kept.name} of {self.server} was damaged in the spool"
                     f" behind byte {here.end}, and is fetched from the server again from there",
                     detail=here.damage,
                 )
             )
             return None
-        fresh = read_fresh(self._spool.incoming / start.name, self._source.address)
+        fresh = read_fresh(self.spool.incoming / start.name, self.source.address)
         if fresh.checksum == "none":  # then only another copy shows that it came as it is at the server
-            with start.kept.path.open("rb") as kept, self._fetch(start.name).open("rb") as again:
+            with start.kept.path.open("rb") as kept, self.fetch(start.name).open("rb") as again:
                 if Comparison(kept, again).go_on() != equal:
-                    raise DamagedCopyError(start.name, self._source.address, "two copies of it differ")
+                    raise DamagedCopyError(start.name, self.source.address, "two copies of it differ")
         state = self.look()
         tail = self._tail(start.kept)
         found = continuity.with_file(
-            tail, self._compared(start.kept, equal, tail), self._spool.seen(), state, self._source.previous_gtids
+            tail, self._compared(start.kept, equal, tail), self.spool.seen(), state, self.source.previous_gtids
         )
         if isinstance(found, GoOn):
-            self._spool.cut(start.kept, tail.end)
+            self.spool.cut(start.kept, tail.end)
             return None
         return self._follow(found or self._look_back(tail, start.branch, state), start.kept, state)
 
@@ -251,7 +240,7 @@ class Approach:
         following = next((log for log in state.logs if log.number > bad), None)
         if following is None:
             return None
-        before = self._source.previous_gtids(following.name)
+        before = self.source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
         gap = (
             ""
@@ -268,30 +257,22 @@ class Approach:
 
     def _first(self, state: SourceState) -> Start:
         """Nothing is here of the newest branch."""
-        branches = self._spool.branches()
+        branches = self.spool.branches()
         if not branches:
             names = {log.name: log.number for log in state.logs}
-            wanted = self._wanted.file if self._wanted else ""
+            wanted = self.wanted.file if self.wanted else ""
             return self._begin(
-                Fork(
-                    BranchReason.FIRST,
-                    names.get(wanted, state.logs[-1].number),
-                    None,
-                    names_go_on=False,
-                    note="the stream of this server begins",
-                ),
+                Fork(BranchReason.FIRST, names.get(wanted, state.logs[-1].number), "the stream of this server begins"),
                 state,
             )
         branch, log = branches[-1], _listed(state, branches[-1].first_number)
-        if branch.basename == state.basename and log is not None and not continuity.another(self._spool.seen(), state):
+        if branch.basename == state.basename and log is not None and not continuity.another(self.spool.seen(), state):
             return Start(branch, log.number, log.name, None)
         return self._begin(
             Fork(
                 BranchReason.UNKNOWN,
                 state.logs[-1].number,
-                None,
-                names_go_on=False,
-                note="the file with which the branch before was to begin was never copied",
+                "the file with which the branch before was to begin was never copied",
             ),
             state,
         )
@@ -300,21 +281,21 @@ class Approach:
         self._make_sure(state)
         if isinstance(found, Fork):
             return self._begin(self._placed(found, newest, state), state, newest)
-        branch = self._spool.branches()[-1]
+        branch = self.spool.branches()[-1]
         tail = self._close(newest)
         log = _listed(state, found.number)
         if log is None:
             raise ValueError(f"the server does not list a file {found.number}")
         if found.gap:
-            before = Position(log.name, FIRST_EVENT, self._source.previous_gtids(log.name) or "")
+            before = Position(log.name, FIRST_EVENT, self.source.previous_gtids(log.name) or "")
             last_at = read(newest.path).last_at
-            gap = Gap(self._server, branch.id, "", tail.place, before, last_at, None, found.gap, self._clock())
-            self._spool.add_gap(gap)
-            self._tell(
+            gap = Gap(self.server, branch.id, "", tail.place, before, last_at, None, found.gap, self.clock())
+            self.spool.add_gap(gap)
+            self.tell(
                 StreamEvent(
                     StreamEventKind.GAP,
-                    self._clock(),
-                    f"binary logs of {self._server} are missing: {found.gap}",
+                    self.clock(),
+                    f"binary logs of {self.server} are missing: {found.gap}",
                     detail=f"nothing is there between {tail.name}:{tail.end} and {log.name}",
                     hint="take a full backup now: recovery across the gap is not possible; and let the server keep its"
                     " binary logs longer (binlog_expire_logs_seconds)",
@@ -326,16 +307,16 @@ class Approach:
 
     def _begin(self, fork: Fork, state: SourceState, newest: Spooled | None = None) -> Start:
         end = self._close(newest).place if newest is not None else None
-        before = self._spool.branches()
+        before = self.spool.branches()
         parent = next((one for one in before if one.id == fork.parent), before[-1] if before else None)
-        seen = self._spool.seen()
-        now = self._clock()
+        seen = self.spool.seen()
+        now = self.clock()
         named = max(now, before[-1].noticed_at + timedelta(seconds=1)) if before else now  # ids sort by seconds
         log = _listed(state, fork.number) or next(
             (log for log in state.logs if log.number > fork.number), state.logs[-1]
         )
         branch = Branch(
-            server=self._server,
+            server=self.server,
             id=new_id(named),
             noticed_at=named,
             reason=fork.reason,
@@ -348,11 +329,11 @@ class Approach:
             fork=fork.fork,
             names_go_on=fork.names_go_on,
             note=fork.note,
-            baseline="" if state.mariadb else self._source.previous_gtids(log.name) or "",
+            baseline="" if state.mariadb else self.source.previous_gtids(log.name) or "",
         )
-        self._spool.begin(branch, end)
+        self.spool.begin(branch, end)
         self._unlogged = None
-        self._spool.note(continuity.seen_now(state, now))
+        self.spool.note(continuity.seen_now(state, now))
         across = (
             ""
             if parent is None
@@ -360,11 +341,11 @@ class Approach:
             if fork.fork
             else "where it forked is not known"
         )
-        self._tell(
+        self.tell(
             StreamEvent(
                 StreamEventKind.BRANCH,
                 now,
-                f"a branch of {self._server} begins with {log.name}: {fork.note}",
+                f"a branch of {self.server} begins with {log.name}: {fork.note}",
                 detail=across,
                 hint=""
                 if parent is None or fork.parent
@@ -389,7 +370,7 @@ class Approach:
         )
         if not same:
             raise ServerError(
-                f"{self._source.address} contradicts its answer of a moment ago",
+                f"{self.source.address} contradicts its answer of a moment ago",
                 hint="the stream asks again before it concludes anything",
             )
 
@@ -398,71 +379,67 @@ class Approach:
         tail = self._tail(newest)
         if newest.ended is None:
             if tail.end < newest.size:
-                newest = self._spool.cut(newest, tail.end)
-            self._spool.end(newest, ending_of(newest.path, newest.size))
+                newest = self.spool.cut(newest, tail.end)
+            self.spool.end(newest, ending_of(newest.path, newest.size))
         return tail
 
     def _renamed(self, newest: Spooled, state: SourceState) -> Start:
         """The server calls its files otherwise now."""
         tail = self._tail(newest)
-        seen = self._spool.seen()
-        found = continuity.without_file(tail, seen, state, self._source.previous_gtids)
+        seen = self.spool.seen()
+        found = continuity.without_file(tail, seen, state, self.source.previous_gtids)
         if not isinstance(found, Fork):
             found = Fork(
-                BranchReason.UNKNOWN,
-                state.logs[0].number,
-                None,
-                names_go_on=False,
-                note=f"the server's binary logs are called {state.basename} now",
+                BranchReason.UNKNOWN, state.logs[0].number, f"the server's binary logs are called {state.basename} now"
             )
         return self._follow(found, newest, state)
 
     def _was_restored(self, newest: Spooled, state: SourceState, why: str) -> Start:
         """Is the file that is here at the server as it was, so that the history ends with it?"""
-        branch = self._spool.branches()[-1]
-        path = self._fetch(newest.name)
+        branch = self.spool.branches()[-1]
+        path = self.fetch(newest.name)
         with newest.path.open("rb") as kept, path.open("rb") as fresh:
             equal = Comparison(kept, fresh).go_on()
         if equal < newest.size:
             start = self.differs(Start(branch, newest.number, newest.name, newest), equal)
-            return start or Start(branch, newest.number, newest.name, self._spool.newest())
+            return start or Start(branch, newest.number, newest.name, self.spool.newest())
         if _listed(state, newest.number + 1) is None:
             return Start(branch, newest.number, newest.name, newest)
         if newest.ended is None:
-            newest = self._spool.take(branch, newest.number, newest.name)
+            newest = self.spool.take(branch, newest.number, newest.name)
         return self._follow(continuity.after_restore(self._tail(newest), why), newest, state)
 
     # --- evidence
 
     def _goes_on(self, state: SourceState) -> Fork | None:
-        branches = self._spool.branches()
-        left = self._spool.left(state.server_uuid) if state.server_uuid else None
+        branches = self.spool.branches()
+        left = self.spool.left(state.server_uuid) if state.server_uuid else None
         if left is None or branches[-1].server_uuid == state.server_uuid or continuity.restored(left.seen, state):
             return None
-        ours = self._ours()
+        ours = self.ours()
         if branches[-1].server_uuid in ours or state.server_uuid not in ours:
             return None  # a failover there and back is one
         mark, log = left.fingerprint, _listed(state, left.fingerprint.number)
         if log is None or log.name != left.place.file or log.size < mark.size:
             return None
-        path = self._fetch(log.name)
-        read_fresh(path, self._source.address)
+        path = self.fetch(log.name)
+        read_fresh(path, self.source.address)
         if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
             return None
         return Fork(
             BranchReason.UNKNOWN,
             mark.number,
-            left.place,
+            "the known server responds again after an unaccepted server; its binary log continues at "
+            f"{left.place.file}:{left.place.pos}",
+            fork=left.place,
             names_go_on=True,
             parent=mark.branch,
             since=left.seen.at,
-            note="after another server, which was not meant, the known one answers again,"
-            f" and its binary log goes on from {left.place.file}:{left.place.pos}",
         )
 
     def _tail(self, file: Spooled) -> Tail:
         found = read(file.path)
-        branch = self._spool.branches()[-1]
+        branch = self.spool.branches()[-1]
         ended = Ending.CUT if found.damage else file.ended
         if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
             ended = told
@@ -476,7 +453,7 @@ class Approach:
         )
 
     def _with_baseline(self, found: Scan) -> Scan:
-        branch = self._spool.branches()[-1]
+        branch = self.spool.branches()[-1]
         return replace(
             found, gtids_before=branch.executed(found.gtids_before), gtids_after=branch.executed(found.gtids_after)
         )
@@ -492,14 +469,14 @@ class Approach:
         """Is a file before it still the same at the server?"""
         fetched = 0
         after = tail.before
-        for mark in reversed(self._spool.fingerprints()):
+        for mark in reversed(self.spool.fingerprints()):
             if mark.number >= tail.number or fetched == _LOOKS_BACK:
                 continue
             log = _listed(state, mark.number)
             if log is not None and log.size >= mark.size:
                 fetched += 1
-                path = self._fetch(log.name)
-                found = read_fresh(path, self._source.address)
+                path = self.fetch(log.name)
+                found = read_fresh(path, self.source.address)
                 same = (
                     path.stat().st_size == mark.size and fingerprint_of(path, branch.id, mark.number, mark.size) == mark
                 )
@@ -515,9 +492,9 @@ class Approach:
         tail = self._tail(newest)
         if not tail.after or not state.history:
             return replace(fork, number=state.logs[-1].number)
-        has = continuity.holder(state.history, mariadb=state.mariadb)
+        has = holder_of_each(state.history, mariadb=state.mariadb)
         history, unshared = history_of(newest.path, has, mariadb=state.mariadb)
-        number = continuity.first_covered(state, history, self._source.previous_gtids)
+        number = continuity.first_covered(state, history, self.source.previous_gtids)
         if number is None:
             return fork
         place = tail.place
@@ -528,7 +505,7 @@ class Approach:
         agreed = (
             bool(members)
             and all(map(has, members))
-            and (not state.mariadb or is_kin(newest.path, state, number, self._fetch))
+            and (not state.mariadb or is_kin(newest.path, state, number, self.fetch))
         )
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
         return replace(fork, number=number, fork=place if agreed else None, note=fork.note + lost)

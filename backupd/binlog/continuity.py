@@ -19,11 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from backupd.engine.binlog.scan import clear_flag
 from backupd.engine.server.binary_logs import SourceState
-from backupd.model.binlog import MAGIC, BranchReason, Ending, MysqlGtids, covers, same
+from backupd.model.binlog import MAGIC, BranchReason, Ending, covers, same
 from backupd.model.document import Document
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
+from backupd.recovery.runs import holder_of_each
 
 _HEADER = struct.Struct("<IBIIIH")
 """Time, type, server id, size, position of the next event, flags."""
@@ -134,9 +136,21 @@ def _gtid_list(body: bytes) -> tuple[str, ...]:
 
 def without_flag(beginning: bytes) -> bytes:
     """The beginning of a file with its in-use flag cleared."""
-    if len(beginning) <= _IN_USE:
-        return beginning
-    return beginning[:_IN_USE] + bytes([beginning[_IN_USE] & ~0x1]) + beginning[_IN_USE + 1 :]
+    return clear_flag(beginning) if len(beginning) > _IN_USE else beginning
+
+
+def digest_of(path: Path, start: int = 0, end: int | None = None) -> str:
+    """SHA-256 of bytes ``[start, end)`` of a binary log as the archive counts it: with the in-use flag cleared. Raises
+    OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        left = (path.stat().st_size if end is None else end) - start
+        while left > 0 and (data := file.read(min(left, _BLOCK))):
+            first = start == 0 and file.tell() == len(data)
+            digest.update(without_flag(data) if first else data)
+            left -= len(data)
+    return digest.hexdigest()
 
 
 def first_moment(path: Path) -> datetime:
@@ -213,9 +227,9 @@ class Fork:
 
     reason: BranchReason
     number: int
-    fork: Position | None
-    names_go_on: bool
     note: str
+    fork: Position | None = None
+    names_go_on: bool = False
     parent: str = ""
     since: datetime | None = None
 
@@ -267,9 +281,7 @@ def without_file(
         return Fork(
             BranchReason.UNKNOWN,
             oldest.number,
-            None,
-            names_go_on=False,
-            note=f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
+            f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
             " there to show that it is still the same history",
         )
     return _after_purge(tail, seen, source, previous(oldest.name))
@@ -288,13 +300,7 @@ def _after_purge(tail: Tail, seen: Seen | None, source: SourceState, before: str
     if told == "silent" and seen is not None and seen.lsn is not None and source.lsn is not None:
         return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early")
     why = "its GTIDs lack what was archived" if told == "behind" else "nothing shows that it is still the same history"
-    return Fork(
-        BranchReason.UNKNOWN,
-        oldest.number,
-        None,
-        names_go_on=False,
-        note=f"the server's binary logs begin with {oldest.name}, and {why}",
-    )
+    return Fork(BranchReason.UNKNOWN, oldest.number, f"the server's binary logs begin with {oldest.name}, and {why}")
 
 
 def with_file(
@@ -307,21 +313,15 @@ def with_file(
         return GoOn(tail.number)  # only half a transaction is here and not there
     place = f"{compared.common.file}:{compared.common.pos}"
     if why := restored(seen, source):
-        return Fork(
-            BranchReason.RESTORE,
-            tail.number,
-            None,
-            names_go_on=False,
-            note=f"{why}; its binary log is another one from {place} on",
-        )
+        return Fork(BranchReason.RESTORE, tail.number, f"{why}; its binary log is another one from {place} on")
     if compared.transactions == 0 and tail.number == 1:
         return None  # a file that began anew within the same second looks like this, too
     return Fork(
         BranchReason.LOST_TAIL,
         tail.number,
-        compared.common,
+        f"the server's binary log has lost what was behind {place}",
+        fork=compared.common,
         names_go_on=True,
-        note=f"the server's binary log has lost what was behind {place}",
     )
 
 
@@ -344,9 +344,7 @@ def _other_file(
         return Fork(
             BranchReason.FAILOVER,
             source.logs[0].number,
-            None,
-            names_go_on=False,
-            note=f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"
+            f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"
             f" {_identity(seen.server_uuid, seen.server_id)}",
         )
     if why := restored(seen, source):
@@ -362,31 +360,21 @@ def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fo
         return Fork(
             BranchReason.LOST_TAIL,
             number,
-            earlier,
+            f"the server has lost {tail.name}, which followed {earlier.file}",
+            fork=earlier,
             names_go_on=True,
-            note=f"the server has lost {tail.name}, which followed {earlier.file}",
         )
     oldest = source.logs[0]
     if oldest.number == 1 or not _executed(source, tail):
-        return Fork(
-            BranchReason.RESET,
-            oldest.number,
-            None,
-            names_go_on=False,
-            note=f"the server began its binary logs anew with {oldest.name}",
-        )
+        return Fork(BranchReason.RESET, oldest.number, f"the server began its binary logs anew with {oldest.name}")
     return Fork(
-        BranchReason.UNKNOWN,
-        oldest.number,
-        None,
-        names_go_on=False,
-        note=f"the server has another {tail.name} than the one that was archived",
+        BranchReason.UNKNOWN, oldest.number, f"the server has another {tail.name} than the one that was archived"
     )
 
 
 def after_restore(tail: Tail, why: str) -> Fork:
     """The newest file is unchanged at the server, but its data was replaced afterwards."""
-    return Fork(BranchReason.RESTORE, tail.number + 1, None, names_go_on=False, note=why)
+    return Fork(BranchReason.RESTORE, tail.number + 1, why)
 
 
 def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, now: datetime) -> Fork:
@@ -396,9 +384,7 @@ def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, no
     return Fork(
         BranchReason.UNKNOWN,
         source.logs[-1].number,
-        None,
-        names_go_on=False,
-        note=f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
+        f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
         f" seen OFF at {format_time(unlogged)}); what it committed then is in none",
     )
 
@@ -410,33 +396,12 @@ def is_whole(source: SourceState, number: int, size: int) -> bool:
     return sizes.get(number) == size and number + 1 in sizes
 
 
-def holder(history: str, *, mariadb: bool) -> Callable[[str], bool]:
-    """Tells of GTIDs whether ``history`` holds them; of MySQL it is a set, of MariaDB the last transaction of each
-    server in each domain. What has no GTID is not in it."""
-    if not mariadb:
-        mine = MysqlGtids.parse(history)
-        return lambda gtid: bool(gtid) and mine.covers(MysqlGtids.parse(gtid))
-    last = {}
-    for member in history.split(","):
-        if member.strip():
-            domain, server, sequence = member.strip().split("-")
-            last[domain, server] = int(sequence)
-
-    def has(gtid: str) -> bool:
-        if not gtid:
-            return False
-        domain, server, sequence = gtid.split("-")
-        return last.get((domain, server), -1) >= int(sequence)
-
-    return has
-
-
 def first_covered(source: SourceState, history: str, previous: Callable[[str], str | None]) -> int | None:
     """Number of the newest file of another server that begins within what is archived; None without one.
 
-    ``history``: of the archive, as ``holder`` reads it.
+    ``history``: of the archive, as ``holder_of_each`` reads it.
     """
-    has = holder(history, mariadb=source.mariadb)
+    has = holder_of_each(history, mariadb=source.mariadb)
     for log in reversed(source.logs):
         before = previous(log.name)
         if before is not None and all(has(member) for member in before.split(",") if member):
@@ -460,7 +425,7 @@ def _anew(
     oldest = source.logs[0]
     before = previous(oldest.name) or ""
     known = not source.mariadb and bool(before) and covers(tail.after or "", before, mariadb=False)
-    return Fork(reason, oldest.number, Position("", 0, before) if known else None, names_go_on=False, note=why)
+    return Fork(reason, oldest.number, why, fork=Position("", 0, before) if known else None)
 
 
 def _told(source: SourceState, before: str | None, tail: Tail) -> str:

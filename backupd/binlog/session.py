@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -139,8 +139,8 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
                 name,
                 None,
                 True,
-                f"the server has removed {name}, which is not archived everywhere yet:"
-                " only the spool has it, if anything has",
+                f"the server purged {name} before it was archived at every destination; the only copy may be in the "
+                "spool",
             )
         return None
     if number == state.logs[-1].number:
@@ -260,6 +260,7 @@ def refuse_misnamed(end: End, connection: Connection) -> None:
         raise MisnamedError(name, connection.address)
 
 
+@dataclass(slots=True)
 class Session:
     """Copies from ``start`` on. ``written``: how far the server had written the first file right before, None where it
     had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor;
@@ -269,42 +270,30 @@ class Session:
     first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        tool: BinlogTool,
-        connection: Connection,
-        start: Start,
-        *,
-        connection_id: int,
-        written: int | None,
-        is_whole: Callable[[int, int], bool],
-        follows: Callable[[int, int], bool] = lambda _number, _following: True,
-    ) -> None:
-        self.start = start
-        self.end: End | None = None
-        self.diverged: int | None = None
-        self.current: Spooled | None = None
-        """The file that is being written now; None until the first one was found to go on from what is here."""
-        self.came = 0
-        """Bytes that were not here before."""
-        self._spool = spool
-        self._written = written
-        self._is_whole = is_whole
-        self._follows = follows
-        self._tool = tool
-        self._connection = connection
-        self._id = connection_id
-        self._open = contextlib.ExitStack()
-        self._copier: Copier | None = None
-        self._comparison: Comparison | None = None
-        self._kept_size = 0
+    spool: Spool
+    tool: BinlogTool
+    connection: Connection
+    start: Start
+    connection_id: int
+    written: int | None
+    is_whole: Callable[[int, int], bool]
+    follows: Callable[[int, int], bool] = lambda _number, _following: True
+    end: End | None = None
+    diverged: int | None = None
+    current: Spooled | None = None
+    """The file that is being written now; None until the first one was found to go on from what is here."""
+    came: int = 0
+    """Bytes that were not here before."""
+    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _copier: Copier | None = None
+    _comparison: Comparison | None = None
+    _kept_size: int = 0
 
     def __enter__(self) -> Self:
-        self._spool.clear_incoming()
+        self.spool.clear_incoming()
         with contextlib.ExitStack() as stack:
-            client = stack.enter_context(log_client(self._tool, self._connection))
-            command = client.stream(self._spool.intake, self.start.name, self._id)
+            client = stack.enter_context(log_client(self.tool, self.connection))
+            command = client.stream(self.spool.intake, self.start.name, self.connection_id)
             self._copier = stack.enter_context(Copier(command))
             self._open = stack.pop_all()
         return self
@@ -320,7 +309,7 @@ class Session:
         end = self._copier.ended() if self._copier else None
         self._look()
         if end is not None:
-            refuse_misnamed(end, self._connection)
+            refuse_misnamed(end, self.connection)
             self.end = end
 
     @property
@@ -340,10 +329,8 @@ class Session:
 
     def _look(self) -> None:
         branch = self.start.branch
-        self._spool.collect(self._connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
-        found = sorted(
-            (number, path) for path in self._spool.incoming.iterdir() if (number := branch.number(path.name))
-        )
+        self.spool.collect(self.connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
+        found = sorted((number, path) for path in self.spool.incoming.iterdir() if (number := branch.number(path.name)))
         for place, (number, path) in enumerate(found):
             self._expect(number, path)
             if not self._take(branch, number, path, finished=place + 1 < len(found)):
@@ -354,9 +341,9 @@ class Session:
         file another. Raises DamagedCopyError."""
         before = self.current
         right = number == self.start.number if before is None else number in (before.number, before.number + 1)
-        if not right and (before is None or number < before.number or not self._follows(before.number, number)):
+        if not right and (before is None or number < before.number or not self.follows(before.number, number)):
             due = self.start.name if before is None else f"the file after {before.name}"
-            raise DamagedCopyError(path.name, self._connection.address, f"it came where {due} was due")
+            raise DamagedCopyError(path.name, self.connection.address, f"it came where {due} was due")
 
     def _take(self, branch: Branch, number: int, path: Path, *, finished: bool) -> bool:
         """Move it into the spool. False: not yet, or never."""
@@ -367,18 +354,18 @@ class Session:
             return False
         if self.current is not None and self.current.ended is None:
             size = self.current.path.stat().st_size
-            self._spool.end(self.current, self._ending(self.current, size, number))
+            self.spool.end(self.current, self._ending(self.current, size, number))
             self.came += size
         if kept is not None and kept.ended is not None and path.stat().st_size == kept.size:
             path.unlink()  # it is here already, whole
             self.current = kept
             return True
-        self.current = self._spool.take(branch, number, path.name)
+        self.current = self.spool.take(branch, number, path.name)
         return True
 
     def _ending(self, file: Spooled, size: int, following: int) -> Ending:
         told = ending_of(file.path, size)
-        if told is Ending.CUT and following == file.number + 1 and self._is_whole(file.number, size):
+        if told is Ending.CUT and following == file.number + 1 and self.is_whole(file.number, size):
             return Ending.CRASHED
         return told
 
@@ -391,7 +378,7 @@ class Session:
         if equal >= self._kept_size:
             return kept.ended is None or finished
         size = path.stat().st_size
-        shorter = equal == size and (finished or (self._written is not None and self._written <= equal))
+        shorter = equal == size and (finished or (self.written is not None and self.written <= equal))
         if self._comparison.differs or shorter:
             self.diverged = equal
         return False

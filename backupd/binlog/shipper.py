@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 import time
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlog.scan import clear_flag
+from backupd.binlog.continuity import digest_of
 from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.text import Clock
@@ -25,11 +24,9 @@ from backupd.transfer.records.segment_documents import Sealed
 from storage.destination import Destination
 
 _BOTH_KEPT = (
-    "both are kept; somebody else streams to the same place, or the spool's file was changed. Give each "
-    "installation a destination of its own, or move the spool's folder away to begin a new branch"
+    "backupd keeps both. Either another installation streams to this destination, or the spool was altered: give each "
+    "installation its own destination, or move the spool's folder away to begin a new branch"
 )
-_CHUNK = 1 << 20
-_FLAGGED = 22
 _LOCKED_FOR = timedelta(days=1)
 """So long a branch's description is not looked at again for how long it is locked."""
 SLOW = 300.0
@@ -164,20 +161,6 @@ class Shipper:
     def _drop(self, server: str, keys: tuple[SegmentKey, ...]) -> Dropped:
         gone = drop_pieces(self._destination, server, keys, now=self._clock())
         return Dropped(gone, waits=len(gone) < len(keys))
-
-
-def digest_of(path: Path, start: int, end: int) -> str:
-    """SHA-256 of bytes ``[start, end)`` of a binary log as the archive counts it: with the in-use flag cleared."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        stream.seek(start)
-        left = end - start
-        while left and (data := stream.read(min(left, _CHUNK))):
-            left -= len(data)
-            if start == 0 and left + len(data) == end and len(data) >= _FLAGGED:
-                data = clear_flag(data[:_FLAGGED]) + data[_FLAGGED:]
-            digest.update(data)
-    return digest.hexdigest()
 
 
 @dataclass(slots=True)

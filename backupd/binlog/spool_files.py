@@ -61,6 +61,11 @@ class Entry:
     removed: bool = False
     fingerprint: Fingerprint | None = None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its branch and number."""
+        return self.branch, self.number
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -229,6 +234,11 @@ class Spooled:
     size: int
     ended: Ending | None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its branch and number."""
+        return self.branch, self.number
+
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -291,15 +301,12 @@ class Spool:
         The newest one of all stays on the disk, unseen, because a later connection is compared with it.
         """
         with self._guard:
-            entries = self._now().files
-            found = next(
-                (entry for entry in entries if (entry.branch, entry.number) == (file.branch, file.number)), None
-            )
+            found = next((entry for entry in self._now().files if entry.key == file.key), None)
             if found is None or found.removed:
                 return
             if found.ended is None:
                 raise RefusedError(f"{file.name} is still being written: it cannot leave the spool")
-            self._save(files=tuple(replace(entry, removed=True) if entry is found else entry for entry in entries))
+            self._change(file, removed=True)
             self._sweep()
 
     # --- what cannot be read
@@ -307,20 +314,20 @@ class Spool:
     def doubt(self, file: Spooled, good: int, why: str) -> Doubt:
         """The file cannot be read behind ``good``: it is to be fetched again, unless that was done with this result."""
         with self._guard:
-            known = self._doubts.get((file.branch, file.number))
+            known = self._doubts.get(file.key)
             if known is None or not known.verdict or known.good != good:
-                known = self._doubts[file.branch, file.number] = Doubt(file.branch, file.number, good, why)
+                known = self._doubts[file.key] = Doubt(file.branch, file.number, good, why)
             return known
 
     def doubted(self, file: Spooled) -> Doubt | None:
         """What is said against a file; None for one that was not found to be damaged, or was mended."""
         with self._guard:
-            return self._doubts.get((file.branch, file.number))
+            return self._doubts.get(file.key)
 
     def doubts(self) -> tuple[Doubt, ...]:
         """Those that a new copy may still mend, in log order."""
         with self._guard:
-            found = (self._doubts.get((entry.branch, entry.number)) for entry in self._now().files)
+            found = (self._doubts.get(entry.key) for entry in self._now().files)
             return tuple(one for one in found if one is not None and not one.verdict)
 
     def judge(self, doubt: Doubt, verdict: str = "") -> None:
@@ -401,7 +408,7 @@ class Spool:
                 self.end(last, Ending.CUT)
             left, seen = self._now().left, self.seen()
             if last is not None and end is not None and seen is not None:
-                was = Left(end, fingerprint_of(last.path, last.branch, last.number, end.pos), seen)
+                was = Left(end, fingerprint_of(last.path, *last.key, end.pos), seen)
                 left = (*(one for one in left if one.seen.server_uuid != seen.server_uuid), was)
             (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
             sync_folder(self.folder / _BRANCHES)
@@ -425,12 +432,11 @@ class Spool:
             (self.incoming / name).replace(path)
             path.chmod(0o600)
             sync_folder(path.parent)
-            entries = [entry for entry in self._now().files if (entry.branch, entry.number) != (branch.id, number)]
-            before = next(
-                (entry for entry in self._now().files if (entry.branch, entry.number) == (branch.id, number)), None
-            )
+            key = (branch.id, number)
+            entries = [entry for entry in self._now().files if entry.key != key]
             # One that had been removed was archived whole: it is compared again, and stays removed.
-            entry = Entry(branch.id, number, name, None, 0, removed=before is not None and before.removed)
+            removed = any(entry.removed for entry in self._now().files if entry.key == key)
+            entry = Entry(*key, name, None, 0, removed=removed)
             self._save(files=(*entries, entry))
             self._sweep()
             return self._spooled(entry)
@@ -439,18 +445,7 @@ class Spool:
         """Nothing more comes to ``file``. It is on the disk afterwards."""
         with self._guard:
             size = self.sync(file)
-            changed = tuple(
-                replace(
-                    entry,
-                    ended=ending,
-                    size=size,
-                    fingerprint=fingerprint_of(file.path, file.branch, file.number, size),
-                )
-                if (entry.branch, entry.number) == (file.branch, file.number)
-                else entry
-                for entry in self._now().files
-            )
-            self._save(files=changed)
+            self._change(file, ended=ending, size=size, fingerprint=fingerprint_of(file.path, *file.key, size))
             return replace(file, size=size, ended=ending)
 
     def cut(self, file: Spooled, end: int) -> Spooled:
@@ -459,14 +454,7 @@ class Spool:
         with self._guard:
             os.truncate(file.path, end)
             if file.ended is not None:
-                self._save(
-                    files=tuple(
-                        replace(entry, ended=None, size=0, fingerprint=None)
-                        if (entry.branch, entry.number) == (file.branch, file.number)
-                        else entry
-                        for entry in self._now().files
-                    )
-                )
+                self._change(file, ended=None, size=0, fingerprint=None)
             return replace(file, size=end, ended=None)
 
     def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:
@@ -489,7 +477,7 @@ class Spool:
             fresh.replace(path)
             state = self._now()
             order = {one.id: turn for turn, one in enumerate(state.branches)}
-            entries = [entry for entry in state.files if (entry.branch, entry.number) != (branch.id, number)]
+            entries = [entry for entry in state.files if entry.key != (branch.id, number)]
             entry = Entry(branch.id, number, name, None, 0)
             self._save(
                 files=tuple(sorted((*entries, entry), key=lambda one: (order[one.branch], one.number))),
@@ -560,6 +548,11 @@ class Spool:
                 f"{path} cannot be read", [str(error)], hint=f"move {self.folder} away: a new one begins a new branch"
             ) from error
 
+    def _change(self, file: Spooled, **changes: Any) -> None:
+        """Write down something else of one file."""
+        files = (replace(entry, **changes) if entry.key == file.key else entry for entry in self._now().files)
+        self._save(files=tuple(files))
+
     def _save(self, **changes: Any) -> None:
         state = replace(self._now(), **changes)
         write_whole(self.folder / _STATE, json.dumps(encode(state), separators=(",", ":")).encode())
@@ -568,7 +561,7 @@ class Spool:
     def _reconcile(self) -> None:
         """After a kill: files that were taken and not written down yet; files that others followed."""
         state = self._now()
-        known = {(entry.branch, entry.number) for entry in state.files}
+        known = {entry.key for entry in state.files}
         found = list(state.files)
         for branch in state.branches:
             folder = self.folder / _BRANCHES / branch.id
@@ -600,7 +593,7 @@ class Spool:
                     entry,
                     ended=ending_of(path, size) if same_branch else Ending.CUT,
                     size=size,
-                    fingerprint=fingerprint_of(path, entry.branch, entry.number, size),
+                    fingerprint=fingerprint_of(path, *entry.key, size),
                 )
         if tuple(found) != state.files:
             self._save(files=tuple(found))
@@ -613,6 +606,6 @@ class Spool:
             if entry.removed:
                 self._path(entry.branch, entry.name).unlink(missing_ok=True)
         gone = [entry for entry in state.files[:-1] if entry.removed]
-        forgotten = {(entry.branch, entry.number) for entry in gone[:-_REMEMBERED]}
+        forgotten = {entry.key for entry in gone[:-_REMEMBERED]}
         if forgotten:
-            self._save(files=tuple(entry for entry in state.files if (entry.branch, entry.number) not in forgotten))
+            self._save(files=tuple(entry for entry in state.files if entry.key not in forgotten))

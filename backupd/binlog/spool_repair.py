@@ -10,13 +10,12 @@ longer has the file, nothing mends it, and the archive records a gap. Everything
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.continuity import Comparison, ending_of, fingerprint_of, head_of, is_whole, without_flag
+from backupd.binlog.continuity import Comparison, digest_of, ending_of, fingerprint_of, head_of, is_whole
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan
@@ -97,9 +96,6 @@ def _readable(found: Scan, size: int, damage: str = "") -> Readable:
     return Readable(found.end, size, found.gtids_before, found.gtids_after, found.last_at, damage)
 
 
-_BLOCK = 1024 * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """What came of a file. ``digest``: of all its bytes; ``torn``: the server itself could not read on."""
@@ -114,49 +110,39 @@ class _Copy:
         return self.torn or self.found.damage
 
 
+@dataclass(slots=True)
 class Mender:
     """``fetch`` copies one of the server's files as it is now, over a connection of its own; ``look`` asks the
     server."""
 
-    def __init__(
-        self,
-        server: str,
-        source: BinlogSource,
-        spool: Spool,
-        *,
-        fetch: Callable[[str], Path],
-        look: Callable[[], SourceState],
-        clock: Clock,
-        tell: Callable[[StreamEvent], None],
-    ) -> None:
-        self._server = server
-        self._source = source
-        self._spool = spool
-        self._fetch = fetch
-        self._look = look
-        self._clock = clock
-        self._tell = tell
+    server: str
+    source: BinlogSource
+    spool: Spool
+    fetch: Callable[[str], Path]
+    look: Callable[[], SourceState]
+    clock: Clock
+    tell: Callable[[StreamEvent], None]
 
     def mend(self, doubt: Doubt) -> None:
         """Mend a file, or judge that it cannot be. Only while its branch is known to be the server's present one.
 
         Raises DamagedCopyError where copies differ from each other, ServerError, ToolError, OSError: try again.
         """
-        newest = self._spool.newest()
+        newest = self.spool.newest()
         file = next(
             (
                 one
-                for one in (*self._spool.files(), newest)
+                for one in (*self.spool.files(), newest)
                 if one is not None and (one.branch, one.number) == (doubt.branch, doubt.number)
             ),
             None,
         )
         if file is None:
-            self._spool.judge(doubt)
+            self.spool.judge(doubt)
             return
-        state = self._look()
+        state = self.look()
         if all(log.name != file.name for log in state.logs):
-            self._spool.judge(doubt, "the server no longer has the file")
+            self.spool.judge(doubt, "the server no longer has the file")
             return
         first = self._copy(file.name)
         if not first.damage:
@@ -168,23 +154,23 @@ class Mender:
         elif self._are_equal(first, second):
             if file.ended is None:
                 # What comes next is compared with what is here: only what can be read shows that it goes on.
-                self._spool.cut(file, min(doubt.good, second.found.end))
+                self.spool.cut(file, min(doubt.good, second.found.end))
             still = (
                 ""
                 if file.ended is not None
                 else "; nothing behind that can be archived before the server begins its next file: run FLUSH BINARY "
                 "LOGS there, and take a full backup"
             )
-            self._spool.judge(doubt, _at_the_server(second) + still)
+            self.spool.judge(doubt, _at_the_server(second) + still)
         else:
-            raise DamagedCopyError(file.name, self._source.address, f"{first.damage}; another copy: {second.damage}")
+            raise DamagedCopyError(file.name, self.source.address, f"{first.damage}; another copy: {second.damage}")
 
     def bring_back(self, number: int) -> bool:
         """A file of the present branch that a gap is recorded behind: is it at the server, whole, after all? What is
         archived of it is compared with it before it is replaced. Raises as ``mend``."""
-        branch = self._spool.branches()[-1]
+        branch = self.spool.branches()[-1]
         name = branch.file(number)
-        listed = {log.number: log for log in self._look().logs}
+        listed = {log.number: log for log in self.look().logs}
         if name not in {log.name for log in listed.values()} or number + 1 not in listed:
             return False
         copy = self._copy(name)
@@ -192,15 +178,15 @@ class Mender:
         if (
             copy.damage
             or copy.found.end < copy.found.size
-            or (ending is Ending.CUT and not is_whole(self._look(), number, copy.found.size))
+            or (ending is Ending.CUT and not is_whole(self.look(), number, copy.found.size))
         ):
             return False
-        self._spool.bring_back(branch, number, copy.path, Ending.CRASHED if ending is Ending.CUT else ending)
-        self._tell(
+        self.spool.bring_back(branch, number, copy.path, Ending.CRASHED if ending is Ending.CUT else ending)
+        self.tell(
             StreamEvent(
                 StreamEventKind.MENDED,
-                self._clock(),
-                f"{name} of {self._server}, which was given up earlier, was fetched "
+                self.clock(),
+                f"{name} of {self.server}, which was given up earlier, was fetched "
                 "whole from the server: the gap behind it closes when it is archived",
             )
         )
@@ -215,13 +201,13 @@ class Mender:
     def _copy(self, name: str) -> _Copy:
         torn = ""
         try:
-            path = self._fetch(name)
+            path = self.fetch(name)
         except ToolError as error:
-            path = self._spool.incoming / name
+            path = self.spool.incoming / name
             if end_kind(error.detail) is not EndKind.TORN or not path.exists():
                 raise
             torn = "the server itself cannot read it behind that"
-        return _Copy(path, read(path), _digest(path), torn)
+        return _Copy(path, read(path), digest_of(path), torn)
 
     @staticmethod
     def _are_equal(first: _Copy, second: _Copy) -> bool:
@@ -229,28 +215,28 @@ class Mender:
         return (
             first.found.end == second.found.end
             and second.found.size >= first.found.size
-            and _digest(second.path, first.found.size) == first.digest
+            and digest_of(second.path, end=first.found.size) == first.digest
         )
 
     def _take(self, doubt: Doubt, file: Spooled, copy: _Copy) -> None:
         if copy.found.size < file.size and self._is_only_a_part(copy):
             # A server that is shut down ends a copy as if it were whole.
-            raise DamagedCopyError(file.name, self._source.address, f"only {copy.found.size} bytes of it came")
+            raise DamagedCopyError(file.name, self.source.address, f"only {copy.found.size} bytes of it came")
         if not self._is_the_same(doubt, file, copy):
-            self._spool.judge(doubt, "the server has another file of this name now")
+            self.spool.judge(doubt, "the server has another file of this name now")
             return
         if file.ended is None:
-            self._spool.cut(file, doubt.good)
-        elif file.branch == self._spool.branches()[-1].id:
-            self._spool.renew(file, copy.path, self._ending(file, copy))
+            self.spool.cut(file, doubt.good)
+        elif file.branch == self.spool.branches()[-1].id:
+            self.spool.renew(file, copy.path, self._ending(file, copy))
         else:
-            self._spool.renew(file, copy.path, file.ended)
-        self._spool.judge(doubt)
-        self._tell(
+            self.spool.renew(file, copy.path, file.ended)
+        self.spool.judge(doubt)
+        self.tell(
             StreamEvent(
                 StreamEventKind.MENDED,
-                self._clock(),
-                f"{file.name} of {self._server} was damaged in the spool behind byte"
+                self.clock(),
+                f"{file.name} of {self.server} was damaged in the spool behind byte"
                 f" {doubt.good}, and was fetched from the server again: nothing is missing",
                 detail=doubt.why,
             )
@@ -259,7 +245,7 @@ class Mender:
     def _is_only_a_part(self, copy: _Copy) -> bool:
         if ending_of(copy.path, copy.found.size) is not Ending.CUT:
             return False
-        return any(log.name == copy.path.name and log.size > copy.found.size for log in self._look().logs)
+        return any(log.name == copy.path.name and log.size > copy.found.size for log in self.look().logs)
 
     def _is_the_same(self, doubt: Doubt, file: Spooled, copy: _Copy) -> bool:
         """Is it the file that is here? By the bytes that can be read here. Where these are none, a file of the branch
@@ -268,42 +254,29 @@ class Mender:
             equal = Comparison(kept, fresh).go_on()
         if equal < doubt.good or (file.ended is not None and copy.found.size < doubt.good):
             return False
-        if file.branch != self._spool.branches()[-1].id:
+        if file.branch != self.spool.branches()[-1].id:
             return doubt.good > 0 and copy.found.size == file.size
-        newest = self._spool.newest()
+        newest = self.spool.newest()
         is_newest = newest is not None and file.number == newest.number
         return doubt.good > 0 or not is_newest or self._has_the_one_before(file)
 
     def _has_the_one_before(self, file: Spooled) -> bool:
-        marks = [mark for mark in self._spool.fingerprints() if mark.number < file.number]
+        marks = [mark for mark in self.spool.fingerprints() if mark.number < file.number]
         if not marks:
             return True  # it is the branch's first
         mark = marks[-1]
-        before = self._spool.branches()[-1].file(mark.number)
-        path = self._fetch(before)
+        before = self.spool.branches()[-1].file(mark.number)
+        path = self.fetch(before)
         if (found := read(path)).damage:
-            raise DamagedCopyError(before, self._source.address, found.damage)
+            raise DamagedCopyError(before, self.source.address, found.damage)
         return found.size == mark.size and fingerprint_of(path, mark.branch, mark.number, mark.size) == mark
 
     def _ending(self, file: Spooled, copy: _Copy) -> Ending:
         told = ending_of(copy.path, copy.found.size)
-        if told is Ending.CUT and is_whole(self._look(), file.number, copy.found.size):
+        if told is Ending.CUT and is_whole(self.look(), file.number, copy.found.size):
             return Ending.CRASHED
         return told
 
 
 def _at_the_server(copy: _Copy) -> str:
     return f"two copies over two connections are the same, so the file is damaged at the server ({copy.damage})"
-
-
-def _digest(path: Path, size: int | None = None) -> str:
-    """SHA-256 of the first ``size`` bytes of a file, its in-use flag cleared."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        left = path.stat().st_size if size is None else size
-        first = True
-        while left and (data := file.read(min(left, _BLOCK))):
-            left -= len(data)
-            digest.update(without_flag(data) if first else data)
-            first = False
-    return digest.hexdigest()

@@ -113,6 +113,11 @@ class BackupRecord(Document):
         """Of a physical backup: tables of which files are not in it."""
         return self.missing or ()
 
+    @property
+    def whole_at(self) -> frozenset[str]:
+        """The destinations of its undamaged copies."""
+        return frozenset(copy.destination for copy in self.copies if copy.state == BackupState.COMPLETE)
+
     def state_at(self, destination: str) -> str:
         """Of the copy at one destination: complete, damaged or deleted; empty where there is none."""
         return next((copy.state for copy in self.copies if copy.destination == destination), "")

@@ -22,6 +22,7 @@
     │   ├── ObjectMissingError
     │   ├── ArchivedError       it lies in an archive class and has to be thawed first
     │   └── LockedError         the destination lets nobody delete it yet
+    │       └── MissingRightsError  these credentials never may
     ├── CatalogError            the catalog's database failed or is not ours to read
     ├── DamagedError            stored data is not what was stored; names every damaged thing
     └── CancelledError          somebody asked to stop
@@ -248,6 +249,10 @@ class LockedError(DestinationError):
 
     retryable = False
     problem_type = "locked"
+
+
+class MissingRightsError(LockedError):
+    """The credentials may not delete there: that does not end by itself. ``hint`` names the rights."""
 
 
 class CatalogError(BackupdError):

@@ -24,28 +24,8 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import MariadbGtids, covers
 from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.server_facts import STRANGER, Identity, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """``members`` in the order in which they are applied: the full backup, then each increment on the one before."""
-
-    members: tuple[BackupRecord, ...]
-
-    @property
-    def full(self) -> BackupRecord:
-        """The full backup that the chain begins with."""
-        return self.members[0]
-
-    @property
-    def increments(self) -> tuple[BackupRecord, ...]:
-        """What is applied to the full one, in this order."""
-        return self.members[1:]
-
-    @property
-    def last(self) -> BackupRecord:
-        """The backup that is restored: the full one, or the last increment."""
-        return self.members[-1]
+from backupd.recovery.restorable import Restorability, climb
+from backupd.recovery.runs import holder_of_each
 
 
 def chain_of(backup_id: str, backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -57,27 +37,29 @@ def chain_of(backup_id: str, backups: Iterable[BackupRecord]) -> tuple[BackupRec
     by_id = {backup.id: backup for backup in backups}
     if backup_id not in by_id:
         raise NotFoundError(f"there is no backup {backup_id}", hint="`backupd backups` lists those that are known")
-    members = [by_id[backup_id]]
-    seen = {backup_id}
-    while members[-1].kind is BackupKind.PHYSICAL_INCREMENTAL:
-        child = members[-1]
+
+    def parent_of(child_id: str) -> str | None:
+        child = by_id[child_id]
+        if child.kind is not BackupKind.PHYSICAL_INCREMENTAL:
+            return None
         parent = by_id.get(child.parent or "")
         if parent is None:
             raise NotFoundError(
                 f"backup {child.id} builds on {child.parent or 'a backup that is not named'}, which is not there",
                 hint="choose another backup; `backupd fsck` says what happened to this one",
             )
-        wrong = _wrong_parent(child, parent, seen)
-        if wrong:
+        if wrong := _wrong_parent(child, parent):
             raise DamagedError(f"backup {backup_id} cannot be restored", [wrong], hint="choose another backup")
-        seen.add(parent.id)
-        members.append(parent)
+        return parent.id
+
+    members = [by_id[one] for one in climb(backup_id, parent_of)]
+    if (first := members[-1]).kind is BackupKind.PHYSICAL_INCREMENTAL:
+        wrong = f"{first.id} builds on {first.parent}, which builds on it"
+        raise DamagedError(f"backup {backup_id} cannot be restored", [wrong], hint="choose another backup")
     return tuple(reversed(members))
 
 
-def _wrong_parent(child: BackupRecord, parent: BackupRecord, seen: set[str]) -> str:
-    if parent.id in seen:
-        return f"{child.id} builds on {parent.id}, which builds on it"
+def _wrong_parent(child: BackupRecord, parent: BackupRecord) -> str:
     if parent.server != child.server:
         return f"{child.id} of {child.server} builds on {parent.id}, which is of {parent.server}"
     if parent.kind is BackupKind.LOGICAL:
@@ -85,61 +67,19 @@ def _wrong_parent(child: BackupRecord, parent: BackupRecord, seen: set[str]) -> 
     return ""
 
 
-def chains(backups: Iterable[BackupRecord]) -> tuple[Chain, ...]:
-    """Every chain, oldest full backup first: from each physical full backup to each increment that nothing builds on.
-
-    Where two increments have the same parent there are two chains. An increment without a whole line back to a full
-    backup is in none; ``orphans`` gives those.
-    """
-    listed = list(backups)
-    children = _children(listed)
-    found: list[Chain] = []
-    for full in sorted((b for b in listed if b.kind is BackupKind.PHYSICAL_FULL), key=_order):
-        line: list[BackupRecord] = []
-        pending = [(0, full)]
-        while pending:
-            depth, backup = pending.pop()
-            del line[depth:]
-            line.append(backup)
-            following = children.get(backup.id, ())
-            if not following:
-                found.append(Chain(tuple(line)))
-            pending += [(depth + 1, child) for child in reversed(following)]
-    return tuple(found)
-
-
-def orphans(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
-    """Increments whose line back to a full backup is broken, oldest first: none of them can be restored."""
-    listed = list(backups)
-    children = _children(listed)
-    reached: set[str] = set()
-    pending = [backup for backup in listed if backup.kind is BackupKind.PHYSICAL_FULL]
-    while pending:
-        backup = pending.pop()
-        reached.add(backup.id)
-        pending += children.get(backup.id, ())
-    lost = [b for b in listed if b.kind is BackupKind.PHYSICAL_INCREMENTAL and b.id not in reached]
-    return tuple(sorted(lost, key=_order))
-
-
 def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """Complete physical backups whose every parent is complete, too, with one destination that holds them all and has
     none of them marked deleted, and none of them doubtful or foreign; oldest first. A copy that is known to be damaged
     counts: the others may fill in."""
-    listed = [
-        b
-        for b in backups
-        if b.state is BackupState.COMPLETE and b.kind is not BackupKind.LOGICAL and not b.doubtful and not b.foreign
-    ]
-    children = _children(listed)
-    pending = [(b, _places(b)) for b in listed if b.kind is BackupKind.PHYSICAL_FULL]
-    found: dict[str, BackupRecord] = {}
-    while pending:
-        backup, places = pending.pop()
-        if places and backup.id not in found:
-            found[backup.id] = backup
-            pending += [(child, places & _places(child)) for child in children.get(backup.id, ())]
-    return tuple(sorted(found.values(), key=_order))
+    by_id = {backup.id: backup for backup in backups}
+    walk = Restorability(by_id.get, _to_begin_with)
+    return tuple(sorted((one for one in by_id.values() if walk.of(one).destinations), key=_order))
+
+
+def _to_begin_with(backup: BackupRecord) -> frozenset[str]:
+    """Where a copy lies of a backup that a server may be restored from."""
+    fits = backup.state is BackupState.COMPLETE and backup.kind is not BackupKind.LOGICAL
+    return _places(backup) if fits and not backup.doubtful and not backup.foreign else frozenset()
 
 
 def dumps(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -330,10 +270,8 @@ def _lacks(met: Met, archived: Archived) -> str:
             # No server replicates from one of its own number.
             return f"it has the same server_id {met.server_id}, so it is no replica, and its history is another one"
         else:
-            last = _last(met.executed)
             held = all(
-                last.get((domain, number), -1) >= sequence
-                for domain, (number, sequence) in MariadbGtids.parse(archived.gtids).last.items()
+                map(holder_of_each(met.executed, mariadb=True), str(MariadbGtids.parse(archived.gtids)).split(","))
             )
     except ValueError:
         return f"the last archived transactions ({archived.gtids[:200]}) are none of its kind of server"
@@ -344,15 +282,6 @@ def _is_twin(met: Met, archived: Archived) -> bool:
     """Has it the number of the server that was there before? Where that is not known, those who wrote last have it."""
     writers = {number for number, _sequence in MariadbGtids.parse(archived.gtids).last.values()}
     return met.server_id == archived.server_id if archived.server_id else met.server_id in writers
-
-
-def _last(executed: str) -> dict[tuple[int, int], int]:
-    """MariaDB: the last sequence of each server in each domain. Raises ValueError."""
-    last: dict[tuple[int, int], int] = {}
-    for member in filter(None, (part.strip() for part in executed.split(","))):
-        domain, number, sequence = map(int, member.split("-"))
-        last[domain, number] = max(last.get((domain, number), 0), sequence)
-    return last
 
 
 def strangers_by_backups(records: Iterable[BackupRecord]) -> dict[str, str]:

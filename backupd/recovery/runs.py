@@ -557,6 +557,23 @@ def holder(executed: str, *, mariadb: bool) -> Callable[[str], bool]:
     return lambda gtid: bool(gtid) and known.covers(MysqlGtids.parse(gtid))
 
 
+def holder_of_each(history: str, *, mariadb: bool) -> Callable[[str], bool]:
+    """Tells of GTIDs whether ``history`` holds them; of MySQL it is a set, of MariaDB the last transaction of each
+    server in each domain. What has no GTID is not in it. Raises ValueError, as what it gives."""
+    if not mariadb:
+        return holder(history, mariadb=False)
+    last: dict[tuple[str, str], int] = {}
+    for member in filter(None, map(str.strip, history.split(","))):
+        domain, server, sequence = member.split("-")
+        last[domain, server] = max(last.get((domain, server), 0), int(sequence))
+
+    def has(gtid: str) -> bool:
+        domain, server, sequence = gtid.split("-") if gtid else ("", "", "0")
+        return last.get((domain, server), -1) >= int(sequence)
+
+    return has
+
+
 def in_order(before: str, after: str, transactions: int) -> bool:
     """MariaDB: do the numbers of the domains grow by one with each of the ``transactions`` between two states? Where
     they do not, a number can be anywhere: servers that are not in strict mode take what they are given."""

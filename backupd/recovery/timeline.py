@@ -18,6 +18,7 @@ from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.recovery.chains import dumps, restorable
+from backupd.recovery.restorable import Restorability
 from backupd.recovery.runs import Histories, Place, first_of, last_of, parted, place_of
 from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, stops_replay, windows
 
@@ -219,8 +220,8 @@ def _future(backups: Iterable[BackupRecord], now: datetime) -> Iterator[str]:
     for backup in backups:
         if backup.finished_at > now:
             yield (
-                f"{backup.id} ended at {format_time(backup.finished_at)}, which this clock has not reached: a clock "
-                "was wrong or is, so it does not count for what would be lost"
+                f"{backup.id} ended in the future ({format_time(backup.finished_at)}); backupd ignores it for the RPO. "
+                "Check the clock of this host"
             )
 
 
@@ -241,22 +242,13 @@ def _warnings(reaches: Sequence[Reach], troubles: Mapping[str, str], told: Itera
     yield from (f"destination {name}: {trouble}" for name, trouble in troubles.items())
     last = [reach for reach in reaches if reach.behind == timedelta(0)]
     if last and all(reach.trouble for reach in last):
-        yield f"the latest moment can be restored from nowhere else than {', '.join(reach.name for reach in last)}"
+        yield f"the latest point in time is recoverable only from {', '.join(reach.name for reach in last)}"
 
 
 def _held(usable: Sequence[BackupRecord]) -> Mapping[str, frozenset[str]]:
     """Where each backup lies with everything that it builds on, undamaged."""
-    by_id = {backup.id: backup for backup in usable}
-    held: dict[str, frozenset[str]] = {}
-    for backup in usable:
-        line = [backup]
-        while line[-1].id not in held and line[-1].parent is not None and line[-1].parent in by_id:
-            line.append(by_id[line[-1].parent])
-        for member in reversed(line):
-            if member.id not in held:
-                here = frozenset(copy.destination for copy in member.copies if copy.state == "complete")
-                held[member.id] = here & held[member.parent] if member.parent in held else here
-    return held
+    walk = Restorability({backup.id: backup for backup in usable}.get, lambda backup: backup.whole_at)
+    return {backup.id: walk.of(backup).destinations for backup in usable}
 
 
 def _placed(

@@ -455,7 +455,7 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
         return end, f"archived up to {there}; the server was not asked whether that was all"
     if run.confirmed_at > now + _SKEW:
         return end, (
-            f"archived up to {there}; until when that is everything was told by a clock that was wrong "
+            f"archived up to {there}; the time of the last check is unreliable, because the clock was wrong "
             f"({format_time(run.confirmed_at)})"
         )
     return end, f"everything committed by then is archived, up to {there}"

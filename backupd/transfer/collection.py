@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedError, ObjectMissingError
+from backupd.model.errors import (
+    ArchivedError,
+    BusyError,
+    DamagedError,
+    LockedError,
+    MissingRightsError,
+    ObjectMissingError,
+)
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.deletion_limit import DAY, LIMIT, DeletionLimit, missing_backups_text, no_manifest_text
@@ -73,6 +80,8 @@ class Collected:
     """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""
     lock: str = ""
     """What to say of them."""
+    missing_rights: str = ""
+    """Which rights are missing for some of them."""
     skipped: bool = False
     """Nothing was done: somebody else removes here, or nothing may be removed."""
     over_limit: list[str] = field(default_factory=list)
@@ -164,7 +173,10 @@ def not_begun(error: BusyError | LockedError) -> Collected:
     """What to say when nothing could be done."""
     locked = isinstance(error, LockedError)
     lock = error.line if locked else ""
-    return Collected(held_back=[HeldBack(error.line)], locked=int(locked), lock=lock, skipped=True)
+    rights = error.hint if isinstance(error, MissingRightsError) else ""
+    return Collected(
+        held_back=[HeldBack(error.line)], locked=int(locked), lock=lock, missing_rights=rights, skipped=True
+    )
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -262,6 +274,7 @@ class GarbageCollection:
         """What was done; see ``collect``."""
         self._collect()
         self._result.locked, self._result.lock = len(self._locks), self._locks.text
+        self._result.missing_rights = self._locks.missing_rights
         if self._locks:
             owners = map(layout.backup_of, self._locks.keys)
             self._hold(self._locks.text, (owner[1] for owner in owners if owner is not None))

@@ -24,6 +24,7 @@ from backupd.model.errors import (
 )
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
+from backupd.recovery.restorable import Restorability, climb, here_if
 from backupd.transfer.collection import (
     Collected,
     GarbageCollection,
@@ -334,6 +335,10 @@ class _Outline:
     parent: str | None = None
     server_uuid: str = ""
 
+    @property
+    def id(self) -> str:
+        return self.backup[1]
+
 
 def _outline(found: Committed) -> _Outline:
     backup = (found.server, found.backup_id)
@@ -350,10 +355,7 @@ def _parents(found: Iterable[_Outline]) -> dict[Backup, str | None]:
 
 def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
     """``owner`` and all that it builds on, itself first, as far as readable manifests tell."""
-    chain = [owner]
-    while (parent := parents.get(chain[-1])) is not None and (owner[0], parent) not in chain:
-        chain.append((owner[0], parent))
-    return chain
+    return [(owner[0], one) for one in climb(owner[1], lambda one: parents.get((owner[0], one)))]
 
 
 def _children_first(found: Sequence[_Outline], removable: Collection[Backup]) -> list[Backup]:
@@ -425,14 +427,22 @@ def _last_whole(
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
     (with what it builds on, as everything that stays)."""
     kept: set[Backup] = set()
-    parents = _parents(found)
 
     @cache
     def sizes() -> Mapping[str, int]:
         return pool_sizes(destination)
 
+    readable = {item.backup: item for item in found if item.readable}
+
+    @cache
+    def walk(server: str) -> Restorability[_Outline]:
+        return Restorability(
+            lambda name: readable.get((server, name)),
+            lambda one: here_if(is_whole(destination, *one.backup, sizes=sizes)),
+        )
+
     def restorable(owner: Backup) -> bool:
-        return all(is_whole(destination, *member, sizes=sizes) for member in _chain(owner, parents))
+        return owner in readable and bool(walk(owner[0]).of(readable[owner]).destinations)
 
     for family, uuid in _families(found, removable, confirmed):
         if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
@@ -465,21 +475,14 @@ def _families(
 def restorable_at(destination: Destination, server: str, backup_id: str) -> bool:
     """Are the backup and everything it builds on here, whole, and not marked deleted?"""
     dying = marked(destination, server)
-    name: str | None = backup_id
-    seen: set[str] = set()
-    while name is not None:
+
+    def find(name: str) -> _Outline | None:
         found = read(destination, server, name)
-        if (
-            found is None
-            or not isinstance(found.header, Header)
-            or name in seen
-            or (server, name) in dying
-            or not is_whole(destination, server, name)
-        ):
-            return False
-        seen.add(name)
-        name = found.header.parent
-    return True
+        return _outline(found) if found is not None and isinstance(found.header, Header) else None
+
+    found = find(backup_id)
+    walk = Restorability(find, lambda one: here_if(one.backup not in dying and is_whole(destination, server, one.id)))
+    return found is not None and bool(walk.of(found).destinations)
 
 
 def _remove(destination: Destination, server: str, backup_id: str, locks: Locks) -> bool:

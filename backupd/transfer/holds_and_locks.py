@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind, Sighting
-from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
+from backupd.model.errors import ArchivedError, LockedError, MissingRightsError, ObjectMissingError
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, parse_time
 from backupd.transfer.records.manifests import read
@@ -229,6 +229,11 @@ class Locks:
     def keys(self) -> tuple[str, ...]:
         """All that may not be removed yet."""
         return tuple(self._found)
+
+    @property
+    def missing_rights(self) -> str:
+        """Which rights are missing for some of them, "" where none are."""
+        return next((error.hint for error in self._found.values() if isinstance(error, MissingRightsError)), "")
 
     @property
     def text(self) -> str:

@@ -13,6 +13,7 @@ from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.chains import Strange, chain_of, restorable, standing_aside
+from backupd.recovery.restorable import members_of
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
 from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, over_objective, steps
@@ -223,7 +224,7 @@ def _by_logs(
     def cost(base: BackupRecord) -> float:
         return sum(
             step.seconds
-            for step in steps(_line(base, by_id), ("",), rates, start=preferences.start, verify=preferences.verify)
+            for step in steps(members_of(base, by_id), ("",), rates, start=preferences.start, verify=preferences.verify)
         )
 
     try:
@@ -244,14 +245,6 @@ def _by_logs(
         resolution.older,
         resolution.ends,
     )
-
-
-def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[BackupRecord, ...]:
-    """The chain of a restorable backup."""
-    line = [base]
-    while line[-1].kind is BackupKind.PHYSICAL_INCREMENTAL:
-        line.append(by_id[line[-1].parent or ""])
-    return tuple(reversed(line))
 
 
 def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:

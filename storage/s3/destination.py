@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from botocore.exceptions import ClientError
 
-from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError
+from backupd.model.errors import ArchivedError, DestinationError, MissingRightsError, ObjectMissingError
 from backupd.model.text import Clock, format_time
 from storage import layout
 from storage.config import S3Config
@@ -209,7 +209,8 @@ class S3Destination:
             except ObjectMissingError:
                 return
             told = self._bucket.explain(error, doing)
-            raise self._bucket.words.locked(key, told.detail, told.hint) from error
+            refused = self._bucket.words.locked(key, told.detail, told.hint)
+            raise MissingRightsError(refused.message, detail=told.detail, hint=told.hint) from error
 
     def space(self) -> Space | None:
         """A bucket does not say."""

@@ -24,7 +24,7 @@ from backupd.model.access import Role
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
-from backupd.recovery.chains import chains
+from backupd.recovery.restorable import members_of
 from backupd.recovery.timeline import Timeline
 from restore.planning.plan import Plan
 from restore.planning.target import AtBackup, AtTime, Latest, parse_target
@@ -189,18 +189,19 @@ def _moment(goal: object, timeline: Timeline, backups: Iterable[BackupRecord]) -
 def families_of(backups: Sequence[BackupRecord]) -> list[Family]:
     """The newest first; those that are marked as deleted are in none."""
     there = [record for record in backups if record.state is not BackupState.DELETED]
-    lines: dict[str, dict[str, BackupRecord]] = {}
-    for chain in chains(there):
-        lines.setdefault(chain.full.id, {}).update({member.id: member for member in chain.members})
-    grouped = {id_ for members in lines.values() for id_ in members}
-    found = [Family(_chain_title(members.values()), _by_age(members.values())) for members in lines.values()]
+    by_id = {record.id: record for record in there}
+    chains: dict[str, list[BackupRecord]] = {}
     sets: dict[str, list[BackupRecord]] = {}
     lost = []
     for record in there:
+        first = members_of(record, by_id)[0]
         if record.kind is BackupKind.LOGICAL:
             sets.setdefault(record.table_set, []).append(record)
-        elif record.id not in grouped:
+        elif first.kind is BackupKind.PHYSICAL_FULL:
+            chains.setdefault(first.id, []).append(record)
+        else:
             lost.append(record)
+    found = [Family(_chain_title(members), _by_age(members)) for members in chains.values()]
     found += [
         Family(
             f"{len(members)} logical backup{'s' if len(members) != 1 else ''}" + (f" of set {name}" if name else ""),
@@ -213,8 +214,8 @@ def families_of(backups: Sequence[BackupRecord]) -> list[Family]:
     return sorted(found, key=lambda family: family.newest, reverse=True)
 
 
-def _chain_title(members: Iterable[BackupRecord]) -> str:
-    count = sum(1 for _ in members) - 1
+def _chain_title(members: Sequence[BackupRecord]) -> str:
+    count = len(members) - 1
     return f"full backup and {count} increment{'s' if count != 1 else ''}" if count else "full backup"
 
 

@@ -246,7 +246,7 @@ class StreamRun:
             known = self._scribe.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
         except CatalogError as error:
             raise ServerError(
-                f"who answers at {self._server.connection().address} cannot be compared: {error.message}",
+                f"cannot verify the identity of the server at {self._server.connection().address}: {error.message}",
                 hint="it is asked again; nothing is concluded until then",
             ) from error
         return {one.uuid for one in known if not one.is_stranger}

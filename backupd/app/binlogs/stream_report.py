@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -40,7 +40,8 @@ SILENT = timedelta(minutes=1)
 STOPPED = "stopped"
 """The state in the last row of a process that ended well; all others are those of ``StreamState``."""
 
-Told = Callable[[Incidents], object]
+Condition = tuple[Pair, Event]
+"""Of the first kind of the pair while something is broken, of the second one while it is well."""
 
 _REASONS: Mapping[BranchReason, str] = {
     BranchReason.FIRST: "its binary log is archived from here on",
@@ -179,8 +180,8 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
             now,
             "branch-begun",
             Severity.WARNING,
-            f"the binary log of {branch.server} is archived anew from {branch.file(branch.first_number)} on: its spool "
-            "is another one than before, and nothing shows that no transaction is missing in between",
+            f"the spool of {branch.server} was replaced: archiving restarted at {branch.file(branch.first_number)}, "
+            "and transactions before it may be missing",
             server=branch.server,
             subject=branch.id,
             detail=branch.note,
@@ -286,12 +287,12 @@ class StreamReport:
     def beat(self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str]) -> None:
         """Write everything down. A catalog that takes nothing is reported in the log, once, by the catalog writer."""
         now = self._clock()
-        told = [*self._of_stream(status, now), *self._of_destinations(behind, now)]
+        conditions = list(self._conditions(status, behind, now))
         document = self._document(status, behind, troubles, now)
         try:
             self._recorder.flush()
             self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
-            self._scribe.ask(lambda _catalog: [tell(self._incidents) for tell in told])
+            self._scribe.ask(lambda _catalog: self._record(conditions))
         except BackupdError:
             return  # it was told, and the next beat says all of it again
 
@@ -309,6 +310,10 @@ class StreamReport:
                 level=logging.WARNING,
                 server=self._server.name,
             )
+
+    def _record(self, conditions: Iterable[Condition]) -> None:
+        for pair, event in conditions:
+            (self._incidents.broken if event.kind == pair.broken else self._incidents.mended)(pair, event)
 
     # -- the row
 
@@ -353,101 +358,65 @@ class StreamReport:
 
     # -- the incidents
 
-    def _of_stream(self, status: StreamStatus, now: datetime) -> list[Told]:
+    def _conditions(self, status: StreamStatus, behind: Mapping[str, Behind], now: datetime) -> Iterator[Condition]:
+        """What is broken now, and what is well."""
         name = self._server.name
-        told: list[Told] = []
         lost = status.state is StreamState.WAITING and now - status.since >= OUT_OF_REACH
         if status.state is StreamState.FAILED or lost:
-            told.append(
-                self._broken(
-                    STREAM,
-                    SUBJECT,
-                    f"the binary log of {name} is not streamed: {status.error}",
-                    now,
-                    hint=f"is the server up? `backupd check {name}` names what an account or a host "
-                    "lacks. The stream is retried continuously, and continues where it stopped",
-                )
+            yield self._broken(
+                STREAM,
+                f"the binary log of {name} is not streamed: {status.error}",
+                now,
+                hint=f"is the server up? `backupd check {name}` names what an account or a host lacks. The stream is "
+                "retried continuously, and continues where it stopped",
             )
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
-            told.append(self._mended(STREAM, SUBJECT, f"the binary log of {name} is streamed again", now))
+            yield self._mended(STREAM, f"the binary log of {name} is streamed again", now)
         if status.state is StreamState.PAUSED:
             hint = (
                 "make room there: what else is stored in it?"
                 if status.error == NO_ROOM
                 else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
             )
-            told.append(
-                self._broken(
-                    SPOOL,
-                    SUBJECT,
-                    f"the spool of {name} is full, so its binary log is not copied any more: "
-                    f"{format_size(self._spool.bytes())} wait for a destination",
-                    now,
-                    detail=status.error,
-                    hint=f"{hint}; the server must keep its binary log until then; copying continues when there "
-                    "is room",
-                )
+            yield self._broken(
+                SPOOL,
+                f"the spool of {name} is full, so its binary log is not copied any more: "
+                f"{format_size(self._spool.bytes())} wait for a destination",
+                now,
+                detail=status.error,
+                hint=f"{hint}; the server must keep its binary log until then; copying continues when there is room",
             )
         elif status.state is StreamState.STREAMING:
-            told.append(self._mended(SPOOL, SUBJECT, f"the spool of {name} has room again", now))
+            yield self._mended(SPOOL, f"the spool of {name} has room again", now)
         with self._lock:
             purge = self._purge
         if purge is not None and purge.kind is StreamEventKind.PURGE_ALARM:
-            told.append(self._broken(PURGE, SUBJECT, purge.message, now, detail=purge.detail, hint=purge.hint))
+            yield self._broken(PURGE, purge.message, now, detail=purge.detail, hint=purge.hint)
         elif purge is not None or status.state is StreamState.STREAMING:
-            message = purge.message if purge else f"no binary log of {name} is about to be lost"
-            told.append(self._mended(PURGE, SUBJECT, message, now))
-        return told
-
-    def _of_destinations(self, behind: Mapping[str, Behind], now: datetime) -> list[Told]:
-        told: list[Told] = []
-        for name, one in behind.items():
+            yield self._mended(PURGE, purge.message if purge else f"no binary log of {name} is about to be lost", now)
+        for destination, one in behind.items():
             if one.since is None:
-                told.append(
-                    self._mended(DESTINATION, name, f"{name} has all binary logs of {self._server.name} again", now)
-                )
+                yield self._mended(DESTINATION, f"{destination} has all binary logs of {name} again", now, destination)
             elif now - one.since >= self._limit:
                 late = format_duration((now - one.since).total_seconds())
-                told.append(
-                    self._broken(
-                        DESTINATION,
-                        name,
-                        f"{name} lacks binary logs of {self._server.name} since {late}: "
-                        f"{format_size(one.bytes)} wait in the spool",
-                        now,
-                        detail=one.error,
-                        hint=(
-                            "nothing is lost: they are stored when it takes them; until then they are on this host only"
-                        ),
-                    )
+                yield self._broken(
+                    DESTINATION,
+                    f"{destination} lacks binary logs of {name} since {late}: {format_size(one.bytes)} wait in the "
+                    "spool",
+                    now,
+                    destination,
+                    detail=one.error,
+                    hint="nothing is lost: they are stored when it takes them; until then they are on this host only",
                 )
-        return told
 
     def _broken(
-        self,
-        pair: Pair,
-        subject: str,
-        message: str,
-        now: datetime,
-        *,
-        detail: str = "",
-        hint: str = "",
-    ) -> Told:
-        event = Event(
-            now,
-            pair.broken,
-            Severity.ERROR,
-            message,
-            server=self._server.name,
-            subject=subject,
-            detail=detail,
-            hint=hint,
-        )
-        return lambda incidents: incidents.broken(pair, event)
+        self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT, *, detail: str = "", hint: str = ""
+    ) -> Condition:
+        name = self._server.name
+        return pair, Event(now, pair.broken, Severity.ERROR, message, name, subject, detail, hint)
 
-    def _mended(self, pair: Pair, subject: str, message: str, now: datetime) -> Told:
-        event = Event(now, pair.mended, Severity.INFO, message, server=self._server.name, subject=subject)
-        return lambda incidents: incidents.mended(pair, event)
+    def _mended(self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT) -> Condition:
+        return pair, pair.over(now, message, server=self._server.name, subject=subject)
 
 
 def behind_limit(policy: Policy) -> timedelta:

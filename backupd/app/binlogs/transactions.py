@@ -180,25 +180,25 @@ class Met:
         return f"{one.gtid or 'a transaction'} at {self.record.segment.file}:{one.start}, {at}"
 
 
+@dataclass(slots=True)
 class Logbook:
     """Reads the transactions of one server's archived binary logs: catalog rows say which segments are opened."""
 
-    def __init__(self, binlogs: Binlogs, server: str, indexes: Indexes) -> None:
-        self._binlogs = binlogs
-        self._server = server
-        self._indexes = indexes
+    binlogs: Binlogs
+    server: str
+    indexes: Indexes
 
     def records(self, branch: str, first: Place, last: Place) -> Iterator[SegmentRecord]:
         """Segments of a branch that hold every byte once, whole files before pieces: from the beginning of the file
         that ``first`` is in up to ``last``."""
-        everything = self._binlogs.each_segment(self._server, branch, from_place=(first[0], 0), to_place=last)
+        everything = self.binlogs.each_segment(self.server, branch, from_place=(first[0], 0), to_place=last)
         for _number, found in groupby(everything, key=lambda record: record.key.number):
             yield from _covering(list(found))
 
     def met(self, record: SegmentRecord, first: Place = (0, 0), last: Place | None = None) -> Iterator[Met]:
         """The transactions of a segment that start within ``[first, last)``."""
         before: Transaction | None = None
-        for transaction in self._indexes.transactions(record):
+        for transaction in self.indexes.transactions(record):
             met = Met(record, transaction, before)
             if last is not None and met.start >= last:
                 return
@@ -247,7 +247,7 @@ class Logbook:
 
     def holding(self, branch: str, gtids: str) -> Iterator[SegmentRecord]:
         """Segments at whose end all of ``gtids`` is executed, and was not at the beginning of their file or piece."""
-        for held in self._binlogs.holding_gtid(self._server, gtids):
+        for held in self.binlogs.holding_gtid(self.server, gtids):
             if held.key.branch == branch:
                 place = held.key.number, held.key.end
                 yield from [
@@ -256,7 +256,7 @@ class Logbook:
 
     def runs(self, branch: str) -> list[Run]:
         """Of all destinations."""
-        return [run for run in self._binlogs.runs(self._server) if run.branch == branch]
+        return [run for run in self.binlogs.runs(self.server) if run.branch == branch]
 
 
 def _covering(found: Sequence[SegmentRecord]) -> list[SegmentRecord]:
@@ -275,21 +275,21 @@ def _is_whole_somewhere(record: SegmentRecord) -> bool:
     return any(copy.is_complete for copy in record.destinations.values())
 
 
+@dataclass(slots=True)
 class Moments:
     """Answers for one server where a moment is in its archived binary logs."""
 
-    def __init__(self, binlogs: Binlogs, server: str, log: Logbook, clock: Callable[[], datetime]) -> None:
-        self._binlogs = binlogs
-        self._server = server
-        self._log = log
-        self._clock = clock
+    binlogs: Binlogs
+    server: str
+    log: Logbook
+    clock: Callable[[], datetime]
 
     def cut(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Cut[Met]:
         """Of ``[start, end)``. ``since``: see ``Cut``."""
         cut: Cut[Met] = Cut(moment, since)
         unread: list[SegmentRecord] = []  # none of it after the moment; read only where its times may be false
         before: datetime | None = None
-        for record in self._log.records(branch, start, end):
+        for record in self.log.records(branch, start, end):
             first, last = record.segment.first_at, record.segment.last_at
             if first is None or last is None:
                 continue
@@ -330,32 +330,32 @@ class Moments:
 
     def _take(self, cut: Cut[Met], record: SegmentRecord, start: Place, end: Place) -> None:
         archived = self._archived(record)
-        for met in self._log.met(record, last=end):
+        for met in self.log.met(record, last=end):
             if met.start >= start:
                 cut.take(met, met.transaction.at, archived)
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Met | None:
         """See ``restore.planning.target_resolution.TargetResolver``."""
         begin = end = place
-        late = list(self._binlogs.each_segment(self._server, branch, to_place=place, since=moment))
+        late = list(self.binlogs.each_segment(self.server, branch, to_place=place, since=moment))
         for record in reversed(late):
             behind = record.key.number, record.key.end
-            old = self._binlogs.each_segment(self._server, branch, from_place=behind, to_place=end, until=since)
+            old = self.binlogs.each_segment(self.server, branch, from_place=behind, to_place=end, until=since)
             if any((other.key.number, other.key.start) >= behind for other in old):
                 break
             begin = end = record.key.number, record.key.start
         cut: Cut[Met] = Cut(moment, since)
-        for record in self._log.records(branch, (max(begin[0] - 1, 0), 0), begin):
+        for record in self.log.records(branch, (max(begin[0] - 1, 0), 0), begin):
             if (last := record.segment.last_at) is not None and last <= moment:
                 cut.believe(last if cut.last is None else max(last, cut.last))
-        for record in self._log.records(branch, begin, place):
+        for record in self.log.records(branch, begin, place):
             first, last = record.segment.first_at, record.segment.last_at
             if first is None or last is None:
                 continue
             if last <= moment:
                 cut.take_earlier(record.segment.transactions, first, last)
                 continue
-            for met in self._log.met(record, begin, place):
+            for met in self.log.met(record, begin, place):
                 if cut.floor <= met.transaction.at <= since:
                     cut.believe(met.transaction.at)
                 else:
@@ -368,7 +368,7 @@ class Moments:
 
     def _archived(self, record: SegmentRecord) -> datetime:
         """When it certainly was; now, where nobody has it."""
-        return min((copy.stored_at for copy in record.destinations.values()), default=self._clock())
+        return min((copy.stored_at for copy in record.destinations.values()), default=self.clock())
 
 
 def _contradict(cut: Cut[Met], before: datetime | None, found: list[SegmentRecord]) -> bool:

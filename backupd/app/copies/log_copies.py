@@ -13,7 +13,7 @@ from datetime import datetime
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
-from backupd.model.errors import DamagedError, DestinationError, NotFoundError
+from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError
 from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.copies import copy_branch, copy_segment
@@ -23,7 +23,7 @@ from backupd.transfer.relay import Check, Relay
 from storage.destination import Destination
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogsCopied:
     """``segments`` that arrived, ``bytes`` of them, sealed; ``dropped`` pieces. ``lacking``: how many could not be
     copied, ``since`` when the oldest of them was stored elsewhere, ``troubles`` why, ``failure``: what ended it."""
@@ -35,6 +35,13 @@ class LogsCopied:
     since: datetime | None = None
     troubles: tuple[str, ...] = ()
     failure: DestinationError | None = None
+
+    def lacks(self, record: SegmentRecord, error: BackupdError) -> None:
+        """One that could not be copied."""
+        stored_at = min(copy.stored_at for copy in record.destinations.values())
+        self.lacking += 1
+        self.since = stored_at if self.since is None else min(self.since, stored_at)
+        self.troubles = tuple(dict.fromkeys((*self.troubles, str(error))))
 
 
 @dataclass(slots=True)
@@ -68,23 +75,14 @@ class LogCopies:
         names = {source.name for source in sources}
         # Before anything is looked for: what these confirm is in what is found below.
         told = [run for run in self.catalog.binlogs.runs(self.server) if run.destination in names]
-        tally = _Tally()
-        failure: DestinationError | None = None
+        done = LogsCopied()
         try:
             for branch in self.catalog.binlogs.branches(self.server):
-                self._branch(relay, branch, first.get(branch.id, 0), names, tally)
+                self._branch(relay, branch, first.get(branch.id, 0), names, done)
         except DestinationError as error:
-            failure = error
+            done.failure = error
         self._confirm(told)
-        return LogsCopied(
-            tally.segments,
-            tally.bytes,
-            tally.dropped,
-            len(tally.lacking),
-            min(tally.lacking, default=None),
-            tuple(dict.fromkeys(tally.troubles)),
-            failure,
-        )
+        return done
 
     def forget(self) -> None:
         """Look at everything again: somebody else may have removed something."""
@@ -93,7 +91,7 @@ class LogCopies:
 
     # -- inside
 
-    def _branch(self, relay: Relay, branch: Branch, first: int, names: Collection[str], tally: _Tally) -> None:
+    def _branch(self, relay: Relay, branch: Branch, first: int, names: Collection[str], copied: LogsCopied) -> None:
         name = self.target.name
         unbroken = True
         covered: tuple[int, int] = (-1, 0)
@@ -108,17 +106,17 @@ class LogCopies:
             elif within or not (self.pieces or is_whole(record)) or not _is_at(record, names):
                 done = False
             else:
-                done = self._segment(relay, branch, record, tally)
+                done = self._segment(relay, branch, record, copied)
             if done and key.end > (covered[1] if covered[0] == key.number else 0):
                 covered = (key.number, key.end)
             if is_whole(record):
                 unbroken = unbroken and done
                 if done:
-                    self._clear(key, tally)
+                    self._clear(key, copied)
                 if unbroken:
                     self._reached[branch.id] = key.number
 
-    def _segment(self, relay: Relay, branch: Branch, record: SegmentRecord, tally: _Tally) -> bool:
+    def _segment(self, relay: Relay, branch: Branch, record: SegmentRecord, copied: LogsCopied) -> bool:
         try:
             if branch not in self._described:
                 copy_branch(relay, branch)
@@ -127,18 +125,17 @@ class LogCopies:
             header = copy_segment(relay, self.server, record.key, clock=self.clock)
         except NotFoundError:
             return False  # a larger one has replaced it meanwhile
-        except (DamagedError, SegmentConflictError) as error:
-            tally.lacks(record, str(error))
+        except (DamagedError, SegmentConflictError, DestinationError) as error:
+            copied.lacks(record, error)
+            if isinstance(error, DestinationError):
+                raise
             return False
-        except DestinationError as error:
-            tally.lacks(record, str(error))
-            raise
         self.catalog.binlogs.add_segment(header.segment, self.target.name, header.stored_bytes, self.clock())
-        tally.segments += 1
-        tally.bytes += header.stored_bytes
+        copied.segments += 1
+        copied.bytes += header.stored_bytes
         return True
 
-    def _clear(self, key: SegmentKey, tally: _Tally) -> None:
+    def _clear(self, key: SegmentKey, copied: LogsCopied) -> None:
         """Pieces that the whole file has made superfluous."""
         known = [
             record.key
@@ -153,7 +150,7 @@ class LogCopies:
         # Those that are locked take room and do no harm: what comes after them must not wait for the lock.
         gone = drop_pieces(self.target, self.server, pieces, now=self.clock())
         self.catalog.binlogs.drop_segments(self.server, gone, self.target.name)
-        tally.dropped += len(gone)
+        copied.dropped += len(gone)
 
     def _confirm(self, told: Sequence[Run]) -> None:
         """What a source's run holds up to a moment, the target holds when one of its own reaches as far."""
@@ -176,19 +173,6 @@ class LogCopies:
             if before is not None:
                 self.catalog.lags.note(self.server, name, max(0.0, (now - before).total_seconds()), now)
             binlogs.confirm(self.server, name, branch, last_of(run), at)
-
-
-@dataclass(slots=True)
-class _Tally:
-    segments: int = 0
-    bytes: int = 0
-    dropped: int = 0
-    lacking: list[datetime] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
-
-    def lacks(self, record: SegmentRecord, why: str) -> None:
-        self.lacking.append(min(copy.stored_at for copy in record.destinations.values()))
-        self.troubles.append(why)
 
 
 def copies_of(

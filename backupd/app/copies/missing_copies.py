@@ -7,7 +7,7 @@ when the service has started, and each hour in any case; one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -17,7 +17,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
 from backupd.app.retention.decisions import NOTHING
-from backupd.app.retention.preview import archive, as_if_there, foresee
+from backupd.app.retention.preview import stock_of
 from backupd.app.retention.rules import Decisions
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
@@ -27,6 +27,7 @@ from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState,
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_time, new_id
+from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if, members_of
 from storage.destination import Destination
 
 COMPLETE = str(BackupState.COMPLETE)
@@ -92,12 +93,16 @@ def sources(wiring: Wiring, server: str, target: str) -> list[Destination]:
 
 def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str]) -> Wanted:
     """What ``target`` lacks and would keep. Raises CatalogError."""
-    records = {record.id: record for record in wiring.catalog.backups.list(server)}
+    stock = stock_of(wiring, server, wiring.clock())
+    records = {record.id: record for record in stock.ours.records}
     candidates = [record for record in records.values() if _can_be_copied(record, target, from_places)]
-    future = as_if_there(tuple(records.values()), candidates, archive(wiring, server, candidates))
-    said = foresee(wiring, server, target, now=wiring.clock(), future=future, sources=from_places)
+    said = stock.foresee(target, stock.ours.as_if_there(candidates), from_places)
     kept = {decision.backup.id for decision in said.kept}
     possible = {record.id for record in candidates}
+    walk = Restorability(
+        records.get,
+        lambda one: here_if(one.id in possible or one.state_at(target) == COMPLETE),
+    )
     take: dict[str, BackupRecord] = {}
     declined: dict[str, str] = {}
     for decision in said.backups:
@@ -106,18 +111,17 @@ def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str
     for record in sorted(candidates, key=lambda one: (one.finished_at, one.id), reverse=True):
         if record.id not in kept:
             continue
-        chain = _chain(record, records)
-        lacking = [member for member in chain if member.state_at(target) != COMPLETE]
-        if any(member.id not in possible for member in lacking) or chain[0].parent is not None:
-            declined[record.id] = "what it builds on is not whole at any destination that can be reached"
+        if (obstacle := walk.of(record).obstacle) is not None:
+            declined[record.id] = _words(obstacle)
             continue
-        take |= {member.id: member for member in lacking if member.id not in take}
+        lacking = [one for one in members_of(record, records) if one.state_at(target) != COMPLETE]
+        take |= {one.id: one for one in lacking if one.id not in take}
     return Wanted(tuple(take.values()), tuple(sorted(declined.items(), reverse=True)), _first_logs(said))
 
 
 def above(record: BackupRecord, records: Iterable[BackupRecord]) -> tuple[str, ...]:
     """Ids of all that ``record`` builds on, the full backup first."""
-    return tuple(member.id for member in _chain(record, {one.id: one for one in records})[:-1])
+    return tuple(member.id for member in members_of(record, {one.id: one for one in records})[:-1])
 
 
 def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
@@ -152,11 +156,13 @@ def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[st
     )
 
 
-def _chain(record: BackupRecord, records: dict[str, BackupRecord]) -> Sequence[BackupRecord]:
-    chain = [record]
-    while (parent := records.get(chain[-1].parent or "")) is not None and parent not in chain:
-        chain.append(parent)
-    return chain[::-1]
+def _words(obstacle: Obstacle) -> str:
+    if obstacle.why is Why.UNFIT:
+        return "what it builds on is not whole at any destination that can be reached"
+    parent = obstacle.parent or "a backup that is not named"
+    return f"its chain is broken: {obstacle.backup} builds on {parent}" + (
+        ", which builds on it" if obstacle.why is Why.CIRCLE else ", which the catalog does not list"
+    )
 
 
 def _first_logs(said: Decisions) -> dict[str, int]:

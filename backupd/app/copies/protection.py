@@ -20,6 +20,7 @@ from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Event, Severity
 from backupd.model.text import format_duration, format_size, format_time
+from backupd.recovery.restorable import Restorability
 from policies.schema import Protection
 
 if TYPE_CHECKING:
@@ -33,14 +34,15 @@ _COMPLETE = str(BackupState.COMPLETE)
 def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[BackupRecord]:
     """``records`` with what the policies of their servers say about their copies now."""
     found = list(records)
-    everything: dict[str, dict[str, BackupRecord]] = {}
-    for server in {record.server for record in found}:
-        everything[server] = {one.id: one for one in wiring.catalog.backups.list(server)}
     sites = sites_of(wiring)
+    walks = {
+        server: verified(wiring.catalog.backups.list(server), sites) for server in {record.server for record in found}
+    }
     return [
         replace(
             record,
-            protected=is_protected(record, everything[record.server], protection_of(wiring, record.server), sites),
+            protected=record.state is BackupState.COMPLETE
+            and is_protected(record, walks[record.server], protection_of(wiring, record.server), sites),
         )
         for record in found
     ]
@@ -55,26 +57,23 @@ class Sites:
     away: frozenset[str]
 
 
-def is_protected(record: BackupRecord, records: Mapping[str, BackupRecord], wanted: Protection, sites: Sites) -> bool:
-    """``records``: those of the same server by id."""
-    places = verified_at(record, records, sites)
+def is_protected(record: BackupRecord, walk: Restorability[BackupRecord], wanted: Protection, sites: Sites) -> bool:
+    """``walk``: over the backups of the same server (``verified``)."""
+    places = walk.of(record).destinations
     return len(places) >= wanted.copies and len(places & sites.away) >= wanted.off_site
 
 
-def verified_at(record: BackupRecord, records: Mapping[str, BackupRecord], sites: Sites) -> frozenset[str]:
-    """Places that hold the backup and all that it builds on, verified."""
-    if record.state is not BackupState.COMPLETE:
-        return frozenset()
-    places = _verified(record, sites)
-    seen = {record.id}
-    while record.parent is not None:
-        parent = records.get(record.parent)
-        if parent is None or parent.id in seen:
-            return frozenset()
-        seen.add(parent.id)
-        places &= _verified(parent, sites)
-        record = parent
-    return places
+def verified(records: Iterable[BackupRecord], sites: Sites) -> Restorability[BackupRecord]:
+    """Tells the places that hold a backup and all that it builds on, verified. ``records``: all of one server."""
+
+    def places(record: BackupRecord) -> frozenset[str]:
+        return frozenset(
+            sites.places[copy.destination]
+            for copy in record.copies
+            if copy.destination in sites.places and copy.state == _COMPLETE and copy.verified_at is not None
+        )
+
+    return Restorability({record.id: record for record in records}.get, places)
 
 
 def sites_of(wiring: Wiring) -> Sites:
@@ -91,24 +90,15 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
     return Protection.model_validate({})
 
 
-def _verified(record: BackupRecord, sites: Sites) -> frozenset[str]:
-    return frozenset(
-        sites.places[copy.destination]
-        for copy in record.copies
-        if copy.destination in sites.places and copy.state == _COMPLETE and copy.verified_at is not None
-    )
-
-
 def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
     """Tell, once, that backups of a server do not become protected in time, and when they are again. Raises
     CatalogError."""
-    records = {
-        record.id: record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE
-    }
+    records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
     wanted, sites = protection_of(wiring, server), sites_of(wiring)
-    newest = sorted(records.values(), key=lambda one: (one.finished_at, one.id), reverse=True)
+    walk = verified(records, sites)
+    newest = sorted(records, key=lambda one: (one.finished_at, one.id), reverse=True)
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
-    good = next((one for one in newest if is_protected(one, records, wanted, sites)), None)
+    good = next((one for one in newest if is_protected(one, walk, wanted, sites)), None)
     if due is None:
         incidents.mended(
             PROTECTION,
@@ -127,7 +117,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
             ),
         )
         return
-    places = verified_at(due, records, sites)
+    places = walk.of(due).destinations
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
     incidents.broken(

@@ -138,8 +138,8 @@ class _Mending:
             gone = not exists(self._destination, layout.segment_key(server, key))
             if gone and not any(other < key for other in self._stored_of(key.branch)):
                 raise NotFoundError(
-                    "it is not there any more, and nothing before it is either",
-                    detail="`backupd fsck --repair` forgets it",
+                    f"the binary log and all earlier ones of its branch are missing at {self._destination.name}",
+                    detail="to drop them from the catalog: backupd fsck --repair",
                 )
             source = put_segment_right(
                 self._destination,
@@ -173,12 +173,9 @@ def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequen
                 server=server,
                 subject=destination.name,
                 message=f"{len(mended)} damaged files of {server} at destination {destination.name} were replaced by "
-                "those "
-                f"of {names}",
+                f"those of {names}",
                 detail="\n".join(map(str, mended)),
-                hint=(
-                    f"bytes that change by themselves come from a medium that fails: look at that of {destination.name}"
-                ),
+                hint=f"silent corruption indicates a failing disk: check the storage of {destination.name}",
             )
         )
     if left:
@@ -249,24 +246,27 @@ def verify_copies(
     done = Examined()
     for record in unverified(records, destination.name):
         check()
-        found = read(destination, server, record.id)
-        if found is None:
-            continue  # removed in this moment
-        if not isinstance(found.header, Header):
-            damages = mend(
-                wiring,
-                destination,
-                server,
-                (),
-                [Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))],
-            )
-            done = replace(done, damages=(*done.damages, *damages))
-            found = read(destination, server, record.id)
-            if found is None or not isinstance(found.header, Header):
-                wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
-                continue
-        done = _one(wiring, destination, found.header, known, done, report, check, fresh)
+        header, damages = _readable(wiring, destination, record)
+        done = replace(done, damages=(*done.damages, *damages))
+        if header is not None:
+            done = _one(wiring, destination, header, known, done, report, check, fresh)
+        elif damages:  # else it was removed in this moment
+            wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
     return done
+
+
+def _readable(
+    wiring: Wiring, destination: Destination, record: BackupRecord
+) -> tuple[Header | None, tuple[Damage, ...]]:
+    """The manifest of a copy, put right where it could not be read; None where it is not there, or stays as it is."""
+    damages: tuple[Damage, ...] = ()
+    found = read(destination, record.server, record.id)
+    if found is not None and not isinstance(found.header, Header):
+        key = layout.manifest_key(record.server, record.id)
+        damage = Damage(destination.name, key, found.header.detail, (record.id,))
+        damages = mend(wiring, destination, record.server, (), [damage])
+        found = read(destination, record.server, record.id)
+    return found.header if found is not None and isinstance(found.header, Header) else None, damages
 
 
 def damaged(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
@@ -284,21 +284,9 @@ def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
     for record in damaged(wiring.catalog.backups.list(server), destination.name):
         if all(copy.destination == destination.name or copy.state != _COMPLETE for copy in record.copies):
             continue
-        found = read(destination, server, record.id)
-        if found is None:
+        header, _damages = _readable(wiring, destination, record)
+        if header is None:
             continue
-        if not isinstance(found.header, Header):
-            mend(
-                wiring,
-                destination,
-                server,
-                (),
-                [Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))],
-            )
-            found = read(destination, server, record.id)
-            if found is None or not isinstance(found.header, Header):
-                continue
-        header = found.header
         suspect = {*missing(destination, header.objects), *objects.quarantined(destination)}
         folder = layout.backup_folder(server, record.id)
         items = {folder + item.name: item for item in header.side_files}

@@ -111,7 +111,7 @@ class Replicated:
             BackupdError(
                 f"not everything of {self.server} could be copied to {self.destination}",
                 detail="\n".join(lines),
-                hint="it is tried again by itself; `backupd verify` tells what is damaged where",
+                hint=f"backupd retries automatically; to list the damage: backupd verify {self.server}",
             )
             if lines
             else None
@@ -526,44 +526,32 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
     if not sent or needed is None:
         return
     incidents, now, rate = Incidents(wiring.catalog), wiring.clock(), sent / max(seconds, 1e-9)
+    if seconds <= LONG_SECONDS or rate >= needed:
+        over = f"copies of {server} to {place} keep up with its backups again"
+        incidents.mended(SLOW, SLOW.over(now, over, server=server, subject=place))
+        return
     configured = wiring.settings.destinations.get(place)
     limit = configured.max_upload if configured is not None else None
-    if seconds > LONG_SECONDS and rate < needed and limit is not None and rate >= limit * LIMITED:
-        incidents.broken(
-            SLOW,
-            Event(
-                now,
-                SLOW.broken,
-                Severity.WARNING,
-                server=server,
-                subject=place,
-                message=f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: the "
-                f"backups of the last two weeks brought {format_size(needed)}/s",
-                hint=f"it falls behind further with every backup: raise max_upload of {place}, copy fewer of them "
-                "there "
-                "(retention of that destination), or take backups less often",
-            ),
-        )
-    elif seconds > LONG_SECONDS and rate < needed:
-        incidents.broken(
-            SLOW,
-            Event(
-                now,
-                SLOW.broken,
-                Severity.WARNING,
-                server=server,
-                subject=place,
-                message=f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
-                f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
-                f"brought {format_size(needed)}/s",
-                hint="it falls behind further with every backup: look at its line, copy fewer of them there "
-                "(retention of that destination), or take backups less often",
-            ),
-        )
+    brought = f"the backups of the last two weeks brought {format_size(needed)}/s"
+    if limit is not None and rate >= limit * LIMITED:
+        message = f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: {brought}"
+        first = f"raise max_upload of {place}"
     else:
-        incidents.mended(
-            SLOW,
-            SLOW.over(
-                now, f"copies of {server} to {place} keep up with its backups again", server=server, subject=place
-            ),
+        message = (
+            f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
+            f"{format_duration(seconds)} ({format_size(rate)}/s), and {brought}"
         )
+        first = "check its connection"
+    incidents.broken(
+        SLOW,
+        Event(
+            now,
+            SLOW.broken,
+            Severity.WARNING,
+            message,
+            server=server,
+            subject=place,
+            hint=f"it falls behind further with every backup: {first}, copy fewer of them there (retention of that "
+            "destination), or take backups less often",
+        ),
+    )

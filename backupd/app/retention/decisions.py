@@ -44,6 +44,7 @@ from backupd.app.retention.rules import (
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
 from backupd.model.text import format_time
+from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if
 from policies.schema import Keep
 
 SKEW = timedelta(days=1)
@@ -335,8 +336,8 @@ class _Solution:
                 self._note(
                     backup.id,
                     "foreign",
-                    f"it is of server {backup.lineage}, which has or answered under this "
-                    "name, too, and is none of ours: its rules are not for it"
+                    f"it was taken from a different server ({backup.lineage}) under this name: retention does not "
+                    "apply to it"
                     if backup.lineage
                     else "nothing shows that this installation took it: no rule is for it before `backupd catalog "
                     f"adopt {backup.id}`",
@@ -367,15 +368,15 @@ class _Solution:
                 self._note(
                     backup.id,
                     "future",
-                    f"it ended at {format_time(backup.finished_at)}, which this clock has "
-                    "not reached: a clock is wrong, so no rule is applied to it",
+                    f"it ended in the future ({format_time(backup.finished_at)}), so no rule is applied to it: check "
+                    "the clock of this host",
                 )
             elif self._problems[backup.id] and backup.finished_at > newest.get(family(backup), _NEVER):
                 self._note(
                     backup.id,
                     "remains",
-                    f"{self._problems[backup.id]}, but no restorable one here is newer: "
-                    "what is left of it may be all there is of its time",
+                    f"{self._problems[backup.id]}; it stays, because no newer restorable backup exists at this "
+                    "destination",
                 )
 
     def _newest_words(self, backups: Sequence[Stored]) -> str:
@@ -526,38 +527,29 @@ class _Solution:
         return [backup for backup in kept if any(ground.rule in _NEEDING for ground in self._grounds[backup.id])]
 
 
-def problems(by_id: dict[str, Stored]) -> dict[str, str]:
-    """Of each backup why it could not be restored from here; empty where it could. Quickest with parents first."""
-    found: dict[str, str] = {}
-    for start in by_id.values():
-        if start.parent is None or start.parent in found:
-            found[start.id] = _problem(start, by_id, found)
-            continue
-        path: list[Stored] = []
-        backup: Stored | None = start
-        seen: set[str] = set()
-        while backup is not None and backup.id not in found and backup.id not in seen:
-            seen.add(backup.id)
-            path.append(backup)
-            backup = by_id.get(backup.parent) if backup.parent is not None else None
-        for one in reversed(path):
-            found[one.id] = _problem(one, by_id, found)
-    return found
+def problems(by_id: Mapping[str, Stored]) -> dict[str, str]:
+    """Of each backup why it could not be restored from here; empty where it could."""
+    walk = Restorability(by_id.get, lambda backup: here_if(not _own_problem(backup)))
+    return {name: _words(name, walk.of(backup).obstacle, by_id) for name, backup in by_id.items()}
 
 
-def _problem(backup: Stored, by_id: dict[str, Stored], found: dict[str, str]) -> str:
+def _own_problem(backup: Stored) -> str:
     if backup.marked:
         return "it is marked deleted here"
-    if not backup.usable or backup.doubtful:
-        return "no restore of it is expected to work" if backup.usable else "this copy is damaged"
-    if backup.parent is None:
-        return "it is an increment of nobody knows what" if backup.kind is BackupKind.PHYSICAL_INCREMENTAL else ""
-    if backup.parent not in by_id:
-        return f"it builds on {backup.parent}, which is not here"
-    above = found.get(backup.parent, "it builds on itself")
-    if not above or above.startswith("it builds on"):
-        return above
-    return f"it builds on {backup.parent}: {above}"
+    if not backup.usable:
+        return "this copy is damaged"
+    return "no restore of it is expected to work" if backup.doubtful else ""
+
+
+def _words(name: str, obstacle: Obstacle | None, by_id: Mapping[str, Stored]) -> str:
+    if obstacle is None:
+        return ""
+    if obstacle.why is Why.PARENT_MISSING:
+        return f"it builds on {obstacle.parent}, which is not here"
+    if obstacle.why is Why.CIRCLE:
+        return "it builds on itself"
+    problem = _own_problem(by_id[obstacle.backup]) or "the parent of this increment is unknown"
+    return problem if obstacle.backup == name else f"it builds on {obstacle.backup}: {problem}"
 
 
 def _named(ids: Iterable[str]) -> str:

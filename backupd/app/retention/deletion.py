@@ -26,7 +26,7 @@ from backupd.model.event import Event, Severity
 from backupd.recovery.chains import chain_of, dependants, lineages
 from backupd.transfer.collection import Collected, HeldBack, living_intents
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
-from backupd.transfer.holds_and_locks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
+from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
 from backupd.transfer.records.manifests import read
 from storage import layout
 from storage.destination import Destination, exists
@@ -69,7 +69,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
                 hint="--with-increments deletes those too, all or none",
             )
         victims = [*reversed(children), record]
-        _may_go(wiring, victims, [other for other in others if other not in children])
+        _require_may_go(wiring, victims, [other for other in others if other not in children])
         held: list[str] = []
         forgotten: list[str] = []
         for victim in victims:
@@ -318,47 +318,71 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
         return written(wiring, [copy.destination for copy in record.copies], tell)
 
 
-def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
+def _require_may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
     """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
-    server = victims[0].server
     kept = kept_anywhere(wiring)
+    intents = [
+        lease
+        for destination in dict.fromkeys(one for victim in victims for one in _holding(wiring, victim))
+        for lease in living_intents(destination, wiring.clock())
+    ]
+    needed_by = {parent: lease.id for lease in intents for parent in lease.parents}
+    if (refusal := _refusal(victims, kept, needed_by)) is not None:
+        raise refusal
+    # The catalog alone may be wrong in both directions, so the destinations are asked.
+    if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
+        _is_restorable(wiring, other) for other in _stand_ins(victims, others)
+    ):
+        raise _last_one(victims)
+
+
+def _refusal(victims: Sequence[BackupRecord], kept: Kept, needed_by: Mapping[str, str]) -> RefusedError | None:
+    """What of holds, keeps and running backups (``needed_by``: theirs, by the backup that they build on) is against the
+    deletion. Pure."""
+    server = victims[0].server
     for hold in holds_of(kept, server):
-        raise RefusedError(
+        return RefusedError(
             f"nothing of {server} is deleted: {hold.text}",
             hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` allows it again",
         )
     for victim in victims:
         if (victim.server, victim.id) in kept.backups:
-            raise RefusedError(
+            return RefusedError(
                 f"backup {victim.id} is kept on purpose",
                 hint=f"`backupd backups keep {victim.id} --release` takes that back",
             )
         if victim.foreign:
-            raise RefusedError(
+            return RefusedError(
                 f"backup {victim.id} is foreign: nothing shows that this installation took it",
                 hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted",
             )
-        for destination in _holding(wiring, victim):
-            for lease in living_intents(destination, wiring.clock()):
-                if victim.id in lease.parents:
-                    raise RefusedError(
-                        f"backup {victim.id} is needed by {lease.id}, which is being written",
-                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id,
-                    )
+        if victim.id in needed_by:
+            return RefusedError(
+                f"backup {victim.id} is needed by {needed_by[victim.id]}, which is being written",
+                hint=f"wait for it to end, or cancel it: backupd jobs cancel {needed_by[victim.id]}",
+            )
+    return None
+
+
+def _stand_ins(victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> list[BackupRecord]:
+    """Those of ``others`` that replace every one of ``victims``, if they can be restored. Pure."""
     lineage = lineages((*victims, *others))
-    # The catalog alone may be wrong in both directions, so the destinations are asked.
-    believed = [other for other in others if not other.foreign]
-    if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-        _is_restorable(wiring, other)
-        for other in believed
-        if all(_stands_in(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
-    ):
-        what = victims[-1].id if len(victims) == 1 else _named(victims)
-        kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
-        raise RefusedError(
-            f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
-            hint=f"take another one first: backupd backup {server} {_another(victims)}",
-        )
+    return [
+        other
+        for other in others
+        if not other.foreign
+        and all(_stands_in(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
+    ]
+
+
+def _last_one(victims: Sequence[BackupRecord]) -> RefusedError:
+    server = victims[0].server
+    what = victims[-1].id if len(victims) == 1 else _named(victims)
+    kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
+    return RefusedError(
+        f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
+        hint=f"take another one first: backupd backup {server} {_another(victims)}",
+    )
 
 
 def _another(victims: Sequence[BackupRecord]) -> str:
@@ -465,68 +489,46 @@ OVER_LIMIT = Pair("removal-braked", "removal-released")
 MISSING = Pair("manifests-missing", "manifests-found")
 
 MISSING_HINT = (
-    "no object is collected there until that is settled: mount or move back what is missing; `backupd "
-    "verify` takes backups back from another destination, `backupd backups delete ID` forgets what is "
-    "gone"
+    "backupd removes no objects at this destination until the backups are present. Mount or move back the missing "
+    "folder; to copy them from another destination: backupd verify; to drop a lost backup from the catalog: backupd "
+    "backups delete ID"
 )
 
 
 def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
     """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
-    name = destination.name
-    if swept.locked:
-        _broken(
-            wiring,
+    incidents, now, name = Incidents(wiring.catalog), wiring.clock(), destination.name
+    for pair, is_broken, severity, message, detail, hint, over in (
+        (
             LOCKED,
-            name,
+            swept.locked,
             Severity.INFO,
-            f"destination {name} does not let go of {swept.locked} files yet",
+            f"destination {name} refused to delete {swept.locked} files",
             swept.lock,
-            "nothing is lost, and it is tried again with each removal; a lock ends by itself, missing rights do not",
-        )
-    elif not swept.skipped:
-        _mended(wiring, LOCKED, name, f"destination {name} lets everything go that is due")
-    if swept.over_limit:
-        _broken(
-            wiring,
+            "no data is lost; backupd retries at each removal. "
+            + (swept.missing_rights or "Object locks and legal holds end, or are taken back by who set them"),
+            f"destination {name} lets everything go that is due",
+        ),
+        (
             OVER_LIMIT,
-            name,
+            swept.over_limit,
             Severity.WARNING,
             f"mass-deletion limit reached at destination {name}",
             "\n".join(swept.over_limit),
             "review the marked backups: backupd backups; to keep one: backupd backups undelete ID",
-        )
-    elif not swept.skipped:
-        _mended(wiring, OVER_LIMIT, name, f"nothing at destination {name} waits for a word any more")
-
-    if swept.missing:
-        _broken(
-            wiring,
+            f"destination {name} is below the mass-deletion limit again",
+        ),
+        (
             MISSING,
-            name,
+            swept.missing,
             Severity.ERROR,
-            f"{len(swept.missing)} backups that the catalog expects at destination {name} are not there",
+            f"{len(swept.missing)} backups are missing at destination {name}, but the catalog lists them",
             ", ".join(f"{backup_id} of {server}" for server, backup_id in swept.missing),
             MISSING_HINT,
-        )
-    elif not swept.skipped:
-        _mended(wiring, MISSING, name, f"destination {name} has every backup that the catalog expects there")
-
-
-def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message: str, detail: str, hint: str) -> None:
-    Incidents(wiring.catalog).broken(
-        pair,
-        Event(
-            at=wiring.clock(),
-            kind=pair.broken,
-            severity=severity,
-            subject=place,
-            message=message,
-            detail=detail,
-            hint=hint,
+            f"destination {name} has every backup that the catalog expects there",
         ),
-    )
-
-
-def _mended(wiring: Wiring, pair: Pair, place: str, message: str) -> None:
-    Incidents(wiring.catalog).mended(pair, pair.over(wiring.clock(), message, subject=place))
+    ):
+        if is_broken:
+            incidents.broken(pair, Event(now, pair.broken, severity, message, subject=name, detail=detail, hint=hint))
+        elif not swept.skipped:
+            incidents.mended(pair, pair.over(now, over, subject=name))

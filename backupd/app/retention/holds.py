@@ -97,8 +97,12 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
         )
         word = _WORDS[kind][0]
         command = "hold --all --release" if kind is HoldKind.HOLD else "resume --all"
-        hint = f"every server is: backupd {command}" if others else "`backupd hold` lists what there is"
-        raise RefusedError(f"{_named(server)} is not {word} by itself", hint=hint)
+        if others:
+            raise RefusedError(
+                f"{_named(server)} is not {word} itself; the {kind} covers every server",
+                hint=f"to release it: backupd {command}",
+            )
+        raise RefusedError(f"{_named(server)} is not {word}", hint="`backupd hold` lists what there is")
     _tell(wiring, kind, server, _WORDS[kind][1], f"by {by}")
     return problems
 

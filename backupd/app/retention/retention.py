@@ -7,14 +7,16 @@ confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import islice
 
 from backupd.app.backup_records import adopt_unknown
 from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.wiring import JobRun, Wiring
+from backupd.app.retention.decisions import needed
 from backupd.app.retention.deletion import (
     MISSING_HINT,
     confirm,
@@ -25,16 +27,27 @@ from backupd.app.retention.deletion import (
     sweep_locked,
     unconfirmed,
 )
-from backupd.app.retention.preview import Cleared, archive, clear, decide, destinations_holding, opened, stranded
-from backupd.app.retention.rules import Decisions
+from backupd.app.retention.preview import (
+    destinations_holding,
+    first_needed,
+    opened,
+    stock_of,
+    waiting_for,
+)
+from backupd.app.retention.rules import BinlogRun, Decisions, Stored
 from backupd.app.runtime.clock_check import careful
 from backupd.model.backup_record import BackupRecord
-from backupd.model.document import Document, json_key
-from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, RefusedError
+from backupd.model.binlog import Branch, SegmentRecord
+from backupd.model.document import HIDDEN, Document, json_key
+from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, LockedError, RefusedError
 from backupd.model.event import Event, Severity
+from backupd.model.text import format_size
+from backupd.recovery.restorable import members_of
+from backupd.transfer import log_segments as segments
+from backupd.transfer.collection import living_pins
 from backupd.transfer.deletion import marked
 from backupd.transfer.deletion_limit import is_most
-from backupd.transfer.holds_and_locks import Backup
+from backupd.transfer.holds_and_locks import Backup, each
 from backupd.transfer.records.manifests import backup_ids
 from storage.destination import Capability, Destination
 
@@ -42,6 +55,10 @@ REFUSED = "retention-refused"
 _MANY = 3
 _QUIET = timedelta(days=1)
 """The same refusal is told once in this time."""
+_BATCH = 200
+"""Segments that are removed between two looks at who reads."""
+_ROW = 8
+"""Segments that are removed at once. A process that dies on the way may leave so many out of order."""
 
 
 def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], run: JobRun) -> None:
@@ -54,10 +71,7 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
     if not refused:
         return
     server = refused[0][0].server
-    hint = (
-        f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
-        "lets them go"
-    )
+    hint = f"review them: backupd retention {server}; to expire them: backupd retention {server} --apply --really"
     for decisions, excess in refused:
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _tell_refused(wiring, decisions, run, excess, ", ".join(names), hint)
@@ -178,19 +192,11 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             except BackupdError as error:
                 if _holds(known, name):
                     troubles.append(error)
-        records = wiring.catalog.backups.list(server, foreign=True)
-        logs = archive(wiring, server, records)
         missing = {
             destination.name: expected_at(wiring, destination) - set(backup_ids(destination)) for destination in opened
         }
-        now = careful(wiring.catalog, wiring.clock())
-        decided = [
-            (
-                destination,
-                decide(wiring, server, destination.name, records, now, logs, awaiting=not really, missing=missing),
-            )
-            for destination in opened
-        ]
+        stock = replace(stock_of(wiring, server, careful(wiring.catalog, wiring.clock())), missing=missing)
+        decided = [(destination, stock.decide(destination.name, awaiting=not really)) for destination in opened]
         if not really:
             refuse_mass(wiring, decided, run)
         expired: dict[str, tuple[str, ...]] = {}
@@ -204,7 +210,9 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 sweep_locked(wiring, destination)
                 continue
             tell_stopped(wiring, decisions, run)
-            expired[destination.name] = _mark_expired(wiring, destination, decisions, records, run, confirmed=really)
+            expired[destination.name] = _mark_expired(
+                wiring, destination, decisions, stock.records, run, confirmed=really
+            )
             held += sweep_locked(wiring, destination).held
             cleared[destination.name] = clear(wiring, destination, decisions, run)
             held += cleared[destination.name].held
@@ -238,21 +246,14 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         logs = 0
         for server in wiring.catalog.backups.servers():
             run.check()
-            records = wiring.catalog.backups.list(server, foreign=True)
-            decisions = decide(
-                wiring,
-                server,
-                destination_name,
-                records,
-                careful(wiring.catalog, wiring.clock()),
-                archive(wiring, server, records),
-            )
+            stock = stock_of(wiring, server, careful(wiring.catalog, wiring.clock()))
+            decisions = stock.decide(destination_name)
             try:
                 refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
             tell_stopped(wiring, decisions, run)
-            _mark_expired(wiring, destination, decisions, records, run)
+            _mark_expired(wiring, destination, decisions, stock.records, run)
             logs += clear(wiring, destination, decisions, run).bytes
             decided.append(decisions)
         waived: list[str] = []
@@ -271,9 +272,8 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
                     server=run.job.server,
                     subject=destination_name,
                     job_id=run.job.id,
-                    message=f"destination {destination_name} was full: {len(waived)} expired backups went at once, "
-                    "without "
-                    "their grace period",
+                    message=f"destination {destination_name} was full: backupd removed {len(waived)} expired backups "
+                    "before the end of their grace period",
                     detail=", ".join(waived),
                     hint=f"give {destination_name} more room, or keep less there",
                 )
@@ -289,17 +289,16 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
         return
     if Capability.SPACE not in wiring.destination(error.destination).capabilities:
         raise DestinationFullError(
-            f"destination {error.destination} says that it is full, and does not tell how much room it has",
-            detail=f"{error.message}\nwhat has expired there goes after its grace period, as ever: nobody could tell "
-            "when enough of it is gone",
+            f"destination {error.destination} is full; it reports no free space",
+            detail=f"{error.message}\nbackupd keeps the grace period of the expired backups, because it cannot measure "
+            "the freed space",
             destination=error.destination,
             hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
             "ID --now` removes one that you can do without",
         ) from error
     told = []
     for server in wiring.catalog.backups.servers():
-        records = wiring.catalog.backups.list(server, foreign=True)
-        decisions = decide(wiring, server, error.destination, records, wiring.clock(), archive(wiring, server, records))
+        decisions = stock_of(wiring, server, wiring.clock()).decide(error.destination)
         told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
         told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
@@ -332,12 +331,8 @@ def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[
     chains: dict[str, set[tuple[str, str]]] = {}
     for owner, note in own(wiring, destination).items():
         if note.reason.startswith(REASON):
-            root = owner[1]
-            seen = {root}
-            while (record := by_id.get(root)) is not None and record.parent in by_id and record.parent not in seen:
-                root = record.parent
-                seen.add(root)
-            chains.setdefault(root, set()).add(owner)
+            record = by_id.get(owner[1])
+            chains.setdefault(members_of(record, by_id)[0].id if record else owner[1], set()).add(owner)
     order = sorted(chains, key=lambda root: (by_id[root].finished_at if root in by_id else wiring.clock(), root))
     return [frozenset(chains[root]) for root in order]
 
@@ -394,3 +389,151 @@ def _mark_expired(
         if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
             mark_copy(wiring, destination, by_id[name], "its deletion was begun and not finished")
     return tuple(gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared(Document):
+    """``held``: why something stayed that was to go."""
+
+    segments: int = 0
+    bytes: int = 0
+    held: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+
+    @property
+    def text(self) -> str:
+        """How many binary logs were removed, and their size."""
+        return f"{self.segments} archived binary logs went ({format_size(self.bytes)})"
+
+
+def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: JobRun) -> Cleared:
+    """Remove what ``decisions`` let go, oldest first, but what backups need that are still there (marked or not), and
+    what a restore reads that began meanwhile. The caller holds the lock of removals. Raises DestinationError."""
+    server, name = decisions.server, destination.name
+    present = {record.id for record in wiring.catalog.backups.list(server) if record.state_at(name)}
+    left = replace(decisions, backups=tuple(one for one in decisions.backups if one.backup.id in present))
+    clearing = _Clearing(wiring, destination, left, wiring.catalog.binlogs.branches(server), run)
+    for branch in clearing.branches:
+        clearing.clear(branch)
+    done = Cleared(clearing.segments, clearing.bytes, tuple(clearing.held))
+    if done.segments:
+        audit(
+            wiring,
+            service_actor(),
+            "binlogs-removed",
+            server=server,
+            subject=run.job.id,
+            detail=f"at {name}: {done.text}",
+        )
+    return done
+
+
+@dataclass(slots=True)
+class _Clearing:
+    """``decisions``: about the backups that are still there, and all binary logs."""
+
+    wiring: Wiring
+    destination: Destination
+    decisions: Decisions
+    branches: Sequence[Branch]
+    run: JobRun
+    segments: int = 0
+    bytes: int = 0
+    held: list[str] = field(default_factory=list)
+
+    def clear(self, branch: Branch) -> None:
+        going = [one.run for one in self.decisions.runs if not one.keep and one.run.branch == branch.id]
+        limit, held = _limit(going, self.decisions, self.branches)
+        self.held += held
+        if limit is None:
+            return
+        name, binlogs = self.destination.name, self.wiring.catalog.binlogs
+        found = (
+            record
+            for record in binlogs.each_segment(branch.server, branch.id, to_place=(limit, 0))
+            if name in record.destinations
+        )
+        while batch := list(islice(found, _BATCH)):
+            self.run.check()
+            self.run.fence()
+            if reader := self._reader(branch, limit):
+                self.held.append(f"binary logs of branch {branch.id}: restore {reader} reads here")
+                return
+            gone, lock = _remove_rows(self.destination, branch.server, batch)
+            binlogs.drop_segments(branch.server, [record.key for record in gone], name)
+            self.segments += len(gone)
+            self.bytes += sum(record.destinations[name].stored for record in gone)
+            if lock is not None:
+                self.held.append(f"binary logs of branch {branch.id} may not be removed yet: {lock.line}")
+                return
+
+    def _reader(self, branch: Branch, limit: int) -> str:
+        """The restore that began since the decision was made and may need what is about to go; empty when none does."""
+        known = {one.backup.id: one.backup for one in self.decisions.backups}
+        for lease in living_pins(self.destination, self.wiring.clock()):
+            for owner, backup_id in lease.backups:
+                if owner == branch.server and self._may_need(known.get(backup_id), branch, limit):
+                    return lease.id
+        return ""
+
+    def _may_need(self, backup: Stored | None, branch: Branch, limit: int) -> bool:
+        if backup is None or backup.place is None:
+            return True
+        number = needed(backup.place, branch.id, self.branches)
+        return number is not None and number < limit
+
+
+def _limit(
+    going: Sequence[BinlogRun],
+    decisions: Decisions,
+    branches: Sequence[Branch],
+) -> tuple[int | None, list[str]]:
+    """The first file of a branch that stays, None when all of it does."""
+    limit: int | None = None
+    for one in sorted(going, key=lambda run: run.first):
+        waits = waiting_for(one, decisions, branches)
+        number = first_needed(one, waits, branches) if waits is not None else one.last + 1
+        if number > one.first:
+            limit = number
+        if waits is not None:
+            return limit, [f"binary logs {one.name}: {waits.id} needs them and can still be undeleted"]
+    return limit, []
+
+
+def _remove_rows(
+    destination: Destination,
+    server: str,
+    batch: Sequence[SegmentRecord],
+) -> tuple[list[SegmentRecord], LockedError | None]:
+    """Those that are gone, the oldest first; and what kept the next ones."""
+
+    def remove(record: SegmentRecord) -> LockedError | None:
+        try:
+            segments.remove(destination, server, record.key)
+        except LockedError as error:
+            return error
+        return None
+
+    gone: list[SegmentRecord] = []
+    for start in range(0, len(batch), _ROW):
+        row = batch[start : start + _ROW]
+        locks = each(remove, row, workers=_ROW)
+        gone += [record for record, lock in zip(row, locks, strict=True) if lock is None]
+        if (kept := next((lock for lock in locks if lock is not None), None)) is not None:
+            return gone, kept
+    return gone, None
+
+
+def stranded(decisions: Decisions) -> tuple[str, ...]:
+    """The kept backups whose logs would go, where these are too many of the server's logs at once: nothing that happens
+    as time goes by, but a rule that was changed. Pure."""
+    going = [one.run for one in decisions.runs if not one.keep]
+    found = tuple(
+        decision.backup.id for decision in decisions.kept if any(_lies_in(decision.backup, run) for run in going)
+    )
+    total = sum(one.run.bytes for one in decisions.runs)
+    return found if is_most(sum(run.bytes for run in going), total, backups=len(found)) else ()
+
+
+def _lies_in(backup: Stored, run: BinlogRun) -> bool:
+    place = backup.place
+    return place is not None and place.branch == run.branch and run.first <= place.number <= run.last

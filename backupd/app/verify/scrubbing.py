@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -122,60 +122,93 @@ _YOUNG = (
 # Verify
 
 
+@dataclass(frozen=True, slots=True)
+class _SegmentsRead:
+    """What was read of some segments. ``headers``: of those whose turn it was; ``broken``: those of which not even the
+    header can be read; ``scrubbed``: without what was removed while it was being read."""
+
+    headers: Sequence[SegmentHeader]
+    broken: Sequence[log_segments.DamagedSegment]
+    scrubbed: Scrubbed
+
+    @property
+    def bad(self) -> set[tuple[str, SegmentKey]]:
+        """Segments that are damaged."""
+        found = {(one.segment.server, one.segment.key) for one in self.scrubbed.damages if one.segment is not None}
+        return found | {(one.server, one.key) for one in self.broken}
+
+    @property
+    def good(self) -> list[Segment]:
+        """Segments of which everything was read, or compared by the destination itself, and is as it was stored."""
+        bad, unseen = self.bad, set(self.scrubbed.unseen)
+        return [
+            one.segment
+            for one in self.headers
+            if (one.segment.server, one.segment.key) not in bad
+            and not any(one.folder + item.name in unseen for item in one.sealed)
+        ]
+
+
 def verify_logs(
     wiring: Wiring, destination: Destination, server: str, *, report: Report, workers: int, due: Due
 ) -> tuple[Scrubbed, int]:
     """Re-read the segments whose turn it is; the catalog learns which copies are good and which are not, and forgets
     pieces that a larger one has replaced. Gives what was read and found, and how many segments that was."""
-    read = size = count = 0
-    damages: list[Damage] = []
-    cold: list[str] = []
-    unseen: set[str] = set()
+    read: list[_SegmentsRead] = []
     found = log_segments.headers(destination, server)
     while batch := list(islice(found, _BATCH)):
-        headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
-        broken = [one for one in batch if isinstance(one, log_segments.DamagedSegment)]
-        scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
-        here = [
-            damage
-            for damage in scrubbed.damages
-            if damage.segment is not None and _is_there(destination, damage.segment.server, damage.segment.key)
-        ]
-        damages += [
-            *here,
-            *(Damage(destination.name, layout.segment_key(one.server, one.key), one.error.detail) for one in broken),
-        ]
-        bad = {(damage.segment.server, damage.segment.key) for damage in here if damage.segment is not None}
-        bad |= {(one.server, one.key) for one in broken}
-        unseen |= set(scrubbed.unseen)
-        cold += scrubbed.cold
-        _record(
-            wiring,
-            destination.name,
-            [one.segment for one in headers if not any(one.folder + item.name in unseen for item in one.sealed)],
-            bad,
-        )
-        read, size, count = read + scrubbed.objects, size + scrubbed.bytes, count + len(headers) + len(broken)
-    one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
-    missing = [record.key for record in one.missing()]
-    replaced = {key for key in missing if one.is_replaced(key)}
+        read.append(_read_segments(destination, batch, report=report, workers=workers, due=due))
+        _record(wiring, destination.name, read[-1])
+    broken = [
+        Damage(destination.name, layout.segment_key(one.server, one.key), one.error.detail)
+        for part in read
+        for one in part.broken
+    ]
+    scrubbed = [part.scrubbed for part in read]
+    return Scrubbed(
+        sum(one.objects for one in scrubbed),
+        sum(one.bytes for one in scrubbed),
+        (*(damage for one in scrubbed for damage in one.damages), *broken, *_missing_logs(wiring, destination, server)),
+        tuple(key for one in scrubbed for key in one.cold),
+        tuple(sorted(key for one in scrubbed for key in one.unseen)),
+    ), sum(len(part.headers) + len(part.broken) for part in read)
+
+
+def _read_segments(
+    destination: Destination,
+    batch: Sequence[SegmentHeader | log_segments.DamagedSegment],
+    *,
+    report: Report,
+    workers: int,
+    due: Due,
+) -> _SegmentsRead:
+    headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
+    scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
+    here = [one for one in scrubbed.damages if one.segment and _is_there(destination, one.segment)]
+    broken = [one for one in batch if isinstance(one, log_segments.DamagedSegment)]
+    return _SegmentsRead(headers, broken, replace(scrubbed, damages=tuple(here)))
+
+
+def _record(wiring: Wiring, destination: str, read: _SegmentsRead) -> None:
+    for owner, key in sorted(read.bad):
+        _mark_damaged(wiring, owner, key, destination)
+    by_server: dict[str, list[SegmentKey]] = {}
+    for segment in read.good:
+        by_server.setdefault(segment.server, []).append(segment.key)
+    for owner, keys in by_server.items():
+        wiring.catalog.binlogs.mark_verified(owner, keys, destination, wiring.clock())
+
+
+def _missing_logs(wiring: Wiring, destination: Destination, server: str) -> Iterator[Damage]:
+    """Segments that the catalog expects and that are not there; it forgets those that a larger one has replaced."""
+    known = Reconciliation(wiring.catalog, destination, server, wiring.clock)
+    missing = [record.key for record in known.missing()]
+    replaced = {key for key in missing if known.is_replaced(key)}
     wiring.catalog.binlogs.drop_segments(server, sorted(replaced), destination.name)
     for key in missing:
         if key not in replaced:
             _mark_damaged(wiring, server, key, destination.name)
-            damages.append(Damage(destination.name, layout.segment_key(server, key), "missing"))
-    return Scrubbed(read, size, tuple(damages), tuple(cold), tuple(sorted(unseen))), count
-
-
-def _record(wiring: Wiring, destination: str, read: Sequence[Segment], bad: set[tuple[str, SegmentKey]]) -> None:
-    for owner, key in sorted(bad):
-        _mark_damaged(wiring, owner, key, destination)
-    by_server: dict[str, list[SegmentKey]] = {}
-    for segment in read:
-        if (segment.server, segment.key) not in bad:
-            by_server.setdefault(segment.server, []).append(segment.key)
-    for owner, keys in by_server.items():
-        wiring.catalog.binlogs.mark_verified(owner, keys, destination, wiring.clock())
+            yield Damage(destination.name, layout.segment_key(server, key), "missing")
 
 
 def _mark_damaged(wiring: Wiring, server: str, key: SegmentKey, destination: str) -> None:
@@ -194,24 +227,20 @@ def examine_logs(wiring: Wiring, destination: Destination) -> list[Finding]:
     for server in _servers(wiring, destination):
         one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
         at_work = is_at_work(wiring, server)
-        found += [
-            Finding(
-                Invariant.CATALOG_HAS_SEGMENT,
-                layout.branch_key(server, branch.id),
-                f"the catalog does not know this branch of {server}; `backupd fsck --repair` takes it in",
-                repairable=True,
-            )
-            for branch in one.unknown_branches()
+        unknown = [("branch", layout.branch_key(server, branch.id)) for branch in one.unknown_branches()]
+        unknown += [
+            ("binary log", layout.segment_key(server, key))
+            for key in one.unknown()
+            if not (at_work and _is_fresh(wiring, destination, server, key)) and one.header(key) is not None
         ]
         found += [
             Finding(
                 Invariant.CATALOG_HAS_SEGMENT,
-                layout.segment_key(server, key),
-                f"the catalog does not know this binary log of {server}; `backupd fsck --repair` takes it in",
+                key,
+                f"the catalog does not know this {what} of {server}; `backupd fsck --repair` imports it",
                 repairable=True,
             )
-            for key in one.unknown()
-            if not (at_work and _is_fresh(wiring, destination, server, key)) and one.header(key) is not None
+            for what, key in unknown
         ]
         for record in one.missing():
             replaced = one.is_replaced(record.key)
@@ -263,9 +292,9 @@ def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     return sorted(found)
 
 
-def _is_there(destination: Destination, server: str, key: SegmentKey) -> bool:
+def _is_there(destination: Destination, segment: Segment) -> bool:
     try:
-        destination.stat(layout.segment_key(server, key))
+        destination.stat(layout.segment_key(segment.server, segment.key))
     except ObjectMissingError:
         return False
     return True

@@ -16,7 +16,7 @@ from backupd.app.metacopies.recover_document import mend_marker, noted_marker, t
 from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
 from backupd.app.verify.missing_tables import Lacking, look_back
 from backupd.app.verify.scrubbing import Read, Rotation, examine_logs, repair_logs, scrub_server
-from backupd.model.backup_record import BackupRecord, BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.document import Document, computed
 from backupd.model.job import Report
 from backupd.recovery.chains import strangers
@@ -204,12 +204,7 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:
-            before = [
-                *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                *_marks(wiring, destination),
-                *_texts(wiring, destination),
-            ]
-            before += examine_logs(wiring, destination)
+            before = _examined(wiring, destination, body)
             for item in before:
                 if item.invariant is Invariant.MARKER_INTACT:
                     mend_marker(wiring, destination)
@@ -226,27 +221,24 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
             )
             if any(item.invariant is Invariant.RECOVER_CURRENT for item in _texts(wiring, destination)):
                 read_copies(wiring, None, whole=False)
-            remaining = [
-                *after.left,
-                *_marks(wiring, destination),
-                *examine_logs(wiring, destination),
-                *_texts(wiring, destination),
-            ]
+            remaining = [*after.left, *_beside(wiring, destination)]
             left = {(item.invariant, item.subject) for item in remaining}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
             found += [(destination.name, item) for item in remaining]
         else:
-            found += [
-                (destination.name, item)
-                for item in (
-                    *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                    *_marks(wiring, destination),
-                    *examine_logs(wiring, destination),
-                    *_texts(wiring, destination),
-                )
-            ]
+            found += [(destination.name, item) for item in _examined(wiring, destination, body)]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
+
+
+def _examined(wiring: Wiring, destination: Destination, body: ReadBody | None) -> list[Finding]:
+    found = examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
+    return [*found, *_beside(wiring, destination)]
+
+
+def _beside(wiring: Wiring, destination: Destination) -> list[Finding]:
+    """What is wrong beside backups and their objects: marks, binary logs, and the texts at the top."""
+    return [*_marks(wiring, destination), *examine_logs(wiring, destination), *_texts(wiring, destination)]
 
 
 def _forget_gone(wiring: Wiring, destination: Destination) -> None:
@@ -306,42 +298,28 @@ def _body_reader(wiring: Wiring, destination: Destination) -> ReadBody | None:
 def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     """Copies that the catalog expects at destinations that are not there."""
     usable = {destination.name for destination in wiring.usable_destinations()}
-    records: tuple[BackupRecord, ...] = wiring.catalog.backups.list(foreign=True)
     binlogs = wiring.catalog.binlogs
-    logs = [
-        (server, name)
+    expected = [
+        (name, Invariant.SEGMENT_IS_STORED, server, f"binary logs of {server}")
         for server in binlogs.servers()
         for name in sorted({run.destination for run in binlogs.runs(server)} - usable)
     ]
-    copies = [
-        (record, copy.destination) for record in records for copy in record.copies if copy.destination not in usable
+    expected += [
+        (copy.destination, Invariant.BACKUP_HAS_MANIFEST, record.id, f"this backup of {record.server}")
+        for record in wiring.catalog.backups.list(foreign=True)
+        for copy in record.copies
+        if copy.destination not in usable
     ]
-    why = _why_out_of_reach(wiring, {name for _server, name in logs} | {name for _record, name in copies})
+    why = _why_out_of_reach(wiring, {name for name, *_rest in expected})
     return [
-        *(
-            (
-                name,
-                Finding(
-                    Invariant.SEGMENT_IS_STORED,
-                    server,
-                    f"the catalog expects binary logs of {server} at "
-                    f"destination {name}, which was not looked at: {why[name]}",
-                    repairable=False,
-                ),
-            )
-            for server, name in logs
-        ),
-        *(
-            (
-                name,
-                Finding(
-                    Invariant.BACKUP_HAS_MANIFEST,
-                    record.id,
-                    f"the catalog expects this backup of {record.server} at destination {name}, which was not "
-                    f"looked at: {why[name]}",
-                    repairable=False,
-                ),
-            )
-            for record, name in copies
-        ),
+        (
+            name,
+            Finding(
+                invariant,
+                subject,
+                f"the catalog expects {what} at destination {name}, which was not looked at: {why[name]}",
+                repairable=False,
+            ),
+        )
+        for name, invariant, subject, what in expected
     ]

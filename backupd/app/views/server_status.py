@@ -28,7 +28,7 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.protection import is_protected, protection_of, sites_of
+from backupd.app.copies.protection import is_protected, protection_of, sites_of, verified
 from backupd.app.restores.plan import measured_rates, not_believed, within_reach
 from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.objectives import first_to_come
@@ -472,13 +472,14 @@ def _look(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> Ser
 
 def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> ServerStatus:
     found = timeline(wiring, name)
-    records = {one.id: one for one in wiring.catalog.backups.list(name)}
-    complete = [one for one in records.values() if one.state is BackupState.COMPLETE]
+    records = wiring.catalog.backups.list(name)
+    complete = [one for one in records if one.state is BackupState.COMPLETE]
     wanted, sites = protection_of(wiring, name), sites_of(wiring)
-    good = [one for one in complete if is_protected(one, records, wanted, sites)]
+    walk = verified(records, sites)
+    good = [one for one in complete if is_protected(one, walk, wanted, sites)]
     newest = max((one.finished_at for one in good), default=None)
     later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
-    alive = [one for one in records.values() if one.state is not BackupState.DELETED]
+    alive = [one for one in records if one.state is not BackupState.DELETED]
     return ServerStatus(
         at=now,
         latest=found.latest,

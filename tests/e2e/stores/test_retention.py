@@ -208,7 +208,7 @@ def test_a_backup_onto_a_full_disk_gets_room_from_what_expired_and_from_nothing_
     taken = house.backup()["id"]
     assert present(house) == {newest, taken}
     assert events(house, "grace-waived") == [
-        "destination local was full: 1 expired backups went at once, without their grace period"
+        "destination local was full: backupd removed 1 expired backups before the end of their grace period"
     ]
 
     house.policy_extra = "retention: {local: {keep_fulls: 9}}\n"

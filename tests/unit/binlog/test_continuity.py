@@ -17,7 +17,6 @@ from backupd.binlog.continuity import (
     after_silence,
     another,
     first_covered,
-    holder,
     is_whole,
     looked_back,
     restored,
@@ -27,6 +26,7 @@ from backupd.binlog.continuity import (
 from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version
+from backupd.recovery.runs import holder_of_each
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 SEEN = Seen(NOW, "uuid-1", 1, 100_000, "", "0-1-50")
@@ -228,7 +228,7 @@ def test_the_newest_file_that_begins_within_the_archive_is_found() -> None:
 
 
 def test_what_a_history_holds() -> None:
-    mariadb = holder("0-1-50,0-2-48,1-1-7", mariadb=True)
+    mariadb = holder_of_each("0-1-50,0-2-48,1-1-7", mariadb=True)
     assert [mariadb(gtid) for gtid in ("0-1-50", "0-2-49", "0-3-1", "1-1-7", "")] == [True, False, False, True, False]
-    mysql = holder(f"{UUID}:1-5:8", mariadb=False)
+    mysql = holder_of_each(f"{UUID}:1-5:8", mariadb=False)
     assert [mysql(gtid) for gtid in (f"{UUID}:5", f"{UUID}:6", f"{UUID}:8", "")] == [True, False, True, False]

@@ -281,7 +281,7 @@ def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(
     log_segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[0]))
     (damage,) = verify(wiring, SERVER, None, progress).damages
     assert (damage.destination, damage.repaired_from) == ("offsite", "")
-    assert "nothing before it is either" in damage.trouble
+    assert "all earlier ones of its branch are missing" in damage.trouble
     assert log_segments.of_file(wiring.destination("offsite"), SERVER, BRANCH.id, logs[0].number) == []
 
 

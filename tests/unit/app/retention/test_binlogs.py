@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from backupd.app.retention import preview as logretention
+from backupd.app.retention import retention as logretention
 from backupd.app.retention.decisions import NOTHING, first_files, solve
-from backupd.app.retention.preview import clear, preview
-from backupd.app.retention.retention import apply, make_room
+from backupd.app.retention.preview import preview
+from backupd.app.retention.retention import apply, clear, make_room
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Stored, View
 from backupd.app.views.capacity import forecast
 from backupd.app.views.policies import SPAN, streamed

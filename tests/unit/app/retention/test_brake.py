@@ -73,7 +73,7 @@ def test_where_nobody_knows_how_much_room_there_is_nothing_goes_before_its_time(
     ids = one.daily(4)
     apply(one.wiring, SERVER, one.run())
     assert not make_room(one.wiring, "local", 100, one.run())
-    with pytest.raises(DestinationFullError, match="does not tell how much room"):
+    with pytest.raises(DestinationFullError, match="reports no free space"):
         relieve(one.wiring, DestinationFullError("quota", destination="local"), one.run())
     assert one.present() == set(ids)
     one.clock.move(days=2)

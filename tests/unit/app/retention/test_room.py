@@ -60,7 +60,7 @@ def test_a_backup_fails_room_is_made_and_the_next_attempt_succeeds(full: Callabl
     assert attempt(one, 9) is None
     assert {name[-1] for name in one.present()} == {"2", "3", "9"}
     (event,) = one.events("grace-waived")
-    assert "1 expired backups went at once" in event.message
+    assert "removed 1 expired backups" in event.message
     assert event.detail.endswith("00000001")
 
 

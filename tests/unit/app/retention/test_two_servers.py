@@ -64,7 +64,7 @@ def test_rules_neither_count_nor_delete_backups_of_another_server_of_that_name(s
     said = {decision.backup.id: decision for decision in applied.decisions[0].backups}
     assert "newest" in [ground.rule for ground in said[newest].grounds]
     assert {ground.rule for ground in said[theirs[0]].grounds} == {"foreign"}
-    assert "server A" in said[theirs[0]].reasons[0]
+    assert "a different server (A)" in said[theirs[0]].reasons[0]
 
 
 def test_backups_that_say_to_be_of_our_server_and_that_nobody_took_push_nothing_out(shelf: Make) -> None:
