@@ -413,7 +413,9 @@ class StreamReport:
         self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT, *, detail: str = "", hint: str = ""
     ) -> Condition:
         name = self._server.name
-        return pair, Event(now, pair.broken, Severity.ERROR, message, name, subject, detail, hint)
+        return pair, Event(
+            now, pair.broken, Severity.ERROR, message, server=name, subject=subject, detail=detail, hint=hint
+        )
 
     def _mended(self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT) -> Condition:
         return pair, pair.over(now, message, server=self._server.name, subject=subject)
