@@ -158,7 +158,7 @@ def verify_logs(
     found = log_segments.headers(destination, server)
     while batch := list(islice(found, _BATCH)):
         read.append(_read_segments(destination, batch, report=report, workers=workers, due=due))
-        _record(wiring, destination.name, read[-1])
+        _record_segments(wiring, destination.name, read[-1])
     broken = [
         Damage(destination.name, layout.segment_key(one.server, one.key), one.error.detail)
         for part in read
@@ -189,9 +189,9 @@ def _read_segments(
     return _SegmentsRead(headers, broken, replace(scrubbed, damages=tuple(here)))
 
 
-def _record(wiring: Wiring, destination: str, read: _SegmentsRead) -> None:
+def _record_segments(wiring: Wiring, destination: str, read: _SegmentsRead) -> None:
     for owner, key in sorted(read.bad):
-        _mark_damaged(wiring, owner, key, destination)
+        _mark_segment_damaged(wiring, owner, key, destination)
     by_server: dict[str, list[SegmentKey]] = {}
     for segment in read.good:
         by_server.setdefault(segment.server, []).append(segment.key)
@@ -207,11 +207,11 @@ def _missing_logs(wiring: Wiring, destination: Destination, server: str) -> Iter
     wiring.catalog.binlogs.drop_segments(server, sorted(replaced), destination.name)
     for key in missing:
         if key not in replaced:
-            _mark_damaged(wiring, server, key, destination.name)
+            _mark_segment_damaged(wiring, server, key, destination.name)
             yield Damage(destination.name, layout.segment_key(server, key), "missing")
 
 
-def _mark_damaged(wiring: Wiring, server: str, key: SegmentKey, destination: str) -> None:
+def _mark_segment_damaged(wiring: Wiring, server: str, key: SegmentKey, destination: str) -> None:
     try:
         wiring.catalog.binlogs.mark_damaged(server, key, destination)
     except NotFoundError:
@@ -352,7 +352,7 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     found = _quarantined(wiring, destination, mend(wiring, destination, server, headers, (*found, *logs.damages)))
     wiring.catalog.scrubs.record(server, destination.name, shares, begun)
     complete = begun if rotation.is_whole else read_since({**done, **dict.fromkeys(shares, begun)})
-    _scrubbing_record(wiring, destination, headers, found, complete, unseen=set(scrubbed.unseen))
+    _record_copies(wiring, destination, headers, found, complete, unseen=set(scrubbed.unseen))
     _release(destination, headers, found, turn)
     if all(damage.repaired_from for damage in found):
         heads.settle(wiring, destination, server)
@@ -432,7 +432,7 @@ def _quarantined(wiring: Wiring, destination: Destination, damages: Iterable[Dam
     return tuple(told)
 
 
-def _scrubbing_record(
+def _record_copies(
     wiring: Wiring,
     destination: Destination,
     headers: Sequence[Header],
@@ -445,7 +445,7 @@ def _scrubbing_record(
     hit = {name for damage in damages if not damage.repaired_from for name in damage.backups}
     mended = {name for damage in damages if damage.repaired_from for name in damage.backups} - hit
     for name in sorted(hit):
-        _scrubbing_mark_damaged(wiring, name, destination.name)
+        _mark_copy_damaged(wiring, name, destination.name)
     blind = {
         header.backup_id
         for header in headers
@@ -489,7 +489,7 @@ def _stored_before(wiring: Wiring, backup_id: str, place: str, moment: datetime)
     )
 
 
-def _scrubbing_mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
+def _mark_copy_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
     try:
         wiring.catalog.backups.mark_copy_damaged(backup_id, destination)
         record = wiring.catalog.backups.get(backup_id)
