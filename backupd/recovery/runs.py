@@ -440,11 +440,6 @@ class Histories:
         )
 
 
-def branch_of(backup: BackupRecord, branches: Iterable[Branch], runs: Iterable[Run]) -> Branch | None:
-    """The branch that a backup is on; None where that is not certain. For many backups: ``Histories``."""
-    return Histories(branches, runs).branch_of(backup)
-
-
 AHEAD = timedelta(days=1)
 """More than clocks and time zones of servers are ever wrong by."""
 BACK = timedelta(hours=1)

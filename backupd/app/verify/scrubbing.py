@@ -1,19 +1,15 @@
-"""Which share of what is stored is read again in a run, so that all of it is within a time. Pure.
+"""Reading again what is stored of one server at one destination, in rotation, and what the catalog learns from it.
 
 Everything stored belongs to one of ``SHARES`` shares, by its name. When each was last read stands in the catalog. A run
 reads the oldest ones, as many as the time since the last run calls for; so after a run that was missed the next one
 reads more, and a changed period or schedule loses nothing.
 
-Archived binary logs in `backupd verify` and `backupd fsck`: re-read, compared with the catalog, set right there.
-
-What is stored is the truth: a segment that the catalog does not know is taken in, one that is nowhere to be found at
-its destination is forgotten there, and the hole that it leaves is recorded.
-
-Reading again what is stored of one server at one destination, in rotation, and what the catalog learns from it.
-
 What is in an archive storage class cannot be read in rotation; a sample of it is thawed now and then, and read. Which
 one is under way is in the catalog's events. Asking costs money, so one that is being thawed is not asked for again, and
 the cheapest tier is taken.
+
+Of binary logs what is stored is the truth: a segment that the catalog does not know is imported, one that is missing at
+its destination is forgotten there, and the hole that it leaves is recorded.
 """
 
 from __future__ import annotations
@@ -117,9 +113,6 @@ _YOUNG = (
     f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stream is at work, so it is left as it is: "
     "run `backupd fsck --repair` again after that time, which finishes it"
 )
-
-
-# Verify
 
 
 @dataclass(frozen=True, slots=True)
