@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, number_of, record_of, row_of
+from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, narrowed, number_of, record_of, row_of
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
 
@@ -114,9 +114,7 @@ class Events(Rows):
     ) -> tuple[Event, ...]:
         """Newest first; ``after``: only those with a higher number."""
         query = select(events).where(events.c.number > after).order_by(events.c.number.desc()).limit(limit)
-        for column, wanted in ((events.c.server, server), (events.c.kind, kind)):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        query = narrowed(query, (events.c.server, server), (events.c.kind, kind))
         with self._database.read() as connection:
             return tuple(record_of(Event, row) for row in connection.execute(query).mappings())
 
@@ -183,10 +181,7 @@ def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -
     query = select(events)
     if servers is not None:
         query = query.where(events.c.server.in_(servers))
-    for column, wanted in ((events.c.kind, kind), (events.c.job_id, job_id)):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    return query
+    return narrowed(query, (events.c.kind, kind), (events.c.job_id, job_id))
 
 
 def insert_events(connection: Connection, found: Sequence[Event]) -> None:

@@ -42,6 +42,7 @@ from backupd.catalog.rows import (
     UtcTime,
     cursor_of,
     metadata,
+    narrowed,
     page,
     position_fields,
     record_of,
@@ -187,9 +188,7 @@ class Backups(Rows):
         """Newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign`` those that are
         that, so that nobody counts on one without having asked for it."""
         query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
-        for column, wanted in ((backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state)):
-            if wanted is not None:
-                query = query.where(column == str(wanted))
+        query = narrowed(query, (backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state))
         if not foreign:
             query = query.where(~backups.c.foreign)
         with self._database.read() as connection:
@@ -212,9 +211,7 @@ class Backups(Rows):
         query = span.of(page(select(backups), backups.c.finished_at, backups.c.id, after, limit), backups.c.finished_at)
         if servers is not None:
             query = query.where(backups.c.server.in_(servers))
-        for column, wanted in ((backups.c.kind, kind), (backups.c.state, state)):
-            if wanted is not None:
-                query = query.where(column == str(wanted))
+        query = narrowed(query, (backups.c.kind, kind), (backups.c.state, state))
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
             found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)

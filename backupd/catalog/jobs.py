@@ -45,6 +45,7 @@ from backupd.catalog.rows import (
     UtcTime,
     cursor_of,
     metadata,
+    narrowed,
     page,
     phases_json,
     record_of,
@@ -360,14 +361,9 @@ class Jobs(Rows):
         """Newest first. ``state``: one or several; ``since``: those queued then or later."""
         states = {state} if isinstance(state, JobState) else state
         query = select(jobs) if states is None else _in_state(*states)
-        for column, wanted in (
-            (jobs.c.server, server),
-            (jobs.c.kind, kind),
-            (jobs.c.leg, leg),
-            (jobs.c.previous, previous),
-        ):
-            if wanted is not None:
-                query = query.where(column == str(wanted))
+        query = narrowed(
+            query, (jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.leg, leg), (jobs.c.previous, previous)
+        )
         if since is not None:
             query = query.where(jobs.c.queued_at >= since)
         with self._database.read() as connection:
@@ -388,9 +384,7 @@ class Jobs(Rows):
         query = span.of(page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit), jobs.c.queued_at)
         if servers is not None:
             query = query.where(jobs.c.server.in_(servers))
-        for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state)):
-            if wanted is not None:
-                query = query.where(column == str(wanted))
+        query = narrowed(query, (jobs.c.kind, kind), (jobs.c.state, state))
         with self._database.read() as connection:
             return Listed.of(_records(connection, query), limit, lambda job: cursor_of(job.queued_at, job.id))
 

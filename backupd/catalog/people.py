@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata, record_of, row_of
+from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata, narrowed, record_of, row_of
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
 
@@ -330,15 +330,14 @@ class Audit(Rows):
     ) -> tuple[AuditEntry, ...]:
         """Newest first; ``before``: only those with a lower number."""
         query = span.of(select(audit), audit.c.at).order_by(audit.c.number.desc()).limit(limit)
-        for column, wanted in (
+        query = narrowed(
+            query,
             (audit.c.actor, actor),
             (audit.c.action, action),
             (audit.c.server, server),
             (audit.c.subject, subject),
             (audit.c.outcome, outcome),
-        ):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        )
         if before is not None:
             query = query.where(audit.c.number < before)
         with self._database.read() as connection:

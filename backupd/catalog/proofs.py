@@ -31,6 +31,7 @@ from backupd.catalog.rows import (
     UtcTime,
     cursor_of,
     metadata,
+    narrowed,
     page,
     position_fields,
     record_of,
@@ -111,9 +112,7 @@ class Proofs(Rows):
     ) -> tuple[Proof, ...]:
         """Newest first."""
         query = select(proofs).order_by(proofs.c.finished_at.desc(), proofs.c.id.desc()).limit(limit)
-        for column, wanted in ((proofs.c.server, server), (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        query = narrowed(query, (proofs.c.server, server), (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome))
         with self._database.read() as connection:
             return tuple(record_of(Proof, row) for row in connection.execute(query).mappings())
 
@@ -132,9 +131,7 @@ class Proofs(Rows):
         query = span.of(page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit), proofs.c.finished_at)
         if servers is not None:
             query = query.where(proofs.c.server.in_(servers))
-        for column, wanted in ((proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        query = narrowed(query, (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome))
         with self._database.read() as connection:
             found = [record_of(Proof, row) for row in connection.execute(query).mappings()]
         return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))

@@ -35,6 +35,7 @@ from backupd.catalog.rows import (
     UtcTime,
     cursor_of,
     metadata,
+    narrowed,
     page,
     phases_from,
     phases_json,
@@ -222,9 +223,7 @@ class Restores(Rows):
     ) -> tuple[RestoreRecord, ...]:
         """Newest first."""
         query = select(restores).order_by(restores.c.started_at.desc(), restores.c.id.desc()).limit(limit)
-        for column, wanted in ((restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir)):
-            if wanted is not None:
-                query = query.where(column == str(wanted))
+        query = narrowed(query, (restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir))
         with self._database.read() as connection:
             return tuple(record_of(RestoreRecord, row) for row in connection.execute(query).mappings())
 

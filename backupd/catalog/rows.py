@@ -207,6 +207,14 @@ def cursor_of(moment: datetime, row_id: str) -> str:
     return f"{format_time(moment)}{_BETWEEN}{row_id}"
 
 
+def narrowed(query: Select[Any], *wanted: tuple[Column[Any], object]) -> Select[Any]:
+    """Those rows of ``query`` that have these values in these columns; None: whatever stands there."""
+    for column, value in wanted:
+        if value is not None:
+            query = query.where(column == _stored(value))
+    return query
+
+
 def page(query: Select[Any], moment: Column[Any], row_id: Column[Any], after: str | None, limit: int) -> Select[Any]:
     """``query`` in the order of a list, behind the cursor ``after``, and one row more than ``limit``. Raises UsageError
     for what is no cursor."""
