@@ -9,20 +9,19 @@ those silently and reach the end all the same, which is why transactions are cou
 from __future__ import annotations
 
 import re
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from backupd.engine.binlog.walk import Walk
-from backupd.engine.scratch_source import HOST, USER, LogSource, filter_mariadb, filter_mysql
+from backupd.engine.scratch_source import HOST, USER, LogSource, ReplayLeg, filter_replication
 from backupd.engine.server.launch import LaunchedServer
 from backupd.engine.sql.client import Session
 from backupd.model.binlog import MariadbGtids, MysqlGtids, covers, same
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
-from backupd.model.table import TableName
 from backupd.process.output import redact
 
 CHANNEL = "backupd"
@@ -51,78 +50,9 @@ class Standing:
     gtids: str
 
 
-class Applier(Protocol):
-    """One replay by the copy's own replication; ``close`` makes the copy forget it."""
-
-    def prepare(self) -> None:
-        """Say what is executed already, leave out what is excluded, point at the source. Raises ServerError,
-        RefusedError."""
-        ...
-
-    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
-        """Run to the end of the served files. Raises ServerError, ToolError, CancelledError."""
-        ...
-
-    def executed(self) -> str:
-        """All that the copy has executed, in the writing of model.gtid."""
-        ...
-
-    def applied(self) -> int:
-        """Transactions applied, as the server itself counted them."""
-        ...
-
-    def close(self) -> None:
-        """Remove the replication connection, and set the copy's workers back. Raises ServerError."""
-
-
-def wait(
-    server: LaunchedServer,
-    look: Callable[[], Standing],
-    done: Callable[[Standing], bool],
-    moved: Callable[[Standing], None],
-    cancel: threading.Event | None,
-    *,
-    narrowed: bool = False,
-) -> Standing:
-    """Look until ``done``; gives the last look. ``narrowed``: are only some tables replayed? Raises as
-    ``Applier.apply``."""
-    pause, longest = _PAUSES
-    last: Standing | None = None
-    since = time.monotonic()
-    while True:
-        if cancel is not None and cancel.is_set():
-            raise CancelledError("the replay was cancelled", hint="the copy stands somewhere between start and target")
-        now = _looked(server, look, narrowed=narrowed)
-        for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
-            if code:
-                _fail(code, text, thread, now, narrowed=narrowed)
-        if done(now):
-            return now
-        if now != last:
-            last, since = now, time.monotonic()
-            moved(now)
-        elif not now.running or (now.idle and time.monotonic() - since > QUIET_SECONDS):
-            return now  # it did not come to the end: whoever compares says so
-        time.sleep(pause)
-        pause = min(pause * 1.3, longest)
-
-
 def other_way(*, narrowed: bool) -> str:
     """The hint where nothing better is known."""
     return OF_SOME_TABLES if narrowed else "the pipe (--replay-with pipe) is the other way"
-
-
-def _looked(server: LaunchedServer, look: Callable[[], Standing], *, narrowed: bool) -> Standing:
-    try:
-        return look()
-    except ServerError as error:
-        if server.running:
-            raise
-        raise ToolError(
-            "the restored copy ended while logs were replayed onto it",
-            detail=server.log_tail(),
-            hint=f"its own log above tells why; {other_way(narrowed=narrowed)}",
-        ) from error
 
 
 _ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
@@ -184,59 +114,206 @@ def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
     return done if file else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The statements of a server, which MySQL renamed over the years (8.0.23, 8.0.26, 8.2). ``named`` and ``channel``:
+    how a statement says which replication connection it means; ``listed`` and ``name``: the statement that lists all of
+    them, and its column with their names; ``workers``: the variable with their number, and ``serial``: its value for
+    one transaction after the other; ``gtid``: the option to ask by GTID."""
+
+    source: str
+    replica: str
+    change: str
+    named: str
+    channel: str
+    listed: str
+    name: str
+    workers: str
+    serial: int
+    gtid: str
+
+    @classmethod
+    def of(cls, info: ServerInfo) -> _Words:
+        version, quoted = info.version, f" '{CHANNEL}'"
+        if info.flavour is Flavour.MARIADB:
+            return cls(
+                source="MASTER",
+                replica="SLAVE",
+                change="CHANGE MASTER",
+                named=quoted,
+                channel="",
+                listed="SHOW ALL SLAVES STATUS",
+                name="Connection_name",
+                workers="slave_parallel_threads",
+                serial=0,
+                gtid=", MASTER_USE_GTID=slave_pos",
+            )
+        source = "SOURCE" if version >= Version(8, 0, 23) else "MASTER"
+        replica = "REPLICA" if version >= Version(8, 0, 26) else "SLAVE"
+        return cls(
+            source=source,
+            replica=replica,
+            change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
+            named="",
+            channel=f" FOR CHANNEL{quoted}",
+            listed=f"SHOW {replica} STATUS",
+            name="Channel_Name",
+            workers=f"{replica.lower()}_parallel_workers",
+            serial=1,
+            gtid=f", {source}_AUTO_POSITION=1",
+        )
+
+    def forget(self, session: Session) -> None:
+        """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+        for row in session.records(self.listed):
+            if row.get(self.name) == CHANNEL:
+                session.execute(f"STOP {self.replica}{self.named}{self.channel}")
+                session.execute(f"RESET {self.replica}{self.named} ALL{self.channel}")
+
+
+class Applier(ABC):
+    """One replay by the copy's own replication: of ``leg``, which ``source`` serves, onto ``server``; ``session``: an
+    open one to it."""
+
+    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, leg: ReplayLeg) -> None:
+        self._server, self._session, self._source, self._leg = server, session, source, leg
+        self._words = _Words.of(leg.info)
+        self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._words.workers}")))
+
+    def prepare(self) -> None:
+        """Leave out what is excluded, point the connection ``backupd`` at the source, with the filter of the tables.
+        Raises ServerError, RefusedError."""
+        words, word = self._words, self._words.source
+        workers = words.serial if self._is_serial else self._given
+        self._session.execute(f"SET GLOBAL {words.workers} = %s", workers)
+        self._session.execute(
+            f"{words.change}{words.named} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s, "
+            f"{word}_SSL=0{self._options()}{words.channel}",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
+        # On MariaDB that of an earlier replay is kept by name.
+        filter_replication(self._session, self._leg.info, CHANNEL, self._leg.tables)
+
+    @abstractmethod
+    def apply(self, moved: Callable[[Standing], None]) -> None:
+        """Run to the end of the served files. Raises ServerError, ToolError, CancelledError."""
+
+    def executed(self) -> str:
+        """All that the copy has executed, in the writing of model.gtid."""
+        return executed_by(self._session, self._leg.info)
+
+    @abstractmethod
+    def applied(self) -> int:
+        """Transactions applied, as the server itself counted them."""
+
+    def close(self) -> None:
+        """Remove the replication connection, and set the copy's workers back. Raises ServerError."""
+        self._words.forget(self._session)
+        self._session.execute(f"SET GLOBAL {self._words.workers} = %s", self._given)
+
+    @property
+    @abstractmethod
+    def _is_serial(self) -> bool:
+        """Must one transaction be applied after the other?"""
+
+    @abstractmethod
+    def _options(self) -> str:
+        """What the statement that points at the source says of the beginning."""
+
+    @abstractmethod
+    def _busy(self) -> int:
+        """How many of the applier's threads are at work."""
+
+    def _run(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None], until: str = "") -> Standing:
+        """Start the applier, look until it is ``done``, stop it; gives the last look."""
+        words = self._words
+        self._session.execute(f"START {words.replica}{words.named}{words.channel}{until}")
+        end = self._wait(done, moved)
+        self._session.execute(f"STOP {words.replica}{words.named}{words.channel}")
+        return end
+
+    def _wait(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None]) -> Standing:
+        pause, longest = _PAUSES
+        last: Standing | None = None
+        since = time.monotonic()
+        cancel, narrowed = self._leg.context.cancel, bool(self._leg.tables)
+        while True:
+            if cancel.is_set():
+                raise CancelledError(
+                    "the replay was cancelled", hint="the copy stands somewhere between start and target"
+                )
+            now = self._looked()
+            for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
+                if code:
+                    _fail(code, text, thread, now, narrowed=narrowed)
+            if done(now):
+                return now
+            if now != last:
+                last, since = now, time.monotonic()
+                moved(now)
+            elif not now.running or (now.idle and time.monotonic() - since > QUIET_SECONDS):
+                return now  # it did not come to the end: whoever compares says so
+            time.sleep(pause)
+            pause = min(pause * 1.3, longest)
+
+    def _looked(self) -> Standing:
+        try:
+            return self._look()
+        except ServerError as error:
+            if self._server.running:
+                raise
+            raise ToolError(
+                "the restored copy ended while logs were replayed onto it",
+                detail=self._server.log_tail(),
+                hint=f"its own log above tells why; {other_way(narrowed=bool(self._leg.tables))}",
+            ) from error
+
+    def _look(self) -> Standing:
+        source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
+        status = self._status()
+        waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
+        return Standing(
+            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
+            sql=self._error(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
+            running=status[f"{replica}_SQL_Running"] != "No",
+            idle=waits and not self._busy(),
+            file=str(status[f"Relay_{source}_Log_File"]),
+            pos=int(str(status[f"Exec_{source}_Log_Pos"])),
+            gtids=self.executed(),
+        )
+
+    def _status(self) -> dict[str, object]:
+        words = self._words
+        return self._session.records(f"SHOW {words.replica}{words.named} STATUS{words.channel}")[0]
+
+    def _error(self, code: int, text: str) -> tuple[int, str]:
+        """What the applying thread failed with, by the words of the thread that failed first."""
+        return code, text
+
+
 # -- MariaDB
 
 _GROUP_COUNTERS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
 _NAMED = 5
 
 
-class MariadbApplier:
+class MariadbApplier(Applier):
     """MariaDB: by GTID always, because its events always have one. Excluded transactions: the replay goes on until just
     before one (``UNTIL master_gtid_pos``, the state at that place), the position in its domain is set behind it, and on
-    it goes.
+    it goes."""
 
-    ``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started. ``tables``: all
-    that is applied, empty for everything."""
+    _applied = 0
 
-    def __init__(
-        self,
-        server: LaunchedServer,
-        session: Session,
-        source: LogSource,
-        found: Walk,
-        exclude: Sequence[str],
-        workers: int,
-        tables: Sequence[TableName] = (),
-    ) -> None:
-        self._server, self._session, self._source, self._found = server, session, source, found
-        self._exclude, self._tables = exclude, tables
-        # Workers apply domains independently of each other. The source did not: what one domain created is used in
-        # another, and only the order of the log is certain to be right. And those that run ahead and try again give
-        # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
-        serial = len(found.domains) > 1 or found.by_statement
-        self._threads = int(str(session.scalar("SELECT @@GLOBAL.slave_parallel_threads")))
-        self._workers = 0 if serial else workers or self._threads
-        self._applied = 0
-
-    def prepare(self) -> None:
-        """Point the connection ``backupd`` at the source, with the filter of the tables."""
-        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
-        self._session.execute(
-            f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
-            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0",
-            HOST,
-            self._source.port,
-            USER,
-            self._source.password,
-        )
-        filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
-
-    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+    def apply(self, moved: Callable[[Standing], None]) -> None:
         """In one run, or in one run up to each excluded transaction and another one behind it."""
-        for gtid in sorted(self._exclude, key=list(self._found.before).index):
-            before = self._found.before[gtid]
+        found = self._leg.found
+        for gtid in sorted(self._leg.exclude, key=list(found.before).index):
+            before = found.before[gtid]
             if not self._is_at(self._position(), before):
-                self._run(f" UNTIL master_gtid_pos='{before}'", lambda now: not now.running, moved, cancel)
+                self._counted(lambda now: not now.running, moved, f" UNTIL master_gtid_pos='{before}'")
             if not self._is_at(self._position(), before):
                 raise ServerError(
                     f"the replay did not stop before {gtid}", detail=f"it stands at {self._position()}, not {before}"
@@ -244,58 +321,39 @@ class MariadbApplier:
             self._session.execute(
                 "SET GLOBAL gtid_slave_pos = %s", str(self._position().plus(MariadbGtids.parse(gtid)))
             )
-        if not self._is_at(self._position(), self._found.end):
+        if not self._is_at(self._position(), found.end):
             # No UNTIL: the files end here.
-            self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
-
-    def executed(self) -> str:
-        """The last GTID of each domain."""
-        return str(self._position())
+            self._counted(lambda now: self._is_at(MariadbGtids.parse(now.gtids), found.end), moved)
 
     def applied(self) -> int:
         """Event groups, by the connection's own counters."""
         return self._applied
 
-    def close(self) -> None:
-        """See Applier."""
-        _forget_mariadb(self._session)
-        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
+    @property
+    def _is_serial(self) -> bool:
+        # Workers apply domains independently of each other. The source did not: what one domain created is used in
+        # another, and only the order of the log is certain to be right. And those that run ahead and try again give
+        # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
+        return len(self._leg.found.domains) > 1 or self._leg.found.by_statement
 
-    def _run(
-        self,
-        until: str,
-        done: Callable[[Standing], bool],
-        moved: Callable[[Standing], None],
-        cancel: threading.Event | None,
-    ) -> None:
+    def _options(self) -> str:
+        return self._words.gtid
+
+    def _counted(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None], until: str = "") -> None:
         before = self._count()
-        self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
-        wait(self._server, self._look, done, moved, cancel, narrowed=bool(self._tables))
-        self._session.execute(f"STOP SLAVE '{CHANNEL}'")
+        self._run(done, moved, until)
         self._applied += self._count() - before
-
-    def _status(self) -> dict[str, object]:
-        return self._session.records(f"SHOW SLAVE '{CHANNEL}' STATUS")[0]
 
     def _count(self) -> int:
         status = self._status()
         return sum(int(str(status[name])) for name in _GROUP_COUNTERS)
 
-    def _look(self) -> Standing:
-        status = self._status()
-        busy = self._session.scalar(
-            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
-            "AND STATE <> 'Waiting for work from SQL thread'"
-        )
-        waits = str(status["Slave_SQL_Running_State"]).startswith("Slave has read all relay log")
-        return Standing(
-            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
-            sql=(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
-            running=status["Slave_SQL_Running"] != "No",
-            idle=waits and not busy,
-            file=str(status["Relay_Master_Log_File"]),
-            pos=int(str(status["Exec_Master_Log_Pos"])),
-            gtids=str(self._position()),
+    def _busy(self) -> int:
+        return int(
+            self._session.scalar(
+                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
+                "AND STATE <> 'Waiting for work from SQL thread'"
+            )
         )
 
     def _position(self) -> MariadbGtids:
@@ -330,14 +388,6 @@ def set_mariadb_position(session: Session, found: Walk, state: MariadbGtids) -> 
     session.execute("SET GLOBAL gtid_slave_pos = %s", str(MariadbGtids(others).plus(state)))
 
 
-def _forget_mariadb(session: Session) -> None:
-    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
-    for row in session.records("SHOW ALL SLAVES STATUS"):
-        if row["Connection_name"] == CHANNEL:
-            session.execute(f"STOP SLAVE '{CHANNEL}'")
-            session.execute(f"RESET SLAVE '{CHANNEL}' ALL")
-
-
 # -- MySQL and Percona Server
 
 _FIRST_GTID = "OFF_PERMISSIVE"
@@ -349,129 +399,67 @@ _STOPPED_FOR_ANOTHER = 3030
 """Error of a worker that stopped because one before it failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """The statements, which were renamed over the years (8.0.23, 8.0.26, 8.2)."""
-
-    source: str
-    replica: str
-    change: str
-    reset: str
-    public_key: bool
-
-    @classmethod
-    def of(cls, version: Version) -> _Words:
-        return cls(
-            source="SOURCE" if version >= Version(8, 0, 23) else "MASTER",
-            replica="REPLICA" if version >= Version(8, 0, 26) else "SLAVE",
-            change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
-            reset="RESET BINARY LOGS AND GTIDS" if version >= Version(8, 2) else "RESET MASTER",
-            public_key=version >= Version(8, 0, 4),
-        )
-
-
-class MysqlApplier:
+class MysqlApplier(Applier):
     """MySQL: by GTID where every transaction of the logs has one, else by file and position. Excluded transactions are
     executed empty beforehand: what a server has executed it does not ask for again. Logs in which GTIDs were switched
-    on or off hold both kinds of transactions; OFF_PERMISSIVE applies both.
+    on or off hold both kinds of transactions; OFF_PERMISSIVE applies both."""
 
-    ``files``: names and sizes of what is served; ``found``: what they hold from ``start`` on; ``target``: GTIDs at
-    their end. ``workers`` 0: as the copy was started. ``tables``: all that is applied, empty for everything."""
-
-    def __init__(
-        self,
-        server: LaunchedServer,
-        session: Session,
-        source: LogSource,
-        found: Walk,
-        version: Version,
-        files: Sequence[tuple[str, int]],
-        start: Position,
-        target: str,
-        exclude: Sequence[str],
-        workers: int,
-        tables: Sequence[TableName] = (),
-    ) -> None:
-        self._server, self._session, self._source, self._found = server, session, source, found
-        self._words, self._version = _Words.of(version), version
-        self._files, self._start, self._target = files, start, target
-        self._exclude, self._tables = exclude, tables
-        self._name_of_workers = f"{self._words.replica.lower()}_parallel_workers"
-        self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._name_of_workers}")))
-        # Data that statements change depends on what ran before: one after the other, as they stand in the log. 5.7.13
-        # failed in 2 of about 20 replays of its own rows, too, with an error (1032) that the next one did not have.
-        one_by_one = found.by_statement or version < _SIDE_BY_SIDE
-        self._workers = 1 if one_by_one else workers or self._given
-        self._by_gtid = found.is_by_gtid
-        self._before = MysqlGtids()
-        self._begun = 0
+    _before = MysqlGtids()
+    _begun = 0
 
     def prepare(self) -> None:
-        """Point the channel ``backupd`` at the source, with the filter of the tables."""
+        """Also compares what the logs begin after with what the copy has executed."""
         self._refuse_hole()
-        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._workers)
-        exclude_mysql(self._session, self._exclude)
+        exclude_mysql(self._session, self._leg.exclude)
         self._before = mysql_executed(self._session)
         self._begun = self._begins()
-        word = self._words.source
-        options = f", {word}_SSL=0"
-        if self._words.public_key:
-            options += f", GET_{word}_PUBLIC_KEY=1"
-        if self._by_gtid:
-            options += f", {word}_AUTO_POSITION=1"
-        else:
-            options += (
-                f", {word}_AUTO_POSITION=0, {word}_LOG_FILE='{self._start.file}', {word}_LOG_POS={self._start.pos}"
-            )
-        self._session.execute(
-            f"{self._words.change} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s{options} "
-            f"FOR CHANNEL '{CHANNEL}'",
-            HOST,
-            self._source.port,
-            USER,
-            self._source.password,
-        )
-        filter_mysql(self._session, CHANNEL, self._version, self._tables)
+        super().prepare()
 
-    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+    def apply(self, moved: Callable[[Standing], None]) -> None:
         """In one run. Raises ServerError also where it stopped before the end."""
-        replica = self._words.replica
-        self._session.execute(f"START {replica} FOR CHANNEL '{CHANNEL}'")
-        end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
-        self._session.execute(f"STOP {replica} FOR CHANNEL '{CHANNEL}'")
+        end = self._run(self._done, moved)
         if not self._done(end):
             raise ServerError(
                 "the applier stopped before the end of the logs",
                 detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
             )
-        if self._by_gtid and self._tables:
+        if self._by_gtid and self._leg.tables:
             # MySQL before 8.0 forgets the GTID of a statement that the filter skipped, having no log of its own.
-            skipped = MysqlGtids.parse(self._target).minus(mysql_executed(self._session))
+            skipped = MysqlGtids.parse(self._leg.stop.gtids).minus(mysql_executed(self._session))
             exclude_mysql(self._session, tuple(skipped.each()))
-
-    def executed(self) -> str:
-        """The set of GTIDs; empty without GTIDs."""
-        return str(mysql_executed(self._session))
 
     def applied(self) -> int:
         """By GTID the difference of the sets. Else the server counts those that begin with a statement of their own
         only, and all are there once these are."""
         if self._by_gtid:
             return mysql_executed(self._session).minus(self._before).count
-        missing = self._found.begun - (self._begins() - self._begun)
-        return self._found.transactions - max(0, missing)
+        missing = self._leg.found.begun - (self._begins() - self._begun)
+        return self._leg.found.transactions - max(0, missing)
 
-    def close(self) -> None:
-        """See Applier."""
-        _forget_mysql(self._session, self._words)
-        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._given)
+    @property
+    def _by_gtid(self) -> bool:
+        return self._leg.found.is_by_gtid
+
+    @property
+    def _is_serial(self) -> bool:
+        # Data that statements change depends on what ran before: one after the other, as they stand in the log. 5.7.13
+        # failed in 2 of about 20 replays of its own rows, too, with an error (1032) that the next one did not have.
+        return self._leg.found.by_statement or self._leg.info.version < _SIDE_BY_SIDE
+
+    def _options(self) -> str:
+        word, start = self._words.source, self._leg.start
+        key = f", GET_{word}_PUBLIC_KEY=1" if self._leg.info.version >= Version(8, 0, 4) else ""
+        if self._by_gtid:
+            return key + self._words.gtid
+        return f"{key}, {word}_AUTO_POSITION=0, {word}_LOG_FILE='{start.file}', {word}_LOG_POS={start.pos}"
 
     def _done(self, now: Standing) -> bool:
-        at_the_end = place(now.file, now.pos, self._files) >= sum(size for _name, size in self._files)
+        sizes = self._leg.sizes
+        at_the_end = place(now.file, now.pos, sizes) >= sum(size for _name, size in sizes)
         if not self._by_gtid:
             return at_the_end
-        skipped = bool(self._tables) and at_the_end and now.idle
-        return skipped or covers(now.gtids, self._target, mariadb=False)
+        skipped = bool(self._leg.tables) and at_the_end and now.idle
+        return skipped or covers(now.gtids, self._leg.stop.gtids, mariadb=False)
 
     def _refuse_hole(self) -> None:
         """What the first file says was executed before it must be on the copy."""
@@ -485,43 +473,27 @@ class MysqlApplier:
                 detail=f"the copy has executed {have or 'nothing'}",
                 hint="transactions between the two are missing: nothing can be replayed",
             )
-        if not self._by_gtid and self._start.file != self._files[0][0]:
+        start, first = self._leg.start, self._leg.files[0].name
+        if not self._by_gtid and start.file != first:
             raise RefusedError(
                 "logs without GTIDs can be replayed from a place in their first file only",
-                detail=f"the start is {self._start.file}:{self._start.pos}, the first file {self._files[0][0]}",
+                detail=f"the start is {start.file}:{start.pos}, the first file {first}",
             )
 
-    def _look(self) -> Standing:
-        source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
-        status = self._session.records(f"SHOW {self._words.replica} STATUS FOR CHANNEL '{CHANNEL}'")[0]
-        busy = self._busy()
-        code, text = int(status["Last_SQL_Errno"]), str(status["Last_SQL_Error"])
-        if code:
-            rows = self._session.query(
-                "SELECT LAST_ERROR_NUMBER, LAST_ERROR_MESSAGE FROM "
-                "performance_schema.replication_applier_status_by_worker "
-                "WHERE CHANNEL_NAME = %s AND LAST_ERROR_NUMBER <> 0 "
-                "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1",
-                CHANNEL,
-                _STOPPED_FOR_ANOTHER,
-            )
-            if rows:
-                code, text = int(rows[0][0]), str(rows[0][1])
-        waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
-        return Standing(
-            io=(int(status["Last_IO_Errno"]), str(status["Last_IO_Error"])),
-            sql=(code, text),
-            running=status[f"{replica}_SQL_Running"] != "No",
-            idle=waits and not busy,
-            file=str(status[f"Relay_{source}_Log_File"]),
-            pos=int(status[f"Exec_{source}_Log_Pos"]),
-            gtids=str(mysql_executed(self._session)),
+    def _error(self, code: int, text: str) -> tuple[int, str]:
+        rows = code and self._session.query(
+            "SELECT LAST_ERROR_NUMBER, LAST_ERROR_MESSAGE FROM "
+            "performance_schema.replication_applier_status_by_worker "
+            "WHERE CHANNEL_NAME = %s AND LAST_ERROR_NUMBER <> 0 "
+            "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1",
+            CHANNEL,
+            _STOPPED_FOR_ANOTHER,
         )
+        return (int(rows[0][0]), str(rows[0][1])) if rows else (code, text)
 
     def _busy(self) -> int:
-        """How many of the applier's threads are at work. 5.7 does not tell which transaction a worker applies, so what
-        they wait for has to do."""
-        if self._version >= _TELLS_APPLYING:
+        """5.7 does not tell which transaction a worker applies, so what they wait for has to do."""
+        if self._leg.info.version >= _TELLS_APPLYING:
             return int(
                 self._session.scalar(
                     "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
@@ -551,15 +523,6 @@ def mysql_executed(session: Session) -> MysqlGtids:
     return MysqlGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_executed") or ""))
 
 
-def _start_mysql_at(session: Session, gtids: str, words: _Words) -> None:
-    """Say what the copy has executed: it knows, unless its backup is of a kind that does not keep it."""
-    if session.scalar("SELECT @@GLOBAL.gtid_mode") == "OFF":
-        session.execute(f"SET GLOBAL gtid_mode = {_FIRST_GTID}")
-    if gtids and not same(str(mysql_executed(session)), gtids, mariadb=False):
-        session.execute(words.reset)
-        session.execute("SET GLOBAL gtid_purged = %s", gtids)
-
-
 def exclude_mysql(session: Session, gtids: Sequence[str]) -> None:
     """Execute each as an empty transaction, so that it counts as executed and nobody asks for it."""
     done = mysql_executed(session)
@@ -574,44 +537,31 @@ def exclude_mysql(session: Session, gtids: Sequence[str]) -> None:
         session.execute("SET SESSION gtid_next = AUTOMATIC")
 
 
-def _forget_mysql(session: Session, words: _Words) -> None:
-    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
-    for row in session.records(f"SHOW {words.replica} STATUS"):
-        if row.get("Channel_Name") == CHANNEL:
-            session.execute(f"STOP {words.replica} FOR CHANNEL '{CHANNEL}'")
-            session.execute(f"RESET {words.replica} ALL FOR CHANNEL '{CHANNEL}'")
+# -- both
 
 
-def applier_for(
-    info: ServerInfo,
-    server: LaunchedServer,
-    session: Session,
-    source: LogSource,
-    found: Walk,
-    *,
-    files: Sequence[tuple[str, int]],
-    start: Position,
-    target: str,
-    exclude: Sequence[str],
-    workers: int,
-    tables: Sequence[TableName],
-) -> Applier:
-    """The applier of such a server, for the copy ``server`` with the open ``session``. ``found``: what the served files
-    hold from ``start`` on; ``files``: their names and sizes in bytes; ``target``: GTIDs at their end. ``workers`` 0: as
-    the copy was started. ``tables``: all that is applied, empty for everything. Raises ServerError."""
-    if info.flavour is Flavour.MARIADB:
-        return MariadbApplier(server, session, source, found, exclude, workers, tables)
-    return MysqlApplier(server, session, source, found, info.version, files, start, target, exclude, workers, tables)
+def executed_by(session: Session, info: ServerInfo) -> str:
+    """All that the copy has executed: of MariaDB the last GTID of each domain, of MySQL the set of GTIDs, empty without
+    any. Raises ServerError."""
+    return str(mariadb_position(session) if info.flavour is Flavour.MARIADB else mysql_executed(session))
+
+
+def applier_for(server: LaunchedServer, session: Session, source: LogSource, leg: ReplayLeg) -> Applier:
+    """The applier of such a server, for the copy ``server`` with the open ``session``. Raises ServerError."""
+    applier = MariadbApplier if leg.info.flavour is Flavour.MARIADB else MysqlApplier
+    return applier(server, session, source, leg)
 
 
 def set_start(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
-    """Say what the copy has executed, and gives that, as GTIDs. What an earlier replay left on the copy is removed.
-    Raises ServerError."""
+    """Say what the copy has executed, and gives that, as GTIDs: it knows, unless its backup is of a kind that does not
+    keep it. What an earlier replay left on the copy is removed. Raises ServerError."""
+    _Words.of(info).forget(session)
     if info.flavour is Flavour.MARIADB:
-        _forget_mariadb(session)
         set_mariadb_position(session, found, found.start)
-        return str(mariadb_position(session))
-    words = _Words.of(info.version)
-    _forget_mysql(session, words)
-    _start_mysql_at(session, start.gtid, words)
-    return str(mysql_executed(session))
+        return executed_by(session, info)
+    if session.scalar("SELECT @@GLOBAL.gtid_mode") == "OFF":
+        session.execute(f"SET GLOBAL gtid_mode = {_FIRST_GTID}")
+    if start.gtid and not same(executed_by(session, info), start.gtid, mariadb=False):
+        session.execute("RESET BINARY LOGS AND GTIDS" if info.version >= Version(8, 2) else "RESET MASTER")
+        session.execute("SET GLOBAL gtid_purged = %s", start.gtid)
+    return executed_by(session, info)

@@ -13,20 +13,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.log_client import binlog_tool
 from backupd.engine.replay_applier import (
     exclude_mysql,
+    executed_by,
     hint_of_statement,
-    mariadb_position,
     mysql_executed,
     set_mariadb_position,
 )
-from backupd.engine.scratch_source import copy_log, lay_out
+from backupd.engine.scratch_source import ReplayLeg, copy_log, lay_out
 from backupd.engine.server.launch import LaunchedServer, give
 from backupd.engine.server.sandbox import confine, is_available
 from backupd.engine.sql.client import Session
@@ -75,61 +74,42 @@ def refuse_inexact(
         )
 
 
-def replay_through_pipe(
-    copy: LaunchedServer,
-    session: Session,
-    info: ServerInfo,
-    files: Sequence[Path],
-    start: Position,
-    found: Walk,
-    exclude: Sequence[str],
-    *,
-    folder: Path,
-    programs: Mapping[str, str],
-    cancel: threading.Event | None = None,
-) -> tuple[str, int]:
-    """Execute ``files`` from ``start`` on as statements of one session on ``copy``, without the transactions of
-    ``exclude``. Gives what the copy has executed (GTIDs), and how many transactions were applied.
+def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayLeg) -> tuple[str, int]:
+    """Execute the files of ``leg`` from its start on as statements of one session on ``copy``, without the transactions
+    that it excludes. Gives what the copy has executed (GTIDs), and how many transactions were applied.
 
-    ``session``: an open one to the copy; ``found``: what the files hold, which ``refuse_inexact`` has accepted.
-    ``folder``: private to this, not there yet, passable for the server's user; it takes the room of the logs.
-    Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises ToolError when
-    either program fails (the client stops at the first error), CancelledError.
+    ``session``: an open one to the copy; what the leg holds ``refuse_inexact`` has accepted. Its ``folder`` takes the
+    room of the logs. Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises
+    ToolError when either program fails (the client stops at the first error), CancelledError.
     """
-    if info.flavour is Flavour.MARIADB:
-        _execute(copy, info, files, start, folder, programs, cancel)
+    found = leg.found
+    if leg.info.flavour is Flavour.MARIADB:
+        _execute(copy, leg)
         # The client's session left no trace of its place; that every statement was executed, both exit codes say.
         set_mariadb_position(session, found, found.end)
-        return str(mariadb_position(session)), found.transactions
+        return executed_by(session, leg.info), found.transactions
     before = mysql_executed(session)
-    exclude_mysql(session, exclude)
-    _execute(copy, info, files, start, folder, programs, cancel)
+    exclude_mysql(session, leg.exclude)
+    _execute(copy, leg)
     executed = mysql_executed(session)
     applied = executed.minus(before).count if found.is_by_gtid else found.transactions
-    return str(executed), applied - len(exclude)
+    return str(executed), applied - len(leg.exclude)
 
 
-def _execute(
-    copy: LaunchedServer,
-    info: ServerInfo,
-    files: Sequence[Path],
-    start: Position,
-    folder: Path,
-    programs: Mapping[str, str],
-    cancel: threading.Event | None,
-) -> None:
-    mariadb = info.flavour is Flavour.MARIADB
-    reader = binlog_tool(info.flavour, paths=programs).tool.path
+def _execute(copy: LaunchedServer, leg: ReplayLeg) -> None:
+    mariadb = leg.info.flavour is Flavour.MARIADB
+    reader = binlog_tool(leg.info.flavour, paths=leg.context.programs).tool.path
     client = find_tool(
         ("mariadb", "mysql") if mariadb else ("mysql",),
-        paths=programs,
+        paths=leg.context.programs,
         hint="install the client programs of the server on this host",
     ).path
-    place = [f"--start-position={start.pos}"] if start.file == files[0].name and start.pos else []
+    start = leg.start
+    place = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
     # Places count here, not GTIDs: these may come in any order, and twice.
     reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
-    session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and info.version >= _HAS_VERSIONING else []
-    with _laid_out(folder, copy, files) as (options, logs, loads), _taking_files(copy):
+    session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and leg.info.version >= _HAS_VERSIONING else []
+    with _laid_out(leg.folder, copy, leg.files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
         commands = [
             _confined(
@@ -161,7 +141,7 @@ def _execute(
             ),
         ]
         try:
-            with Pipeline(commands, cancel=cancel) as pipeline:
+            with Pipeline(commands, cancel=leg.context.cancel) as pipeline:
                 pipeline.drain()
         except ToolError as error:
             error.hint = error.hint or hint_of_statement(error.detail)

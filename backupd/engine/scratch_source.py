@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import itertools
 import os
@@ -28,7 +29,7 @@ import shutil
 import socket
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase
@@ -39,13 +40,14 @@ from backupd.engine.server.launch import START_SECONDS, LaunchedServer, Options,
 from backupd.engine.server.sandbox import DATABASE_USER, confine, is_available, server_options
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS, row_for
-from backupd.model.binlog import covers, plus, same
+from backupd.model.binlog import Stop, covers, plus, same
 from backupd.model.errors import RefusedError, ToolError
-from backupd.model.server_facts import Flavour, ServerInfo, Version
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
 from backupd.model.table import TableName
 from backupd.process.command import Command, locate
 from backupd.process.folders import PASSABLE, write_anew
 from backupd.process.pipeline import run
+from backupd.process.run_context import RunContext
 
 NO_OPTIONS: Options = {}
 
@@ -113,37 +115,30 @@ def empty_system(
 
     ``templates``: a folder where empty systems are kept for the next time, None to make it anew.
     """
+    make = functools.partial(initialise, data, program=installer, options=options, user=user)
     if templates is None:
-        initialise(data, program=installer, options=options, user=user)
+        make()
     else:
-        _from_template(data, program, installer, user, templates, options)
+        status = Path(locate(program)).stat()
+        mark = (
+            f"{program} {status.st_size} {status.st_mtime_ns} {user}{f' {sorted(options.items())}' if options else ''}"
+        )
+        _from_template(data, templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}", make)
     for name in ("auto.cnf", "binlog.index"):
         (data / name).unlink(missing_ok=True)
 
 
-def _from_template(
-    data: Path,
-    program: str,
-    installer: str,
-    user: str,
-    templates: Path,
-    options: Options,
-) -> None:
+def _from_template(data: Path, template: Path, make: Callable[[], None]) -> None:
     """From that of this very program, kept by whoever comes first. It is made in ``data``, so that the server's
-    user need not reach ``templates``."""
-    status = Path(locate(program)).stat()
-    mark = f"{program} {status.st_size} {status.st_mtime_ns} {user}"
-    if options:
-        mark += f" {sorted(options.items())}"
-    template = templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
-    templates.mkdir(mode=0o700, parents=True, exist_ok=True)
-    gate = os.open(templates / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    user need not reach the folder of ``template``."""
+    template.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    gate = os.open(template.with_name(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
         if not template.is_dir():
-            making = templates / f"{template.name}.making"
+            making = template.with_name(f"{template.name}.making")
             shutil.rmtree(making, ignore_errors=True)
-            initialise(data, program=installer, options=options, user=user)
+            make()
             for left in (*data.glob("*.pem"), data / "auto.cnf"):
                 left.unlink(missing_ok=True)
             _copy(data, making)
@@ -203,24 +198,23 @@ def skipped_statement(tables: Sequence[TableName]) -> str:
     return f"TRUNCATE {free.schema}.{free.table}"
 
 
-def filter_mariadb(session: Session, connection: str, tables: Sequence[TableName]) -> None:
+def filter_replication(session: Session, info: ServerInfo, connection: str, tables: Sequence[TableName]) -> None:
     """Let a replication connection, which is there and stopped, apply these tables only; none: no filter."""
-    # A comma stands between two patterns; "_" fits it, too.
-    wanted = ",".join(pattern.replace(",", "_") for pattern in patterns(tables))
-    session.execute(f"SET GLOBAL `{connection}`.replicate_wild_do_table = %s", wanted)
-
-
-def filter_mysql(session: Session, channel: str, version: Version, tables: Sequence[TableName]) -> None:
-    """The same of a channel of MySQL."""
     wanted = patterns(tables)
+    if info.flavour is Flavour.MARIADB:
+        # A comma stands between two patterns; "_" fits it, too.
+        joined = ",".join(pattern.replace(",", "_") for pattern in wanted)
+        session.execute(f"SET GLOBAL `{connection}`.replicate_wild_do_table = %s", joined)
+        return
     marks = ", ".join(["%s"] * len(wanted))
-    of_channel = f" FOR CHANNEL '{channel}'" if version >= _BY_CHANNEL else ""
+    of_channel = f" FOR CHANNEL '{connection}'" if info.version >= _BY_CHANNEL else ""
     session.execute(f"CHANGE REPLICATION FILTER REPLICATE_WILD_DO_TABLE = ({marks}){of_channel}", *wanted)
 
 
 USER = "replay"
 HOST = "127.0.0.1"
-_LEAST_POOL, _MOST_POOL = 16 * 1024 * 1024, 64 * 1024 * 1024
+_POOL = 16 * 1024 * 1024
+"""Bytes: its own tables are empty, and what the logs need it has outside of the pool."""
 _MOST_PACKET = "1G"
 _FICLONE = 0x40049409
 _PORTS = range(20_000, 60_000)
@@ -240,6 +234,29 @@ _ALWAYS: Options = {
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayLeg:
+    """One sequence of logs that is applied to a copy of the server ``info``. ``files``: plain, original names, in
+    order; ``found``: what they hold from ``start`` on, up to ``stop``, without the transactions of ``exclude``.
+    ``tables``: the replay is narrowed down to these (``left_out``); empty for all. ``folder``: private, empty or not
+    there yet."""
+
+    info: ServerInfo
+    files: tuple[Path, ...]
+    start: Position
+    stop: Stop
+    exclude: tuple[str, ...]
+    tables: tuple[TableName, ...]
+    found: Walk
+    folder: Path
+    context: RunContext
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Name and bytes of each file."""
+        return [(path.name, path.stat().st_size) for path in self.files]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSource:
     """A running source. ``connection`` is of its own account, for looking; the applier uses ``port`` and
     ``password``."""
@@ -250,49 +267,33 @@ class LogSource:
 
 
 @contextlib.contextmanager
-def log_source(
-    copy: LaunchedServer,
-    info: ServerInfo,
-    files: Sequence[Path],
-    found: Walk,
-    *,
-    folder: Path,
-    installer: str,
-    memory: int = 0,
-    templates: Path | None = None,
-    tables: Sequence[TableName] = (),
-) -> Iterator[LogSource]:
-    """Serve ``files`` (plain, original names, in order; ``found`` is what they hold) to ``copy``, which runs.
-
-    ``folder``: private and empty or not there yet, made the server's; removed at the end. ``installer``: what makes an
-    empty system. ``memory``: bytes it may use, 0 for the least. ``templates``: a folder where empty systems are kept
-    for the next time. ``tables``: the replay is narrowed down to these (``left_out``). Raises RefusedError,
-    ToolError when the server does not serve exactly these files, ServerError.
-    """
-    config = copy.config
-    data = folder / "data"
+def log_source(copy: LaunchedServer, leg: ReplayLeg) -> Iterator[LogSource]:
+    """Serve the files of ``leg`` to ``copy``, which runs. Its ``folder`` is made the server's, and removed at the end.
+    Raises RefusedError, ToolError when the server does not serve exactly these files, ServerError."""
+    config, found = copy.config, leg.found
+    data = leg.folder / "data"
+    installer = installer_of(config.program, leg.info, paths=leg.context.programs)
     try:
-        lay_out(folder, config.user)
-        empty_system(data, config.program, installer=installer, user=config.user, templates=templates)
-        names = _put(files, found, data, config.user)
-        for path, at in left_out(found, tables):
-            _leave_out(data / path.name, at, skipped_statement(tables))
+        lay_out(leg.folder, config.user)
+        empty_system(data, config.program, installer=installer, user=config.user, templates=leg.context.templates)
+        names = _put(leg.files, found, data, config.user)
+        for path, at in left_out(found, leg.tables):
+            _leave_out(data / path.name, at, skipped_statement(leg.tables))
         port, password = _port(), secrets.token_hex(16)
-        basename = names[0].rpartition(".")[0]
         source = LaunchedServer(
             ServerConfig(
                 program=config.program,
                 datadir=data,
-                directory=folder / "run",
-                memory=_pool(memory),
+                directory=leg.folder / "run",
+                memory=_POOL,
                 user=config.user,
                 skip_grants=False,
                 own_account=True,
                 port=port,
-                log_bin=basename,
-                server_id=_unlike(found.server_ids, copy.config.server_id),
+                log_bin=names[0].rpartition(".")[0],
+                server_id=_unlike(found.server_ids, config.server_id),
                 network_of=copy.pid if copy.sandboxed else None,
-                options={**_ALWAYS, **_gtid_options(info, found)},
+                options={**_ALWAYS, **_gtid_options(leg.info, found)},
                 statements=(
                     f"CREATE USER {USER}@'{HOST}' IDENTIFIED BY '{password}'",
                     f"GRANT REPLICATION SLAVE ON *.* TO {USER}@'{HOST}'",
@@ -301,12 +302,12 @@ def log_source(
         )
         try:
             source.start()
-            _refuse_other_files(source, files)
+            _refuse_other_files(source, leg)
             yield LogSource(source, port, password)
         finally:
             source.kill()  # nothing of it is kept
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(leg.folder, ignore_errors=True)
 
 
 def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, start: str) -> None:
@@ -342,30 +343,34 @@ def _unmark(path: Path, at: int) -> None:
     """Make the event at ``at``, which says that the rest is encrypted, a checkpoint event, which means nothing in a log
     that is not recovered from. A server that encrypts its logs sends that event along with those that it has decrypted
     (measured, MariaDB 10.11), and whoever reads it from a file asks for the key."""
-    with path.open("r+b") as stream:
-        checksums = events.read_format(stream).checksums
-        stream.seek(at)
-        when, _kind, server_id, length, end, flags = events.HEADER.unpack(stream.read(events.HEADER.size))
-        room = length - events.HEADER.size - 4 - (events.CRC_SIZE if checksums else 0)
-        body = room.to_bytes(4, "little") + path.name.encode()[:room].ljust(room, b"0")
-        event = events.HEADER.pack(when, events.CHECKPOINT, server_id, length, end, flags) + body
-        stream.seek(at)
-        stream.write(event + (zlib.crc32(event).to_bytes(events.CRC_SIZE, "little") if checksums else b""))
+
+    def checkpoint(body: bytes) -> bytes:
+        room = len(body) - 4
+        return room.to_bytes(4, "little") + path.name.encode()[:room].ljust(room, b"0")
+
+    _rewrite(path, at, events.CHECKPOINT, checkpoint)
 
 
 def _leave_out(path: Path, at: int, statement: str) -> None:
     """Put ``statement``, which nothing comes of, into the place of the one in the event at ``at``."""
-    with path.open("r+b") as stream:
-        checksums = events.read_format(stream).checksums
-        stream.seek(at)
-        header = stream.read(events.HEADER.size)
-        when, _kind, server_id, length, end, flags = events.HEADER.unpack(header)
-        body = stream.read(length - events.HEADER.size - (events.CRC_SIZE if checksums else 0))
+
+    def other(body: bytes) -> bytes:
         begin = statement_at(body)
-        text = statement.encode().ljust(len(body) - begin)
-        event = events.HEADER.pack(when, events.QUERY, server_id, length, end, flags) + body[:begin] + text
+        return body[:begin] + statement.encode().ljust(len(body) - begin)
+
+    _rewrite(path, at, events.QUERY, other)
+
+
+def _rewrite(path: Path, at: int, kind: int, new: Callable[[bytes], bytes]) -> None:
+    """Make the event at ``at`` one of ``kind``, with the body, as long, that ``new`` makes of its own."""
+    with path.open("r+b") as stream:
+        checksum = events.CRC_SIZE if events.read_format(stream).checksums else 0
         stream.seek(at)
-        stream.write(event + (zlib.crc32(event).to_bytes(events.CRC_SIZE, "little") if checksums else b""))
+        when, _kind, server_id, length, end, flags = events.HEADER.unpack(stream.read(events.HEADER.size))
+        body = new(stream.read(length - events.HEADER.size - checksum))
+        event = events.HEADER.pack(when, kind, server_id, length, end, flags) + body
+        stream.seek(at)
+        stream.write(event + zlib.crc32(event).to_bytes(events.CRC_SIZE, "little")[:checksum])
 
 
 def _gtid_options(info: ServerInfo, found: Walk) -> Options:
@@ -374,11 +379,6 @@ def _gtid_options(info: ServerInfo, found: Walk) -> Options:
     if not found.is_by_gtid:
         return {"gtid_mode": "OFF_PERMISSIVE"}
     return {"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}
-
-
-def _pool(memory: int) -> int:
-    """Its own tables are empty: little is enough, and what the logs need it has outside of the pool."""
-    return max(_LEAST_POOL, min(memory // 4, _MOST_POOL))
 
 
 def lay_out(folder: Path, user: str) -> None:
@@ -413,13 +413,12 @@ def copy_log(source: Path, target: Path) -> None:
     target.chmod(0o640)
 
 
-def _refuse_other_files(source: LaunchedServer, files: Sequence[Path]) -> None:
+def _refuse_other_files(source: LaunchedServer, leg: ReplayLeg) -> None:
     """Does it serve what it was given, byte for byte as long? Behind that it has opened a new file of its own."""
     with source.connection.connect() as session:
         served = [(str(row[0]), int(row[1])) for row in session.query("SHOW BINARY LOGS")]
-    wanted = [(path.name, path.stat().st_size) for path in files]
-    if served[:-1] != wanted:
-        missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in wanted if (name, size) not in served)
+    if served[:-1] != leg.sizes:
+        missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in leg.sizes if (name, size) not in served)
         raise ToolError(
             "the scratch source does not serve the logs that it was given",
             detail=f"missing or changed: {missing or 'none'}\n{source.log_tail()}",

@@ -26,7 +26,7 @@ from backupd.engine.replay_applier import (
     set_start,
 )
 from backupd.engine.replay_pipe import refuse_inexact, replay_through_pipe
-from backupd.engine.scratch_source import installer_of, log_source, refuse_other_end
+from backupd.engine.scratch_source import ReplayLeg, log_source, refuse_other_end
 from backupd.engine.server.launch import LaunchedServer, Zone, global_zone
 from backupd.engine.server.probe import prepared_xa
 from backupd.engine.sql.client import Session
@@ -116,7 +116,13 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
         counted = 0
         if found.works:
             run = _apply if leg.method is ReplayMethod.APPLIER else _pipe
-            executed, counted = run(server, session, leg, found, context)
+            executed, counted = run(
+                server,
+                session,
+                ReplayLeg(
+                    leg.info, leg.files, leg.start, leg.stop, leg.exclude, leg.tables, found, leg.folder, context
+                ),
+            )
         _refuse_unequal(leg, found, before, executed, counted)
         settled = event_states.settle(session, had, events, in_table=in_table, ran_until=_ran_until(leg, found))
         return Replayed(
@@ -130,62 +136,29 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
         )
 
 
-def _apply(server: LaunchedServer, session: Session, leg: Leg, found: Walk, context: RunContext) -> tuple[str, int]:
-    refuse_repeated(found, narrowed=bool(leg.tables))
-    installer = installer_of(server.config.program, leg.info, paths=context.programs)
-    with log_source(
-        server,
-        leg.info,
-        leg.files,
-        found,
-        folder=leg.folder,
-        installer=installer,
-        templates=context.templates,
-        tables=leg.tables,
-    ) as source:
-        if leg.stop.gtids:
-            refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
-        sizes = [(path.name, path.stat().st_size) for path in leg.files]
+def _apply(server: LaunchedServer, session: Session, run: ReplayLeg) -> tuple[str, int]:
+    refuse_repeated(run.found, narrowed=bool(run.tables))
+    with log_source(server, run) as source:
+        if run.stop.gtids:
+            refuse_other_end(source.server, run.info, run.stop.gtids, start=run.start.gtid)
+        sizes, whole = run.sizes, run.found.bytes
         total = sum(size for _name, size in sizes)
 
         def moved(now: Standing) -> None:
-            done = place(now.file, now.pos, sizes) - (total - found.bytes)
-            context.report(Progress(PHASE, max(0, min(done, found.bytes)), found.bytes, note=now.gtids))
+            done = place(now.file, now.pos, sizes) - (total - whole)
+            run.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
 
-        applier = applier_for(
-            leg.info,
-            server,
-            session,
-            source,
-            found,
-            files=sizes,
-            start=leg.start,
-            target=leg.stop.gtids,
-            exclude=leg.exclude,
-            workers=0,
-            tables=leg.tables,
-        )
+        applier = applier_for(server, session, source, run)
         applier.prepare()
-        applier.apply(moved, context.cancel)
+        applier.apply(moved)
         executed, counted = applier.executed(), applier.applied()
         applier.close()
     return executed, counted
 
 
-def _pipe(server: LaunchedServer, session: Session, leg: Leg, found: Walk, context: RunContext) -> tuple[str, int]:
-    refuse_inexact(leg.info, leg.files, leg.start, found, leg.exclude)
-    return replay_through_pipe(
-        server,
-        session,
-        leg.info,
-        leg.files,
-        leg.start,
-        found,
-        leg.exclude,
-        folder=leg.folder,
-        programs=context.programs,
-        cancel=context.cancel,
-    )
+def _pipe(server: LaunchedServer, session: Session, run: ReplayLeg) -> tuple[str, int]:
+    refuse_inexact(run.info, run.files, run.start, run.found, run.exclude)
+    return replay_through_pipe(server, session, run)
 
 
 def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[Path, ...]:
