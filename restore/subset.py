@@ -29,7 +29,7 @@ from pathlib import Path
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.clone import system_tablespace
 from backupd.engine.physical.datafiles import verify_fulltext
-from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup
 from backupd.engine.physical.tablefiles import (
     fulltext_id,
     highest_space_id,

@@ -20,8 +20,7 @@ from backupd.engine.physical import clone
 from backupd.engine.physical import clone as cloneplugin
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.clone import Clone
-from backupd.engine.physical.mariabackup import MariaBackup
-from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup, XtraBackup, refuse_encrypted
 from backupd.engine.server import backup_files
 from backupd.engine.server.backup_files import ReceiptNames
 from backupd.engine.sql.client import Session
@@ -146,7 +145,7 @@ TABLE: tuple[Row, ...] = (
     ),
 )
 """MariaDB from 10.8 on, because the redo file of that format shows how far a prepare came (see
-mariabackup.reached_lsn).
+mariabackup_xtrabackup.reached_lsn).
 """
 
 

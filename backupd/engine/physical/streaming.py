@@ -12,11 +12,13 @@ import contextlib
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from backupd.engine.physical.capture import (
     CaptureRequest,
@@ -29,8 +31,9 @@ from backupd.engine.physical.capture import (
     Remove,
     Rename,
     Stock,
+    nothing,
 )
-from backupd.engine.physical.datafiles import Contents, swapped
+from backupd.engine.physical.datafiles import Contents, put_aside, swapped
 from backupd.engine.physical.imported_tables import existing_tables
 from backupd.engine.physical.inventory import Stocktaking
 from backupd.engine.physical.live_datadir import LiveData, look_at
@@ -84,25 +87,103 @@ class Folders:
     lsn: Path
 
 
-@dataclass(frozen=True, slots=True)
-class StreamingTool:
-    """What differs between the tools. ``arguments``: the command line after the option file and before the common
-    part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
-    which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
-    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``: see ``Stocktaking``;
-    ``redo``: what it calls the redo log to which it leaves all changes of InnoDB's definitions, "" where it follows
-    them itself."""
+class StreamingTool(ABC):
+    """What the tools have in common (see PhysicalTool), and what differs between them.
 
-    tool: Tool
-    names: ReceiptNames
-    dialect: Dialect
-    arguments: Callable[[CaptureRequest], Sequence[str]]
-    hints: Mapping[str, str] = field(default_factory=dict)
-    groups: Callable[[Connection], Groups] = Connection.option_groups
-    login_file: str = ""
-    lock_seconds: float | None = None
-    moment: re.Pattern[str] | None = None
-    redo: str = ""
+    ``redo_file``: the redo log in a backup; ``prepared``: the backup_type once it is prepared, and ``again``: what to
+    do where it is not; ``unfinished``: the switches of all steps of a prepare but the last; ``puts_aside``: see
+    ``datafiles.put_aside``; ``silent``: in a prepare's log each of these means: what comes out is not the server at the
+    end of its backup. ``hints``: what the tool prints, and what helps, the first that fits; ``login_file``: the
+    variable that names another file with credentials, which the tool would read on its own; ``lock_seconds``: how long
+    it may wait for a lock that stops all writers, None where it takes no such lock."""
+
+    dialect: ClassVar[Dialect]
+    leftovers: tuple[str, ...]
+    redo_file: ClassVar[str]
+    prepared: ClassVar[str]
+    again: ClassVar[str]
+    unfinished: ClassVar[tuple[str, ...]] = ()
+    puts_aside: ClassVar[bool] = False
+    silent: ClassVar[tuple[str, ...]]
+    hints: ClassVar[Mapping[str, str]]
+    login_file: ClassVar[str] = ""
+    lock_seconds: ClassVar[float | None] = None
+    takes_increments = True
+
+    def __init__(self, tool: Tool, names: ReceiptNames) -> None:
+        """``tool``: found by toolset; ``names``: what it calls its receipts."""
+        self.tool, self.names = tool, names
+
+    @property
+    @abstractmethod
+    def moment(self) -> re.Pattern[str] | None:
+        """See ``Stocktaking``."""
+
+    @property
+    def redo(self) -> str:
+        """The redo log to which it leaves all changes of InnoDB's definitions, "" where it follows them itself."""
+        return ""
+
+    def arguments(self, request: CaptureRequest) -> tuple[str, ...]:  # noqa: ARG002 - of those that have some
+        """The command line after the option file and before the common part. Raises ServerError."""
+        return ()
+
+    def groups(self, connection: Connection) -> Groups:
+        """The content of the option file. Raises RefusedError."""
+        return connection.option_groups()
+
+    def capture(self, request: CaptureRequest) -> StreamingCapture:
+        """One ``--backup``."""
+        return StreamingCapture(self, request)
+
+    def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
+        """One step for the base and one for each increment. Raises DamagedError."""
+        ready = ("full-backuped", "log-applied", *(() if increments else (self.prepared,)))
+        check_chain(base, increments, redo=self.redo_file, startable=tuple(dict.fromkeys(ready)))
+        steps: list[PrepareStep] = []
+        for number, increment in enumerate((None, *increments)):
+            title = f"apply increment {number} of {len(increments)}" if number else "apply the redo log"
+            switches = self.unfinished if number < len(increments) else ()
+            step = prepare_step(self.tool, title, base, increment, memory=memory, switches=switches)
+            if increment is not None and self.puts_aside:
+                step = replace(step, before=partial(put_aside, base, increment))
+            steps.append(step)
+        return tuple(steps)
+
+    def verify_prepared(
+        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
+    ) -> None:
+        """By the steps' logs, the receipts, and how far the redo log was applied. Raises ToolError,
+        UnrestorableError."""
+        self._check_logs(base, logs, left_out)
+        found = read_receipts(base)
+        if found.backup_type != self.prepared:
+            raise ToolError(
+                f"{base} is not prepared: its backup_type is {found.backup_type}, not {self.prepared}", hint=self.again
+            )
+        reached = self._reached(base, found, receipts, logs)
+        if reached < receipts.last_lsn:
+            raise UnrestorableError(
+                f"{self.tool.name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
+                [f"{receipts.last_lsn - reached} bytes of redo in {base / self.redo_file} could not be read"],
+                hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
+            )
+
+    @abstractmethod
+    def _check_logs(self, base: Path, logs: Sequence[str], left_out: LeftOut) -> None:
+        """Did every step end well? Raises ToolError, UnrestorableError."""
+
+    @abstractmethod
+    def _reached(self, base: Path, found: Receipts, wanted: Receipts, logs: Sequence[str]) -> int:
+        """The log sequence number up to which ``base`` goes, whose receipts are ``found``; ``wanted``: of the last
+        backup applied. Raises ToolError."""
+
+    def redo_bytes(self, base: Path) -> int:
+        """Size of the redo log. Raises ToolError without one."""
+        try:
+            return (base / self.redo_file).stat().st_size
+        except FileNotFoundError:
+            raise no_redo(base, self.redo_file) from None
 
 
 class StreamingCapture:
@@ -473,14 +554,6 @@ def innodb_place(logs: Sequence[str]) -> Position | None:
             last = found[-1]
             return Position(Path(last["first"] or last["name"]).name, int(last["pos"] or last["at"]))
     return None
-
-
-def size_of_redo(base: Path, redo: str) -> int:
-    """Bytes of the file called ``redo``. Raises ToolError when it is not there."""
-    try:
-        return (base / redo).stat().st_size
-    except FileNotFoundError:
-        raise no_redo(base, redo) from None
 
 
 def no_redo(base: Path, redo: str) -> ToolError:

@@ -20,7 +20,7 @@ from backupd.backup.server_checks import examine_owners
 from backupd.engine.physical import live_datadir as livedata
 from backupd.engine.physical.capture import CaptureRequest
 from backupd.engine.physical.live_datadir import reader_of, survey
-from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup
 from backupd.engine.server import sandbox as handover
 from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.engine.server.probe import probe

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalTool
-from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup
 from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.engine.server.sandbox import worker
 from backupd.engine.sql.client import Connection

@@ -16,10 +16,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.physical.capture import Data, FileEvent, PhysicalTool
-from backupd.engine.physical.mariabackup import REDO as MARIADB_REDO
-from backupd.engine.physical.mariabackup import MariaBackup
-from backupd.engine.physical.xtrabackup import REDO as XTRABACKUP_REDO
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup, XtraBackup
 from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.engine.toolset import find_tool
 from backupd.model.server_facts import Tool
@@ -118,7 +115,7 @@ def _mariadb() -> ToolUnderTest:
         "mariadb-backup",
         the_tool(),
         PrivateServer(),
-        MARIADB_REDO,
+        MariaBackup.redo_file,
         "mbstream",
         lambda tool: MariaBackup(tool, XTRABACKUP),
         lambda base: PrivateServer(datadir=base, binlog=False),
@@ -136,7 +133,7 @@ def _xtrabackup() -> ToolUnderTest:
         "xtrabackup",
         XtraBackup(tool, XTRABACKUP),
         MySQLServer(),
-        XTRABACKUP_REDO,
+        XtraBackup.redo_file,
         os.environ[_NEEDED[1]],
         lambda other: XtraBackup(other, XTRABACKUP),
         lambda base: MySQLServer(datadir=base, binlog=False),

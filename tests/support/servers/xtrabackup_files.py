@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.model.server_facts import Tool, Version
 

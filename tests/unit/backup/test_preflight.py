@@ -20,7 +20,7 @@ import pytest
 from backupd.backup.finding import Finding, Severity
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.backup.server_checks import Streaming, examine_binary_log, examine_coverage, examine_location
-from backupd.engine.physical import mariabackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup
 from backupd.engine.server.accounts import needs, parse_grants, read_grants
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Connection
@@ -234,7 +234,7 @@ def test_tables_of_myrocks_are_said_to_be_in_no_proof() -> None:
 
 
 def hint_of(text: str) -> str:
-    return next(hint for mark, hint in mariabackup.HINTS.items() if mark in text)
+    return next(hint for mark, hint in MariaBackup.hints.items() if mark in text)
 
 
 def test_a_tool_of_another_series_or_none_is_an_error(spec: PreflightSpec, short_tmp: Path) -> None:

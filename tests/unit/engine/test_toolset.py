@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from backupd.engine.physical.clone import Clone
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import (
     find_tool,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, verify_files
-from backupd.engine.physical.mariabackup import REDO, MariaBackup, reached_lsn
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup, reached_lsn
 from backupd.engine.server.backup_files import XTRABACKUP, read_receipts
 from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.server.sandbox import DATABASE_USER, worker
@@ -314,7 +314,7 @@ class TestTablesChangeWhileItRuns:
 class TestPrepare:
     def test_a_good_backup_reaches_its_end(self, taken: Taken, copy: Path) -> None:
         tool = the_tool()
-        assert tool.redo_bytes(copy) == taken.sizes[REDO]
+        assert tool.redo_bytes(copy) == taken.sizes[MariaBackup.redo_file]
         give_to_worker(copy)
         steps = tool.prepare(copy, memory=MEMORY)
         assert [step.title for step in steps] == ["apply the redo log"]
@@ -362,7 +362,7 @@ class TestPrepare:
         for question in (the_tool().redo_bytes, reached_lsn):
             with pytest.raises(BackupdError, match="missing"):
                 question(tmp_path)
-        (tmp_path / REDO).write_bytes(b"x" * 20000)
+        (tmp_path / MariaBackup.redo_file).write_bytes(b"x" * 20000)
         with pytest.raises(ToolError, match="not the redo log"):
             reached_lsn(tmp_path)
 

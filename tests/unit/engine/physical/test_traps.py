@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, FileList, verify_files
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.server.backup_files import read_receipts
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
 from backupd.process.pipeline import run

@@ -14,7 +14,7 @@ import pytest
 
 from backupd.engine.physical import xtrabackup
 from backupd.engine.physical.capture import Capture, CaptureRequest, End, FileEvent
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import (

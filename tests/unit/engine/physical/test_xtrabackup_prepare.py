@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.physical.mariabackup import MariaBackup
-from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup, XtraBackup
 from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts, read_receipts
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.job import Progress

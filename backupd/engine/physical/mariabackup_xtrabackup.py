@@ -1,7 +1,20 @@
-"""Percona XtraBackup, for MySQL and Percona Server: its command lines, and what has to be true besides "completed OK!".
+"""mariadb-backup, for MariaDB, and Percona XtraBackup, for MySQL and Percona Server: their command lines, and what has
+to be true besides their "completed OK!".
 
-Seen with 2.4.4, each time with exit code 0 and "completed OK!" as the last line; every one of them is noticed here or
-by ``verify_files``:
+mariadb-backup, measured with 10.11.19; every point here is a run that ended with exit code 0 and "completed OK!":
+
+* prepare with damaged or cut redo: recovery stops early. ``verify_prepared`` compares where it stopped with
+last_lsn. * prepare with a missing .ibd: ``verify_files`` before it, and the tool's "was not found at" line
+after it. * prepare with --no-defaults: backup-my.cnf is not read, so page size and system tablespace are
+the defaults' (then the exit code is 1 with a misleading text when the page size differs). We name the file.
+* backup while Aria tables are renamed: their data is left out (see xbstream). * a stream cut between two
+files: the receipts, written last, are missing. * an increment since whose base a table was renamed, and another
+one was made by its name while the tool ran: the first one's rows are removed (``put_aside``).
+
+SIGTERM does not end it (blocked); SIGINT and SIGKILL do, and ``Pipeline`` knows.
+
+XtraBackup, seen with 2.4.4, each time with exit code 0 and "completed OK!" as the last line; every one of them is
+noticed here or by ``verify_files``:
 
 * prepare of a backup that was interrupted, or that lost its xtrabackup_checkpoints: it prints "seems not to have
   correct metadata" and goes on. ``prepare`` asks for the receipts first.
@@ -21,31 +34,104 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from backupd.engine.physical.capture import CaptureRequest, LeftOut, PrepareStep, nothing
-from backupd.engine.physical.streaming import (
-    StreamingCapture,
-    StreamingTool,
-    check_chain,
-    check_logs,
-    prepare_step,
-    size_of_redo,
-    without_left_out,
-)
+from backupd.engine.physical.capture import CaptureRequest, LeftOut, nothing
+from backupd.engine.physical.datafiles import without_earlier_names
+from backupd.engine.physical.streaming import StreamingTool, check_logs, no_redo, without_left_out
 from backupd.engine.physical.xbstream import Dialect
-from backupd.engine.server.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
+from backupd.engine.server.backup_files import BACKUP_CNF
+from backupd.engine.server.sandbox import Groups
 from backupd.engine.sql.client import Connection, ssl_mode
-from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError, UnrestorableError
+from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError
 from backupd.model.server_facts import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
 from backupd.process.pipeline import run
 
-REDO = "xtrabackup_logfile"
-APPLIED_TYPE = "log-applied"
-PREPARED_TYPE = "full-prepared"
+_GRANT = "grant the account what is named; `backupd check` names each missing privilege"
+_LOGIN = "wrong user or password: look at defaults_file, user and password_file of this server"
+_OPEN_FILES = "raise the limit of open files (LimitNOFILE) for the backup service"
+_PAGE = "a page of the server's own files is damaged: CHECK TABLE the table that is named"
+_READER = "the tool must run as a user who may read the server's datadir"
+
+_REDO_HEADER = 0x3000
+_CHECKPOINTS = (0x1000, 0x2000)
+
+
+_MARIADB_HINTS: Mapping[str, str] = {
+    "Try increasing the innodb_log_file_size": "the server overwrote its redo log before it was copied: raise"
+    " innodb_log_file_size, or take the backup while less is written",
+    "privilege(s) for this operation": _GRANT,
+    "Access denied": _LOGIN,
+    "missing required privilege": _GRANT,
+    "aria_read data from": "an Aria table with DATA DIRECTORY or a damaged one: the tool cannot copy it",
+    "Database page corruption": _PAGE,
+    "Too many open files": _OPEN_FILES,
+    "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
+    "Can't open datafile": "of a table with DATA DIRECTORY the tool opens the .isl file in the data directory as if to"
+    " write: a service whose unit protects that folder needs it in ReadWritePaths= (systemctl edit backupd)",
+    "Permission denied": _READER,
+}
+
+
+class MariaBackup(StreamingTool):
+    """The physical tool of MariaDB servers."""
+
+    dialect = Dialect.MARIADB
+    leftovers = (BACKUP_CNF, "xtrabackup_*", "mariadb_backup_*")
+    redo_file = "ib_logfile0"
+    prepared = "log-applied"
+    again = "run the prepare steps again; repeating them is harmless"
+    puts_aside = True
+    silent = (
+        "only scanned up to",
+        "when restoring a (partial?) backup",
+        "[ERROR]",
+        "FATAL ERROR",
+        "The log was not applied to the intended LSN",
+    )
+    moment: ClassVar[re.Pattern[str]] = re.compile(
+        "Acquired locks for BACKUP STAGE BLOCK_COMMIT"
+        # Series without the line above log this one under the same lock.
+        "|Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
+    )
+    """From here on it keeps commits and changes of definitions blocked, until it has recorded the position."""
+    hints = _MARIADB_HINTS
+
+    def _check_logs(self, base: Path, logs: Sequence[str], left_out: LeftOut) -> None:
+        told = [without_left_out(log, left_out) for log in logs]
+        if left_out is not nothing:
+            told = [without_earlier_names(log, base) for log in told]
+        check_logs(self.tool, base, told, silent=self.silent)
+
+    def _reached(self, base: Path, *_told: object) -> int:
+        return reached_lsn(base)
+
+
+def reached_lsn(base: Path) -> int:
+    """Up to which log sequence number a prepared backup goes, from its redo file.
+
+    After prepare the file holds nothing but a checkpoint, so its end is the checkpoint's number plus what
+    follows the header (16 bytes as a rule). Format since MariaDB 10.8 (log0log.h): "Phys" at 0; two
+    checkpoint blocks at 0x1000 and 0x2000, each beginning with the number as 8 bytes, big endian; records
+    from 0x3000 on. Raises ToolError.
+    """
+    path = base / MariaBackup.redo_file
+    try:
+        with path.open("rb") as file:
+            header = file.read(_REDO_HEADER)
+            size = file.seek(0, 2)
+    except FileNotFoundError:
+        raise no_redo(base, MariaBackup.redo_file) from None
+    if len(header) < _REDO_HEADER or not header.startswith(b"Phys"):
+        raise ToolError(f"{path} is not the redo log of a prepared backup", hint="run the prepare steps again")
+    checkpoint = max(int(struct.unpack_from(">Q", header, offset)[0]) for offset in _CHECKPOINTS)
+    return checkpoint + size - _REDO_HEADER
+
 
 QUERY_WAIT_SECONDS = 180
 """Before the global read lock: how long statements older than QUERY_AGE_SECONDS may go on. Nobody is blocked yet, so
@@ -97,21 +183,14 @@ _MOMENT = re.compile("Starting to backup non-InnoDB tables")
 """Of a series before: it has the global read lock, and will record the position before it gives it back."""
 _NO_TLS_BEFORE = Version(2, 4, 5)
 
-_SILENT_FAILURES = (
-    "seems not to have correct metadata",
-    "The log was not applied to the intended LSN",
-    "The transaction log file is corrupted",
-    "Database page corruption",
-    "log block numbers mismatch",
-)
-"""In a prepare's log each of these means: what comes out is not the server at the end of its backup."""
 _MISSING_TABLES = ("was not found at", "Could not find a valid tablespace file for")
 _MOVED_FILES = "Have you deleted or moved .ibd files"
 """In the log of the last step. Files called #sql... may be missing at the source, too: leftovers of broken DDL."""
 _SHUTDOWN = re.compile(r"Shutdown completed; log sequence number (\d+)")
 """2.4 prints it after "InnoDB: ", 8.0 and later after a time stamp and [InnoDB]."""
 
-_HINTS: Mapping[str, str] = {
+
+_XTRABACKUP_HINTS: Mapping[str, str] = {
     "Unable to obtain lock": "statements ran for longer than the backup may wait: SHOW PROCESSLIST names them; take the"
     " backup when they have ended",
     "Lock wait timeout exceeded": "somebody held a lock for longer than the backup may wait: SHOW PROCESSLIST names"
@@ -120,128 +199,67 @@ _HINTS: Mapping[str, str] = {
     " take the backup while less is written",
     "redo log was overwritten": "the server overwrote its redo log before it was copied: raise"
     " innodb_redo_log_capacity, or take the backup while less is written",
-    "Access denied; you need": "grant the account what is named; `backupd check` names each missing privilege",
-    "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
-    "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
-    "missing required privilege": "grant the account what is named; `backupd check` names each missing privilege",
+    "Access denied; you need": _GRANT,
+    "privilege(s) for this operation": _GRANT,
+    "Access denied": _LOGIN,
+    "missing required privilege": _GRANT,
     "Can't connect to": "is the server running, and are its socket or host and port right?",
     "gone away": "the server ended while the backup ran: look at its error log",
-    "page corruption detected": "a page of the server's own files is damaged: CHECK TABLE the table that is named",
-    "seems to be corrupted": "a page of the server's own files is damaged: CHECK TABLE the table that is named",
-    "Too many open files": "raise the limit of open files (LimitNOFILE) for the backup service",
+    "page corruption detected": _PAGE,
+    "seems to be corrupted": _PAGE,
+    "Too many open files": _OPEN_FILES,
     "Unsupported redo log format": "the tool is of another series than the server: install the one that fits",
     "Unsupported server version": "the tool is older than the server: install its newest release of the same series",
     "without redo logging": "DDL ran while the backup was taken; take it again when none runs",
-    "error number 13 in a file operation": "the tool must run as a user who may read the server's datadir",
-    "Permission denied": "the tool must run as a user who may read the server's datadir",
+    "error number 13 in a file operation": _READER,
+    "Permission denied": _READER,
     "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
     "Please set parameter 'datadir'": "the server did not report its data directory: may the account read @@datadir?",
     "keyring": "the server encrypts tablespaces: the tool needs the same keyring plugin and its keys",
 }
-"""What the tool prints, and what helps; the first that fits."""
 
 
-class XtraBackup:
+class XtraBackup(StreamingTool):
     """The physical tool of MySQL and Percona Server."""
 
-    def __init__(self, tool: Tool, names: ReceiptNames) -> None:
-        """``tool``: found by toolset; ``names``: what it calls its receipts."""
-        self._tool = tool
-        self._made = StreamingTool(
-            tool,
-            names,
-            Dialect.PERCONA,
-            arguments=self._arguments,
-            groups=self._groups,
-            hints=_HINTS,
-            login_file="MYSQL_TEST_LOGIN_FILE",
-            lock_seconds=LOCK_SECONDS,
-            moment=_MOMENT if tool.version < _LOCKS_DDL else None,
-            redo=REDO if tool.version < _LOCKS_DDL else "",
-        )
+    dialect = Dialect.PERCONA
+    leftovers = (BACKUP_CNF, "xtrabackup_*")  # not ib_logfile*: prepare makes the redo logs that the server starts with
+    redo_file = "xtrabackup_logfile"
+    prepared = "full-prepared"
+    again = "run the prepare steps again, the last one without --apply-log-only"
+    unfinished = ("--apply-log-only",)
+    """Without it the last step rolls back what was not committed, and no increment fits any more."""
+    silent = (
+        "seems not to have correct metadata",
+        "The log was not applied to the intended LSN",
+        "The transaction log file is corrupted",
+        "Database page corruption",
+        "log block numbers mismatch",
+    )
+    login_file = "MYSQL_TEST_LOGIN_FILE"
+    lock_seconds = LOCK_SECONDS
+    hints = _XTRABACKUP_HINTS
 
     @property
-    def tool(self) -> Tool:
-        """xtrabackup, of a series that fits the server."""
-        return self._tool
+    def moment(self) -> re.Pattern[str] | None:
+        """Only of a series before those that keep changes of definitions away."""
+        return _MOMENT if self.tool.version < _LOCKS_DDL else None
 
     @property
-    def leftovers(self) -> tuple[str, ...]:
-        """The receipts and the option file."""
-        # Not ib_logfile*: prepare makes the redo logs that the server starts with.
-        return (BACKUP_CNF, "xtrabackup_*")
+    def redo(self) -> str:
+        """Its own, of these series."""
+        return self.redo_file if self.tool.version < _LOCKS_DDL else ""
 
-    @property
-    def takes_increments(self) -> bool:
-        """Yes, by the log sequence number."""
-        return True
-
-    def capture(self, request: CaptureRequest) -> StreamingCapture:
-        """One ``xtrabackup --backup``."""
-        return StreamingCapture(self._made, request)
-
-    def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
-        """One step for the base and one for each increment, all but the last with ``--apply-log-only``. Raises
-        DamagedError."""
-        # Without --apply-log-only the last step rolls back what was not committed, and no increment fits any more.
-        ready = ("full-backuped", APPLIED_TYPE)
-        check_chain(base, increments, redo=REDO, startable=ready if increments else (*ready, PREPARED_TYPE))
-        steps: list[PrepareStep] = []
-        for number, increment in enumerate((None, *increments)):
-            title = f"apply increment {number} of {len(increments)}" if number else "apply the redo log"
-            switches = ("--apply-log-only",) if number < len(increments) else ()
-            steps.append(prepare_step(self._tool, title, base, increment, memory=memory, switches=switches))
-        return tuple(steps)
-
-    def verify_prepared(
-        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
-    ) -> None:
-        """By the steps' logs, the receipts, and how far the redo log was applied. Raises ToolError,
-        UnrestorableError."""
-        check_logs(self._tool, base, logs, silent=_SILENT_FAILURES)
-        whole = left_out is nothing
-        last = [_without_temporary_tables(without_left_out(log, left_out)) for log in logs[-1:]]
-        check_logs(self._tool, base, last, silent=(*_MISSING_TABLES, *((_MOVED_FILES,) if whole else ())))
-        found = read_receipts(base)
-        if found.backup_type != PREPARED_TYPE:
-            raise ToolError(
-                f"{base} is not prepared: its backup_type is {found.backup_type}, not {PREPARED_TYPE}",
-                hint="run the prepare steps again, the last one without --apply-log-only",
-            )
-        if found.to_lsn != receipts.to_lsn:
-            raise ToolError(
-                f"{base} is prepared up to the backup that ends at {found.to_lsn}, not {receipts.to_lsn}",
-                hint=f"an increment was left out: {OTHER_BACKUP}",
-            )
-        told = _SHUTDOWN.findall(logs[-1]) if logs else []
-        if not told:
-            raise ToolError(
-                f"{self._tool.name} did not report how far it applied the redo log",
-                detail="\n".join(logs[-1].splitlines()[-20:]) if logs else "",
-                hint="this version of the tool is not supported",
-            )
-        reached = int(told[-1])
-        if reached < receipts.last_lsn:
-            raise UnrestorableError(
-                f"{self._tool.name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
-                [f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read"],
-                hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
-            )
-
-    def redo_bytes(self, base: Path) -> int:
-        """Size of ``xtrabackup_logfile``. Raises ToolError without one."""
-        return size_of_redo(base, REDO)
-
-    def _arguments(self, request: CaptureRequest) -> tuple[str, ...]:
+    def arguments(self, request: CaptureRequest) -> tuple[str, ...]:
         """Options of this version. The server is asked for its datadir: the manual wants it told wherever no option
         file of the server's is read. Raises ServerError."""
         with request.connection.connect() as session:
             datadir = str(session.scalar("SELECT @@datadir"))
-        version = self._tool.version
-        known = known_options(self._tool)
+        version = self.tool.version
+        known = known_options(self.tool)
         return (f"--datadir={datadir}", *(option.text for option in _OPTIONS if option.is_for(version, known)))
 
-    def _groups(self, connection: Connection) -> dict[str, dict[str, str | None]]:
+    def groups(self, connection: Connection) -> Groups:
         """The [client] group in this tool's words, and the same as [xtrabackup]. Raises RefusedError."""
         client = {
             name: value
@@ -251,14 +269,35 @@ class XtraBackup:
         if connection.host == "localhost":
             client["host"] = "127.0.0.1"  # it knows no --protocol, and takes the name for "the socket"
         mode = ssl_mode(connection)
-        if mode and not connection.socket and not (mode == "DISABLED" and self._tool.version < _NO_TLS_BEFORE):
-            if self._tool.version < _NO_TLS_BEFORE:
+        if mode and not connection.socket and not (mode == "DISABLED" and self.tool.version < _NO_TLS_BEFORE):
+            if self.tool.version < _NO_TLS_BEFORE:
                 raise RefusedError(
-                    f"{self._tool.name} {self._tool.version} cannot encrypt its connection to {connection.address}",
+                    f"{self.tool.name} {self.tool.version} cannot encrypt its connection to {connection.address}",
                     hint="let it use the server's socket, it runs on the server's host anyway; or install a newer one",
                 )
             client["ssl-mode"] = mode
         return {"client": client, "xtrabackup": client}
+
+    def _check_logs(self, base: Path, logs: Sequence[str], left_out: LeftOut) -> None:
+        check_logs(self.tool, base, logs, silent=self.silent)
+        last = [_without_temporary_tables(without_left_out(log, left_out)) for log in logs[-1:]]
+        moved = (_MOVED_FILES,) if left_out is nothing else ()
+        check_logs(self.tool, base, last, silent=(*_MISSING_TABLES, *moved))
+
+    def _reached(self, base: Path, found: Receipts, wanted: Receipts, logs: Sequence[str]) -> int:
+        if found.to_lsn != wanted.to_lsn:
+            raise ToolError(
+                f"{base} is prepared up to the backup that ends at {found.to_lsn}, not {wanted.to_lsn}",
+                hint=f"an increment was left out: {OTHER_BACKUP}",
+            )
+        told = _SHUTDOWN.findall(logs[-1]) if logs else []
+        if not told:
+            raise ToolError(
+                f"{self.tool.name} did not report how far it applied the redo log",
+                detail="\n".join(logs[-1].splitlines()[-20:]) if logs else "",
+                hint="this version of the tool is not supported",
+            )
+        return int(told[-1])
 
 
 def refuse_encrypted(info: ServerInfo) -> None:
