@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from backupd.engine.binlog.statements import effect, masked
@@ -185,9 +184,7 @@ class LockWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with self._lock:
             self._closed = True
             self._disarm()
@@ -243,7 +240,6 @@ class Gauge(Protocol):
 
     def read(self) -> Reading:
         """Never raises: trouble is an unknown value."""
-        ...
 
     def close(self) -> None:
         """Give back what is held open; a later ``read`` opens it again."""
@@ -568,9 +564,7 @@ class PressureWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end.set()
         if self._pairs:
             # A server that hangs may hold the thread; it is a daemon, so it cannot keep the process.

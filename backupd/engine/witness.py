@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from backupd.engine.server.objects import Digests, Listing, digests, list_objects, settled
@@ -239,9 +238,7 @@ class LockWindowWitness:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._leave.set()
         self._go.set()
         if self._thread.is_alive():

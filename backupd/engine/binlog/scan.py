@@ -71,24 +71,6 @@ class Scan:
     next_file: str
     context: ScanContext
 
-    def then(self, later: Scan) -> Scan:
-        """Both as one; ``later`` went on at ``end`` with this one's context."""
-        if later.start != self.end:
-            raise ValueError(f"a scan from {later.start} does not follow one to {self.end}")
-        times = [at for at in (self.first_at, self.last_at, later.first_at, later.last_at) if at is not None]
-        return replace(
-            later,
-            start=self.start,
-            # A scan that ended before the list of earlier GTIDs knew nothing of them.
-            gtids_before=self.gtids_before if self.transactions else self.gtids_before or later.gtids_before,
-            transactions=self.transactions + later.transactions,
-            first_at=min(times, default=None),
-            last_at=max(times, default=None),
-            precise=self.precise and later.precise,
-            server_ids=tuple(sorted({*self.server_ids, *later.server_ids})),
-            remarks=tuple(dict.fromkeys((*self.remarks, *later.remarks))),
-        )
-
 
 def scan(
     stream: BinaryIO,

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
-from types import TracebackType
 from typing import Self
 
 from backupd.engine.dump.insert_files import (
@@ -148,9 +147,7 @@ class ExactRun:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 
 _LINE = re.compile(
@@ -169,45 +168,24 @@ def _readings(text: str, ends: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """``finished``: the dump came to its end. ``position``: the source's, where it is told (MySQL 8.4 and later: not by
-    0.10.1). ``rows``: of each table, told from 0.16 on."""
+    """``finished``: the dump came to its end. ``rows``: of each table, told from 0.16 on."""
 
     finished: bool
-    position: Position | None = None
     rows: Mapping[TableName, int] = field(default_factory=dict)
 
 
-_OLD = re.compile(r"SHOW MASTER STATUS:\s*\n\s*Log: (?P<file>.*)\n\s*Pos: (?P<pos>\d+)\n\s*GTID: ?(?P<gtid>[^\n]*)")
-_SECTION = re.compile(r"\[(?:`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`|(?P<name>[^\]]+))\]")
-_SOURCE_SECTIONS = ("source", "master")
-_FILE_KEYS = ("source_log_file", "file")
-_POSITION_KEYS = ("source_log_pos", "position")
+_SECTION = re.compile(r"\[(?:`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`|[^\]]+)\]")
 
 
 def read_metadata(text: str) -> Metadata:
-    """Both formats: the free text of 0.10.1 and the key file of 0.16 and later, in which what concerns the source may
-    be commented out, because it is written for a replica to be made."""
-    finished = any(line.lstrip("# ").startswith(_FINISHED) for line in text.splitlines())
-    if "[config]" not in text:
-        match = _OLD.search(text)
-        found = Position(match["file"].strip(), int(match["pos"]), match["gtid"].strip()) if match else None
-        return Metadata(finished, found)
+    """Both formats: the free text of 0.10.1 and the key file of 0.16 and later."""
     rows: dict[TableName, int] = {}
-    source: dict[str, str] = {}
-    section: TableName | str = ""
+    table: TableName | None = None
     for line in text.splitlines():
         if match := _SECTION.fullmatch(line.strip()):
-            section = TableName(match["schema"], match["table"]) if match["schema"] else match["name"]
+            table = TableName(match["schema"], match["table"]) if match["schema"] else None
             continue
-        key, equal, value = (part.strip() for part in line.strip().lstrip("# ").partition("="))
-        if not equal:
-            continue
-        if isinstance(section, TableName):
-            if key == "rows" and value.isdecimal():
-                rows[section] = int(value)
-        elif section in _SOURCE_SECTIONS:
-            source.setdefault(key.lower(), value.strip('"'))
-    file = next((source[key] for key in _FILE_KEYS if source.get(key)), "")
-    number = next((source[key] for key in _POSITION_KEYS if source.get(key, "").isdecimal()), "0")
-    gtid = source.get("executed_gtid_set", "")
-    return Metadata(finished, Position(file, int(number), gtid) if file or gtid else None, rows)
+        key, _, value = (part.strip() for part in line.strip().lstrip("# ").partition("="))
+        if table is not None and key == "rows" and value.isdecimal():
+            rows[table] = int(value)
+    return Metadata(any(line.lstrip("# ").startswith(_FINISHED) for line in text.splitlines()), rows)

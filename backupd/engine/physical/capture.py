@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from threading import Event
-from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.sql.client import Connection
@@ -129,28 +128,22 @@ class Capture(Protocol):
     @property
     def log_tail(self) -> str:
         """The tool's last lines, redacted."""
-        ...
 
     def events(self) -> Iterator[FileEvent]:
         """Ends only when the whole run is verified good: exit code, the tool's own end mark, its receipts
         present, every file ended. Raises ToolError with the tool's last lines, or StreamError."""
-        ...
 
     def receipts(self) -> Receipts:
         """What the tool recorded about this run; after ``events`` has ended. Raises StreamError when
         unreadable.
         """
-        ...
 
     def stock(self) -> Stock:
         """Which tables the backup should hold, and which it does not; after ``events`` has ended."""
-        ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_error: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +167,10 @@ class PhysicalTool(Protocol):
     @property
     def leftovers(self) -> tuple[str, ...]:
         """Glob patterns of files at the top of a prepared backup that do not belong into a datadir."""
-        ...
 
     @property
     def takes_increments(self) -> bool:
         """Can it copy what changed since a log sequence number (``CaptureRequest.incremental_lsn``)?"""
-        ...
 
     def capture(self, request: CaptureRequest) -> Capture:
         """One run that makes a backup; nothing is started before it is entered."""
@@ -188,7 +179,6 @@ class PhysicalTool(Protocol):
         """The steps that make ``base`` startable; ``memory`` in bytes. Each one's stderr is wanted by
         ``verify_prepared``. Raises DamagedError when files are missing that the tool itself would not
         miss."""
-        ...
 
     def verify_prepared(
         self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
@@ -196,11 +186,9 @@ class PhysicalTool(Protocol):
         """Did prepare really reach the end of the redo? ``receipts`` of the last backup applied, ``logs``:
         stderr of each step in order; only files that were ``left_out`` may be missing. Raises ToolError; the tools
         say "completed OK!" over damaged backups."""
-        ...
 
     def redo_bytes(self, base: Path) -> int:
         """Size of the redo that prepare has to apply, in bytes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from backupd.engine.physical.capture import Data, End, FileEvent, Remove
@@ -323,9 +322,7 @@ class Stocktaking:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._leave.set()
         self._go.set()
         if self._thread.is_alive():

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Self
 
 from backupd.engine.physical.capture import extents
@@ -318,9 +317,7 @@ class _Files:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         with as_its_owner(self._datadir):
             for path in self._put:
                 _waiting(path).unlink(missing_ok=True)

@@ -78,12 +78,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of one table, in order. ``unique``: the columns of each unique key over whole columns that are never NULL, the
-    primary key first. ``versioned``: the table keeps the history of its rows (MariaDB)."""
+    """Of one table, in order. ``versioned``: the table keeps the history of its rows (MariaDB)."""
 
     all: tuple[Column, ...] = ()
     primary_key: tuple[str, ...] = ()
-    unique: tuple[tuple[str, ...], ...] = ()
     versioned: bool = False
 
     @property
@@ -141,7 +139,6 @@ def parse_table(name: TableName, create: str) -> TableText:
         return TableText(Columns(), engine=_engine(everything))
     columns: list[Column] = []
     primary: tuple[str, ...] = ()
-    unique: list[tuple[str, ...]] = []
     keys: list[ForeignKey] = []
     spans: list[tuple[int, int]] = []
     for comma, item in body:
@@ -149,17 +146,13 @@ def parse_table(name: TableName, create: str) -> TableText:
         if item[0].kind == "name":
             columns.append(_column(create, item))
         elif words[:2] == ["PRIMARY", "KEY"]:
-            primary = _key_columns(item)
-        elif words[:2] == ["UNIQUE", "KEY"]:
-            unique.append(_key_columns(item))
+            primary = _listed(item, 2)[0]
         elif words[0] == "CONSTRAINT" and words[2:] == ["FOREIGN", "KEY"]:
             keys.append(_foreign_key(name, item))
             spans.append((comma, item[-1].end))
     words = [token.word for token in options]
-    solid = {column.name for column in columns if not column.nullable}
-    whole = tuple(key for key in dict.fromkeys([primary, *unique]) if key and solid.issuperset(key))
     return TableText(
-        columns=Columns(tuple(columns), primary, whole, versioned=_after(words, "WITH", "SYSTEM", "VERSIONING") >= 0),
+        columns=Columns(tuple(columns), primary, versioned=_after(words, "WITH", "SYSTEM", "VERSIONING") >= 0),
         foreign_keys=tuple(keys),
         engine=_engine(options),
         partitioned=_after(words, "PARTITION", "BY") >= 0,
@@ -280,10 +273,6 @@ def _listed(item: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
     return (names if len(names) == parts else ()), end + 1
 
 
-def _key_columns(item: Sequence[Token]) -> tuple[str, ...]:
-    return _listed(item, 2)[0]
-
-
 def _foreign_key(child: TableName, item: Sequence[Token]) -> ForeignKey:
     columns, at = _listed(item, 4)
     parent = [item[at + 1].plain, *([item[at + 3].plain] if item[at + 2].text == "." else [])]
@@ -352,13 +341,7 @@ def check_clauses(create: str) -> tuple[tuple[str, str], ...]:
     for at, token in enumerate(found[:-3]):
         if token.word != "CONSTRAINT" or found[at + 1].kind != "name" or found[at + 2].word != "CHECK":
             continue
-        depth, end = 0, at + 3
-        while True:
-            if found[end].kind == "mark":
-                depth += (found[end].text == "(") - (found[end].text == ")")
-            if depth == 0:
-                break
-            end += 1
+        end = _closing(found, at + 3)
         enforced = [token.word for token in found[end + 1 : end + 3]] != ["NOT", "ENFORCED"]
         text = create[token.start : found[end].end]
         checks.append((found[at + 1].plain, text if enforced else f"{text} NOT ENFORCED"))

@@ -25,7 +25,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Self
 
 from backupd.engine.server.probe import read_dialect
@@ -155,9 +154,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _ids_now(self) -> TableIds | None:
@@ -306,9 +303,7 @@ class CommitLock:
                 self._lock()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _lock(self) -> None:

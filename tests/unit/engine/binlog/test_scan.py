@@ -7,6 +7,7 @@ import itertools
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO, cast
 
 import pytest
@@ -156,6 +157,24 @@ def test_parts_of_xa_transactions_carry_their_name_and_state(logs: Logs) -> None
 
 
 @pytest.mark.campaign
+def _together(one: Scan, later: Scan) -> Scan:
+    """Both as one; ``later`` went on where ``one`` ended."""
+    assert later.start == one.end
+    times = [at for at in (one.first_at, one.last_at, later.first_at, later.last_at) if at is not None]
+    return replace(
+        later,
+        start=one.start,
+        # A scan that ended before the list of earlier GTIDs knew nothing of them.
+        gtids_before=one.gtids_before if one.transactions else one.gtids_before or later.gtids_before,
+        transactions=one.transactions + later.transactions,
+        first_at=min(times, default=None),
+        last_at=max(times, default=None),
+        precise=one.precise and later.precise,
+        server_ids=tuple(sorted({*one.server_ids, *later.server_ids})),
+        remarks=tuple(dict.fromkeys((*one.remarks, *later.remarks))),
+    )
+
+
 def test_a_growing_file_in_pieces_gives_what_one_scan_gives(logs: Logs) -> None:
     dice = thrown("growing")
     for chapter in (*SMALL, "compressed"):
@@ -173,7 +192,7 @@ def test_a_growing_file_in_pieces_gives_what_one_scan_gives(logs: Logs) -> None:
                 stream = io.BytesIO(data)
                 stream.seek(start := 0 if joined is None else joined.end)
                 piece = scan(stream, start=start, context=context, stop=look, on_transaction=found.append)
-                joined = piece if joined is None else joined.then(piece)
+                joined = piece if joined is None else _together(joined, piece)
             assert joined == whole
             assert found == expected
 

@@ -8,7 +8,6 @@ import pytest
 
 from backupd.engine.dump.insert_files import inspect
 from backupd.engine.dump.mydumper_log import DumpLog, read_metadata
-from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 
 A, B, C = (TableName("shop", name) for name in ("a", "b$x", "c"))
@@ -170,17 +169,15 @@ def test_what_concerns_others_is_no_trouble_and_what_names_nobody_is() -> None:
     assert log.trouble == ["Failed to set time zone: Unknown"]
 
 
-def test_the_old_metadata_tells_position_and_end() -> None:
+def test_the_old_metadata_tells_the_end() -> None:
     text = (
         "Started dump at: 2026-11-21 14:31:30\nSHOW MASTER STATUS:\n\tLog: binlog.000001\n\tPos: 2703361\n"
         "\tGTID:0-523000-16\n\n"
     )
-    assert read_metadata(text).position == Position("binlog.000001", 2703361, "0-523000-16")
     assert not read_metadata(text).finished
     assert read_metadata(text + "Finished dump at: 2026-11-21 14:31:30\n").finished
     bare = read_metadata("Started dump at: 2026-11-21 14:31:59\nFinished dump at: 2026-11-21 14:31:59\n")
     assert bare.finished
-    assert bare.position is None
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,6 @@ def test_the_new_metadata_is_a_key_file_with_the_rows_of_each_table(source: str)
         "data_checksum = 3187537694\n"
     )
     metadata = read_metadata(text)
-    assert metadata.position == Position("bin.000003", 66379458, "0-1-5" if "Gtid" in source else "")
     assert metadata.rows == {A: 9, B: 0}
     assert not metadata.finished
     assert read_metadata(text + "# Finished dump at: 2026-08-31 21:44:48\n").finished

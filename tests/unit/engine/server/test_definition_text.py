@@ -85,7 +85,6 @@ def test_columns_are_read_with_all_that_matters_to_whoever_writes_them() -> None
     assert (columns["id"].auto_increment, columns["id"].nullable, columns["p"].nullable) == (True, False, True)
     assert [column.kind for column in columns.all[:5]] == ["int", "float", "longtext", "timestamp", "varchar"]
     assert columns.primary_key == ("id", "e2")
-    assert columns.unique == (("id", "e2"), ("c",))
     assert columns.versioned
 
 
@@ -93,7 +92,7 @@ def test_what_mysql_writes_into_versioned_comments_is_read() -> None:
     text = parse_table(ORDERS, MYSQL)
     assert text.columns.invisible == ("id",)
     assert text.columns["id"].rest == "NOT NULL /*!80023 INVISIBLE */"
-    assert (text.columns.primary_key, text.columns.unique) == ((), (("a", "id"),))
+    assert text.columns.primary_key == ()
     assert text.partitioned
     assert text.engine == "InnoDB"
 
