@@ -8,14 +8,15 @@ through replication was disabled there, too.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from backupd.engine.binlog.statements import kind_at
 from backupd.engine.binlog.walk import Statement
 from backupd.engine.sql.client import Session
+from backupd.engine.sql.dialect import Token, full_name, tokens_of
 from backupd.model.table import quote_name
 
 
@@ -42,12 +43,7 @@ Key = tuple[str, str]
 """Schema and name. Names of events know no case, so theirs is in lower case; that of the schema is, too, where the
 server's names of schemas know none."""
 
-_TOKEN = re.compile(
-    r"""/\*M?!\d*|\*/|/\*.*?\*/|\#[^\n]*|--(?=\s|\Z)[^\n]*  # versioned comments are read, others are not
-    |`(?:[^`]|``)*`|"(?:[^"\\]|\\.|"")*"|'(?:[^'\\]|\\.|'')*'
-    |[\w$\u0080-\uffff]+|\S""",
-    re.VERBOSE | re.DOTALL,
-)
+_EVENT = frozenset({"EVENT"})
 _IN_TABLE = "SELECT db, name, status, originator FROM mysql.event"
 _IN_DICTIONARY = "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, ORIGINATOR FROM information_schema.EVENTS"
 _ONCE_IN_TABLE = "SELECT db, name FROM mysql.event WHERE status = 'ENABLED' AND execute_at <= %s"  # in UTC
@@ -80,13 +76,13 @@ def after(before: Mapping[Key, Event], statements: Iterable[Statement], *, folds
     known = dict(before)
     touched: set[Key] = set()
     for statement in statements:
-        words = _without_variables(list(_words(statement.text)))
-        verb = _upper(words, 0)
-        if verb == "DROP" and _upper(words, 1) in ("DATABASE", "SCHEMA"):
-            schema = _key(_name(words, _after_condition(words, 2))[1], "", folds=folds)[0]
+        tokens = _without_variables(list(tokens_of(statement.text)))
+        verb = _word(tokens, 0)
+        if verb == "DROP" and _word(tokens, 1) in ("DATABASE", "SCHEMA"):
+            schema = _key(_name(tokens, _after_condition(tokens, 2))[0][1], "", folds=folds)[0]
             known = {key: event for key, event in known.items() if key[0] != schema}
-        elif (at := _event_word(words)) is not None:
-            _apply(statement, verb, words, at, known, touched, folds=folds)
+        elif (at := kind_at(tokens, verb, _EVENT)) is not None:
+            _apply(statement, tokens, at, known, touched, folds=folds)
     return {key: known[key] for key in touched if key in known}
 
 
@@ -199,109 +195,66 @@ def _alter(session: Session, event: Event, state: EventState) -> None:
 
 
 def _apply(
-    statement: Statement,
-    verb: str,
-    words: list[str],
-    at: int,
-    known: dict[Key, Event],
-    touched: set[Key],
-    *,
-    folds: bool,
+    statement: Statement, tokens: list[Token], at: int, known: dict[Key, Event], touched: set[Key], *, folds: bool
 ) -> None:
-    at = _after_condition(words, at + 1)
-    schema, name, at = _name(words, at)
-    key = _key(schema or statement.schema, name, folds=folds)
+    verb = _word(tokens, 0)
+    (schema, name), at = _name(tokens, _after_condition(tokens, at + 1), statement.schema)
+    key = _key(schema, name, folds=folds)
     if verb == "DROP":
         known.pop(key, None)
         return
-    if verb == "CREATE" and key in known and not _replaces(words):
+    if verb == "CREATE" and key in known and _word(tokens, 1) != "OR":
         return  # IF NOT EXISTS: nothing happened
-    state, renamed = _clauses(words, at, statement.schema)
+    state, renamed = _clauses(tokens, at, statement.schema)
     old = known.pop(key, None)
     if not statement.own:
         state = EventState.ELSEWHERE
     elif state is None:
         state = old.state if old is not None and verb == "ALTER" else EventState.ENABLED
-    schema, name = renamed or (schema or statement.schema, name)
+    schema, name = renamed or (schema, name)
     key = _key(schema, name, folds=folds)
     touched.add(key)
     known[key] = Event(schema, name, state, statement.server_id)
 
 
-def _clauses(words: list[str], at: int, current: str) -> tuple[EventState | None, tuple[str, str] | None]:
+def _clauses(tokens: list[Token], at: int, current: str) -> tuple[EventState | None, tuple[str, str] | None]:
     """State and new name, as far as the statement says: its clauses end where the body begins."""
     state: EventState | None = None
     renamed: tuple[str, str] | None = None
-    while at < len(words) and (word := _upper(words, at)) != "DO":
+    while at < len(tokens) and (word := _word(tokens, at)) != "DO":
         if word == "ENABLE":
             state = EventState.ENABLED
         elif word == "DISABLE":
-            state = EventState.ELSEWHERE if _upper(words, at + 1) == "ON" else EventState.DISABLED
-        elif word == "RENAME" and _upper(words, at + 1) == "TO":
-            schema, name, at = _name(words, at + 2)
-            renamed = (schema or current, name)
+            state = EventState.ELSEWHERE if _word(tokens, at + 1) == "ON" else EventState.DISABLED
+        elif word == "RENAME" and _word(tokens, at + 1) == "TO":
+            renamed, at = _name(tokens, at + 2, current)
             continue
         at += 1
     return state, renamed
 
 
-def _words(text: str) -> Iterator[str]:
-    for match in _TOKEN.finditer(text):
-        word = match[0]
-        if not word.startswith(("/*", "*/", "#", "--")):
-            yield word
-
-
-def _without_variables(words: list[str]) -> list[str]:
+def _without_variables(tokens: list[Token]) -> list[Token]:
     """Without MariaDB's SET STATEMENT variable = value, ... FOR, where it stands in front."""
-    if _upper(words, 0) != "SET" or _upper(words, 1) != "STATEMENT":
-        return words
-    at = next((at for at in range(len(words)) if _upper(words, at) == "FOR"), len(words) - 1)
-    return words[at + 1 :]
+    if _word(tokens, 0) != "SET" or _word(tokens, 1) != "STATEMENT":
+        return tokens
+    at = next((at for at, token in enumerate(tokens) if token.word == "FOR"), len(tokens) - 1)
+    return tokens[at + 1 :]
 
 
-def _event_word(words: list[str]) -> int | None:
-    """Where EVENT stands in ``CREATE [OR REPLACE] [DEFINER = ...] EVENT``; None in any other statement."""
-    at = 1
-    if _upper(words, at) == "OR":
-        at += 2
-    if _upper(words, at) == "DEFINER":
-        at += 2
-        while at < len(words) and _upper(words, at) != "EVENT":
-            if _upper(words, at) in ("TRIGGER", "PROCEDURE", "FUNCTION", "VIEW", "SQL", "PACKAGE", "AGGREGATE"):
-                return None
-            at += 1
-    return at if _upper(words, at) == "EVENT" else None
-
-
-def _after_condition(words: list[str], at: int) -> int:
+def _after_condition(tokens: list[Token], at: int) -> int:
     """Behind IF [NOT] EXISTS, where it stands."""
-    if _upper(words, at) != "IF":
+    if _word(tokens, at) != "IF":
         return at
-    return at + (3 if _upper(words, at + 1) == "NOT" else 2)
+    return at + (3 if _word(tokens, at + 1) == "NOT" else 2)
 
 
-def _replaces(words: list[str]) -> bool:
-    return _upper(words, 1) == "OR"
+def _name(tokens: list[Token], at: int, schema: str = "") -> tuple[tuple[str, str], int]:
+    """As ``full_name``, also at the end of a statement that was cut."""
+    return full_name(tokens, at, schema) if at < len(tokens) else ((schema, ""), at)
 
 
-def _name(words: list[str], at: int) -> tuple[str, str, int]:
-    """(schema, name, the place behind) of ``name`` or ``schema.name``."""
-    first = _plain(words[at]) if at < len(words) else ""
-    if at + 2 < len(words) and words[at + 1] == ".":
-        return first, _plain(words[at + 2]), at + 3
-    return "", first, at + 1
-
-
-def _plain(word: str) -> str:
-    for quote in '`"':
-        if word.startswith(quote):
-            return word[1:-1].replace(quote * 2, quote)
-    return word
-
-
-def _upper(words: list[str], at: int) -> str:
-    return words[at].upper() if at < len(words) else ""
+def _word(tokens: list[Token], at: int) -> str:
+    return tokens[at].word if at < len(tokens) else ""
 
 
 def _key(schema: str, name: str, *, folds: bool) -> Key:

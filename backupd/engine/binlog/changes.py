@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -53,16 +53,7 @@ ROW_KINDS = {
 _SECOND_VERSION = frozenset(
     {WRITE, UPDATE, DELETE, PARTIAL_UPDATE, WRITE_COMPRESSED, UPDATE_COMPRESSED, DELETE_COMPRESSED}
 )
-_COMPRESSED = frozenset(
-    {
-        WRITE_COMPRESSED_V1,
-        UPDATE_COMPRESSED_V1,
-        DELETE_COMPRESSED_V1,
-        WRITE_COMPRESSED,
-        UPDATE_COMPRESSED,
-        DELETE_COMPRESSED,
-    }
-)
+_COMPRESSED = range(WRITE_COMPRESSED_V1, DELETE_COMPRESSED + 1)
 _JSON = 245
 _FIXED = {1: 1, 2: 2, 3: 4, 6: 0, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, 13: 1, 14: 3}
 """Lengths of types without metadata: TINY, SHORT, LONG, NULL, TIMESTAMP, LONGLONG, INT24, DATE, TIME, DATETIME, YEAR,
@@ -254,79 +245,54 @@ def count_rows(table: TableMap, kind: int, body: bytes, at: int, stop: int) -> i
     header, at = read_header(table, kind, body, at)
     if kind == PARTIAL_UPDATE or kind in _COMPRESSED:
         return sum(ended for ended in row_images(table, kind, header, body[at:stop]))
-    before, after = header.before, header.after
     if at == stop:
         return 1
     try:
-        return _count(before, body, at, stop) if after is None else _count_pairs(before, after, body, at, stop)
+        return _count([header.before] if header.after is None else [header.before, header.after], body, at, stop)
     except IndexError:
         raise MisfitError("rows end inside a value") from None
 
 
-def _count(image: Image, body: bytes, at: int, stop: int) -> int:
-    bitmap, layouts = image.bitmap, image.layouts
-    first = body[at : at + bitmap]
-    steps, rest = image.layout(first)
-    if not steps and (rows := _equal_rows(body, at, stop, ((0, first),), bitmap + rest)):
-        return rows
+def _count(images: list[Image], body: bytes, at: int, stop: int) -> int:
+    """The rows, each of these ``images``."""
+    bitmaps: list[tuple[int, bytes]] = []
+    size = 0
+    for image in images:
+        nulls = body[at + size : at + size + image.bitmap]
+        steps, rest = image.layout(nulls)
+        if steps:
+            break
+        bitmaps.append((size, nulls))
+        size += image.bitmap + rest
+    else:
+        if rows := _equal_rows(body, at, stop, bitmaps, size):
+            return rows
+    parts = [(image.bitmap, image.layouts, image) for image in images]
     rows = 0
     while at < stop:
-        nulls = body[at : at + bitmap]
-        steps, rest = layouts.get(nulls) or image.layout(nulls)
-        at += bitmap
-        for skip, prefix in steps:
-            at += skip
-            if prefix == 1:
-                at += 1 + body[at]
-            elif prefix == 2:
-                at += 2 + (body[at] | body[at + 1] << 8)
-            else:
-                at += prefix + int.from_bytes(body[at : at + prefix], "little")
-        at += rest
+        begin = at
+        for bitmap, layouts, image in parts:
+            nulls = body[at : at + bitmap]
+            steps, rest = layouts.get(nulls) or image.layout(nulls)
+            at += bitmap
+            for skip, prefix in steps:
+                at += skip
+                if prefix == 1:
+                    at += 1 + body[at]
+                elif prefix == 2:
+                    at += 2 + (body[at] | body[at + 1] << 8)
+                else:
+                    at += prefix + int.from_bytes(body[at : at + prefix], "little")
+            at += rest
         rows += 1
-        if not bitmap + rest:
+        if at == begin:
             break
     if at != stop:
         raise MisfitError("the last row ends elsewhere than the event")
     return rows
 
 
-def _count_pairs(before: Image, after: Image, body: bytes, at: int, stop: int) -> int:
-    bitmap = before.bitmap
-    first = body[at : at + bitmap]
-    steps, rest = before.layout(first)
-    if not steps:
-        between = bitmap + rest
-        second = body[at + between : at + between + after.bitmap]
-        steps, rest = after.layout(second)
-        if not steps and (
-            rows := _equal_rows(body, at, stop, ((0, first), (between, second)), between + after.bitmap + rest)
-        ):
-            return rows
-    images = 0
-    image, other = before, after
-    while at < stop:
-        bitmap = image.bitmap
-        nulls = body[at : at + bitmap]
-        steps, rest = image.layouts.get(nulls) or image.layout(nulls)
-        at += bitmap
-        for skip, prefix in steps:
-            at += skip
-            if prefix == 1:
-                at += 1 + body[at]
-            elif prefix == 2:
-                at += 2 + (body[at] | body[at + 1] << 8)
-            else:
-                at += prefix + int.from_bytes(body[at : at + prefix], "little")
-        at += rest
-        images += 1
-        image, other = other, image
-    if at != stop or images % 2:
-        raise MisfitError("the last row ends elsewhere than the event")
-    return images // 2
-
-
-def _equal_rows(body: bytes, at: int, stop: int, bitmaps: tuple[tuple[int, bytes], ...], size: int) -> int:
+def _equal_rows(body: bytes, at: int, stop: int, bitmaps: list[tuple[int, bytes]], size: int) -> int:
     """How many rows of ``size`` bytes, all with these NULLs at these places; 0 when they are not so.
 
     If the first row has the length that its bitmap says, the second one's bitmap stands where it is looked for, and
@@ -503,38 +469,40 @@ class Changes:
         """Count the rows of an event that is held in memory, and show them to the watch. Raises DamagedError for rows
         of a table that no event names."""
         kind, _when, _server, start, _end, data, body, stop = event
-        number = data[body : body + 6]
-        table = self._tables.get(number)
-        if table is None:
-            self._without_table(number, start)
-            return
-        try:
-            rows = count_rows(table, kind, data, body + 6, stop)
-            if self._watch is not None and self._watch.wants(self.gtid, self._start, table):
-                header, at = read_header(table, kind, data, body + 6)
-                self._shown(self._watch, table, kind, header, data[at:stop])
-        except (MisfitError, CompressionError) as error:
-            self._uncounted(table, error)
-            rows = 0
-        key = table.schema, table.name, ROW_KINDS[kind]
-        self._rows[key] = self._rows.get(key, 0) + rows
+
+        def count(table: TableMap, watch: RowWatch | None) -> int:
+            if watch is None:
+                return count_rows(table, kind, data, body + 6, stop)
+            header, at = read_header(table, kind, data, body + 6)
+            return self._shown(watch, table, kind, header, data[at:stop])
+
+        self._counted(kind, start, data[body : body + 6], count)
 
     def long_rows(self, kind: int, start: int, body: Pull) -> None:
         """Of an event that is not held in memory."""
-        number = body.take(6)
+
+        def count(table: TableMap, watch: RowWatch | None) -> int:
+            header = pull_header(table, kind, body)
+            if watch is None:
+                return sum(row_images(table, kind, header, body))
+            return self._shown(watch, table, kind, header, body)
+
+        self._counted(kind, start, body.take(6), count)
+
+    def _counted(self, kind: int, start: int, number: bytes, count: Callable[[TableMap, RowWatch | None], int]) -> None:
         table = self._tables.get(number)
         if table is None:
-            self._without_table(number, start)
+            if number != _NO_TABLE:
+                raise damaged(start, "rows of a table that no event names")
             return
-        rows = 0
+        rows, watch = 0, self._watch
         try:
-            header = pull_header(table, kind, body)
-            if self._watch is not None and self._watch.wants(self.gtid, self._start, table):
-                rows = self._shown(self._watch, table, kind, header, body)
-            else:
-                rows = sum(row_images(table, kind, header, body))
+            rows = count(table, watch if watch is not None and watch.wants(self.gtid, self._start, table) else None)
         except (MisfitError, CompressionError) as error:
-            self._uncounted(table, error)
+            self.remarks[
+                f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index says fewer than "
+                "there are; a replay is not touched by that"
+            ] = None
         key = table.schema, table.name, ROW_KINDS[kind]
         self._rows[key] = self._rows.get(key, 0) + rows
 
@@ -548,14 +516,3 @@ class Changes:
                 images.clear()
                 count += 1
         return count
-
-    @staticmethod
-    def _without_table(number: bytes, start: int) -> None:
-        if number != _NO_TABLE:
-            raise damaged(start, "rows of a table that no event names")
-
-    def _uncounted(self, table: TableMap, error: Exception) -> None:
-        self.remarks[
-            f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index says fewer than "
-            "there are; a replay is not touched by that"
-        ] = None

@@ -71,7 +71,7 @@ class Conflicts:
         self._xids: dict[str, str] = {}
         self._found: dict[tuple[int, str], Conflict] = {}
         self._since = 0
-        self._now: tuple[str, int, _Table] = ("", 0, ("", ""))
+        self._gtid, self._start, self._table = "", 0, ("", "")
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -100,43 +100,38 @@ class Conflicts:
         """See RowWatch. A conflict is noted where the table itself, whatever the rows, tells of one."""
         if start < self._since:
             return False
-        name = _table(table.schema, table.name)
-        self._now = gtid, start, name
+        self._gtid, self._start, self._table = gtid, start, _table(table.schema, table.name)
+        name = self._table
         if gtid in self._excluded:
             self._begun = self._begun or gtid
             self._rows.setdefault(name, gtid)
             return True
         shown = f"{table.schema}.{table.name}"
         if by := self._statements.get(name) or self._schemas.get(name[0]):
-            self._conflict(gtid, start, by, shown, f"it changes rows of a table that {by} changes by a statement")
+            self._conflict(by, shown, f"it changes rows of a table that {by} changes by a statement")
         elif self._wild:
-            self._conflict(gtid, start, self._wild, shown, f"nobody knows which tables {self._wild} changes")
+            self._conflict(self._wild, shown, f"nobody knows which tables {self._wild} changes")
         return name in self._rows
 
     def row(self, table: TableMap, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
         """See RowWatch. Keeps digests of what an excluded transaction wrote, and compares those of later ones with
         them."""
-        gtid, start, name = self._now
-        if gtid in self._excluded:
-            self._wrote(name, gtid, kind, images, full=full)
+        name = self._table
+        if self._gtid in self._excluded:
+            self._wrote(kind, images, full=full)
             return
         shown = f"{table.schema}.{table.name}"
         if kind is not ChangeKind.INSERT and (by := self._images.get(name, {}).get(images[0])):
-            self._conflict(gtid, start, by, shown, f"it changes a row that {by} wrote")
+            self._conflict(by, shown, f"it changes a row that {by} wrote")
         elif kind is not ChangeKind.INSERT and (by := self._partial.get(name) or ("" if full else self._rows[name])):
-            self._conflict(
-                gtid,
-                start,
-                by,
-                shown,
-                "the log does not hold all columns of all rows, so that nobody "
-                f"knows whether it changes a row that {by} wrote",
-            )
+            why = "the log does not hold all columns of all rows, so that nobody knows whether it changes a row that"
+            self._conflict(by, shown, f"{why} {by} wrote")
 
     def statement(self, gtid: str, start: int, done: Effect) -> None:
         """See RowWatch. Keeps what an excluded transaction changed by statements, and compares later ones with it."""
         if start < self._since:
             return
+        self._gtid, self._start = gtid, start
         if gtid in self._excluded:
             self._begun = self._begun or gtid
             if done.wild:
@@ -148,43 +143,33 @@ class Conflicts:
                     self._schemas.setdefault(change.schema.lower(), gtid)
             return
         if done.wild and (by := next(iter((*self._rows.values(), *self._statements.values())), "")):
-            self._conflict(gtid, start, by, "", "nobody knows which tables its statement changes")
+            self._conflict(by, "", "nobody knows which tables its statement changes")
         for change in done.changes:
             if by := self._touched(change):
                 shown = f"{change.schema}.{change.name}" if change.name else change.schema
-                self._conflict(gtid, start, by, shown, f"it is a statement about something that {by} changes")
+                self._conflict(by, shown, f"it is a statement about something that {by} changes")
         if done.data and (by := self._begun):
             shown = next((f"{change.schema}.{change.name}" for change in done.changes if change.name), "")
-            self._conflict(
-                gtid,
-                start,
-                by,
-                shown,
-                "it changes data by a statement, not rows: that may read what "
-                f"{by} changed, and would do something else without it",
-            )
+            why = f"that may read what {by} changed, and would do something else without it"
+            self._conflict(by, shown, f"it changes data by a statement, not rows: {why}")
 
     # --- what follows from it
 
     def _ended(self, transaction: Transaction) -> None:
-        gtid, start, xid = transaction.gtid, transaction.start, transaction.xid
+        gtid, xid = transaction.gtid, transaction.xid
+        self._gtid, self._start = gtid, transaction.start
         if gtid in self._excluded:
             self._met.add(gtid)
             if xid and transaction.state == "prepared":
                 self._xids[xid] = gtid
             elif xid and not transaction.changes and xid not in self._xids:
-                self._conflict(
-                    gtid,
-                    start,
-                    gtid,
-                    "",
-                    f"without it the XA transaction {xid} stays prepared and keeps "
-                    "its locks; leave out its first part, too",
-                )
+                why = "stays prepared and keeps its locks; leave out its first part, too"
+                self._conflict(gtid, "", f"without it the XA transaction {xid} {why}")
         elif xid and transaction.state != "prepared" and (by := self._xids.get(xid)):
-            self._conflict(gtid, start, by, "", f"it ends the XA transaction {xid} that {by} prepares")
+            self._conflict(by, "", f"it ends the XA transaction {xid} that {by} prepares")
 
-    def _wrote(self, name: _Table, gtid: str, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
+    def _wrote(self, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
+        name, gtid = self._table, self._gtid
         if kind is ChangeKind.DELETE:
             return
         if not full or self._room <= 0:
@@ -206,8 +191,9 @@ class Conflicts:
             "",
         )
 
-    def _conflict(self, gtid: str, start: int, excluded: str, table: str, why: str) -> None:
-        self._found.setdefault((start, excluded), Conflict(gtid, start, excluded, table, why))
+    def _conflict(self, excluded: str, table: str, why: str) -> None:
+        found = Conflict(self._gtid, self._start, excluded, table, why)
+        self._found.setdefault((self._start, excluded), found)
 
 
 def _table(schema: str, name: str) -> _Table:

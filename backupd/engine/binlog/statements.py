@@ -497,7 +497,7 @@ def _pairs(tokens: list[Token], at: int) -> Iterator[tuple[Name, Name]]:
 
 def created_trigger(tokens: list[Token]) -> Name | None:
     """The table of a CREATE TRIGGER, None for any other statement."""
-    at = _kind_at(tokens, "CREATE", frozenset({"TRIGGER"}))
+    at = kind_at(tokens, "CREATE", frozenset({"TRIGGER"}))
     if at is None:
         return None
     for here in range(at, len(tokens) - 1):
@@ -508,12 +508,12 @@ def created_trigger(tokens: list[Token]) -> Name | None:
 
 def is_trigger(tokens: list[Token]) -> bool:
     """Is it a CREATE TRIGGER?"""
-    return _kind_at(tokens, "CREATE", frozenset({"TRIGGER"})) is not None
+    return kind_at(tokens, "CREATE", frozenset({"TRIGGER"})) is not None
 
 
 def is_view(tokens: list[Token]) -> bool:
     """Is it a CREATE VIEW or an ALTER VIEW?"""
-    return any(_kind_at(tokens, verb, frozenset({"VIEW"})) is not None for verb in ("CREATE", "ALTER"))
+    return any(kind_at(tokens, verb, frozenset({"VIEW"})) is not None for verb in ("CREATE", "ALTER"))
 
 
 def has_named_all(tokens: list[Token]) -> bool:
@@ -549,7 +549,7 @@ def routine_of(text: str, schema: str) -> Routine | None:
     one."""
     tokens = list(tokens_of(text[:1024]))
     at = next(
-        (found for verb in ("CREATE", "ALTER", "DROP") if (found := _kind_at(tokens, verb, _ROUTINES)) is not None),
+        (found for verb in ("CREATE", "ALTER", "DROP") if (found := kind_at(tokens, verb, _ROUTINES)) is not None),
         None,
     )
     if at is None:
@@ -562,7 +562,7 @@ def routine_of(text: str, schema: str) -> Routine | None:
     return Routine(kind, full_name(tokens, at, schema)[0][0] if at < len(tokens) else schema, loaded)
 
 
-def _kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | None:
+def kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | None:
     """Where the kind of what the statement is about stands, when it is one of ``kinds``."""
     if not tokens or tokens[0].word != verb:
         return None

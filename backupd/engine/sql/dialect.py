@@ -223,7 +223,7 @@ def pipes_everything(flavour: str) -> bool:
 TOKEN = re.compile(
     r"""\s+ | --(?=\s)[^\n]* | \#[^\n]* | /\*M?!\d* | /\*.*?(?:\*/|\Z) | \*/
       | (?P<quoted>`(?:[^`]++|``)*+`) | (?P<text>'(?:[^'\\]++|\\.|'')*+'?) | (?P<double>"(?:[^"\\]++|\\.|"")*+"?)
-      | (?P<word>[\w$]+) | (?P<mark>.)""",
+      | (?P<word>[\w$\u0080-\uffff]+) | (?P<mark>.)""",
     re.VERBOSE | re.DOTALL,
 )
 
