@@ -23,6 +23,7 @@ import os
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,32 +96,22 @@ def running(session: Session, seconds: float) -> tuple[Running, ...]:
 
 def changing(session: Session) -> tuple[Changing, ...]:
     """Statements that alter, create or drop tables just now, as far as their text tells. Raises ServerError."""
-    found = []
-    for one, text in _statements(session):
-        tables = tuple(
-            TableName(change.schema, change.name)
-            for change in effect(text, one.schema).changes
-            if change.kind in _STRUCTURE and change.name
-        )
-        if tables:
-            found.append(Changing(one, tables))
-    return tuple(found)
+    return tuple(_changing(session, lambda _one, kind: kind in _STRUCTURE))
 
 
 def waiting(session: Session) -> tuple[Changing, ...]:
     """Statements that wait just now until nobody uses a table any more whose definition (or all rows, or name) they
     change, as far as their text tells which. Raises ServerError."""
-    found = []
+    return tuple(
+        _changing(session, lambda one, kind: kind not in _ROWS and _WAITS_FOR_DEFINITION.match(one.state) is not None)
+    )
+
+
+def _changing(session: Session, counts: Callable[[Running, ChangeKind], bool]) -> Iterator[Changing]:
     for one, text in _statements(session):
-        if _WAITS_FOR_DEFINITION.match(one.state):
-            tables = tuple(
-                TableName(change.schema, change.name)
-                for change in effect(text, one.schema).changes
-                if change.kind not in _ROWS and change.name
-            )
-            if tables:
-                found.append(Changing(one, tables))
-    return tuple(found)
+        changes = [change for change in effect(text, one.schema).changes if change.name and counts(one, change.kind)]
+        if tables := [TableName(change.schema, change.name) for change in changes]:
+            yield Changing(one, tuple(tables))
 
 
 def _statements(session: Session) -> Iterator[tuple[Running, str]]:
@@ -256,31 +247,44 @@ class Gauges:
 # -- replicas
 
 
-class LagGauge:
-    """How far one replica is behind, on purpose (a configured delay) not counted. Keeps one session open."""
+class SessionGauge(ABC):
+    """A gauge that asks a server, and keeps one session open. ``unknown``: what is not known where it does not
+    answer."""
 
-    def __init__(self, name: str, connection: Connection) -> None:
-        self._name = name
-        self._connection = connection
+    def __init__(self, connection: Connection, unknown: str) -> None:
+        self._connection, self._unknown = connection, unknown
         self._session: Session | None = None
-        self._statement = ""
 
     def read(self) -> Reading:
-        """The lag in seconds, as ``lag_of`` has it; unknown where the replica does not answer."""
+        """What the server answers; unknown where it does not."""
         try:
             if self._session is None:
                 self._session = self._connection.connect()
-                self._statement = read_dialect(self._session).replica_status
-            return lag_of(self._name, self._session.records(self._statement))
+            return self._asked(self._session)
         except BackupdError as error:
             self.close()
-            return Reading(None, f"the lag of {self._name} is unknown: {error.detail or error.message}")
+            return Reading(None, f"{self._unknown} is unknown: {error.detail or error.message}")
+
+    @abstractmethod
+    def _asked(self, session: Session) -> Reading:
+        """Raises BackupdError."""
 
     def close(self) -> None:
         """End the session, if one is open."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+
+class LagGauge(SessionGauge):
+    """How far one replica is behind, on purpose (a configured delay) not counted: see ``lag_of``."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        super().__init__(connection, f"the lag of {name}")
+        self._name = name
+
+    def _asked(self, session: Session) -> Reading:
+        return lag_of(self._name, session.records(read_dialect(session).replica_status))
 
 
 def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
@@ -457,36 +461,18 @@ def _text(stats: Path) -> str:
 _WAITS = re.compile(r"Waiting for .*(?:lock|flush)", re.IGNORECASE)
 
 
-class QueryGauge:
-    """Seconds that the oldest statement has been running that is not our account's and waits for no lock; none: 0.
-    Keeps one session open."""
+class QueryGauge(SessionGauge):
+    """Seconds that the oldest statement has been running that is not our account's and waits for no lock; none: 0."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._session: Session | None = None
-        self._ours = ""
+        super().__init__(connection, "whether long statements run")
 
-    def read(self) -> Reading:
-        """Seconds of the oldest statement, 0 without one; unknown where the server does not answer."""
-        try:
-            if self._session is None:
-                self._session = self._connection.connect()
-                self._ours = str(self._session.scalar("SELECT SUBSTRING_INDEX(USER(), '@', 1)"))
-            others = [
-                one for one in running(self._session, 0) if one.user != self._ours and not _WAITS.match(one.state)
-            ]
-        except BackupdError as error:
-            self.close()
-            return Reading(None, f"whether long statements run is unknown: {error.detail or error.message}")
+    def _asked(self, session: Session) -> Reading:
+        ours = str(session.scalar("SELECT SUBSTRING_INDEX(USER(), '@', 1)"))
+        others = [one for one in running(session, 0) if one.user != ours and not _WAITS.match(one.state)]
         if not others:
             return Reading(0.0, "nobody else runs a statement")
         return Reading(float(others[0].seconds), f"a statement of {others[0]}")
-
-    def close(self) -> None:
-        """End the session, if one is open."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
 
 
 def query_gauges(connection: Connection) -> Gauges:

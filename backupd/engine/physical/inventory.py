@@ -35,7 +35,7 @@ from backupd.engine.physical.imported_tables import ImportWatch
 from backupd.engine.physical.tablefiles import OF_ENGINE, decode_file_name, part_name, stem_of, table_of
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.snapshot import position_now
-from backupd.engine.sql.client import Connection, Session, is_denied
+from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, table_names
 from backupd.model.errors import ServerError
@@ -140,14 +140,9 @@ class _Space:
 def _spaces(session: Session, dialect: Dialect) -> dict[TableName, dict[str, _Space]]:
     """By table and partition ("" for a table that has none)."""
     typed = dialect.flavour is not Flavour.MARIADB and dialect.version >= _TYPED
-    try:
-        rows = session.query((_TYPED_LIST if typed else _LIST).format(list=dialect.innodb_tables))
-    except ServerError as error:
-        if not is_denied(error):
-            raise
-        return {}
+    rows = session.permitted((_TYPED_LIST if typed else _LIST).format(list=dialect.innodb_tables))
     found: dict[TableName, dict[str, _Space]] = defaultdict(dict)
-    for name, number, *kind in rows:
+    for name, number, *kind in rows or ():
         path = str(name)
         stem = stem_of(path)
         if stem and "/#" not in stem and number is not None:

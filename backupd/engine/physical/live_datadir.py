@@ -18,8 +18,8 @@ from pathlib import Path
 
 from backupd.engine.server.probe import linked_tablespace, read_dialect, system_files
 from backupd.engine.server.sandbox import Handed
-from backupd.engine.sql.client import Session, is_denied
-from backupd.model.errors import RefusedError, ServerError
+from backupd.engine.sql.client import Session
+from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour
 from backupd.process.command import Command
 from backupd.process.folders import powers_of, user_words
@@ -297,11 +297,8 @@ def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
         *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),
         *variables.get("innodb_directories", "").split(";"),
     ]
-    try:
-        paths += [str(path) for _name, path, _size in session.query(read_dialect(session).tablespaces) if path]
-    except ServerError as error:
-        if not is_denied(error):
-            raise
+    tablespaces = session.permitted(read_dialect(session).tablespaces)
+    paths += [str(path) for _name, path, _size in tablespaces or () if path]
     datadir = Path(variables["datadir"])
     for path in filter(None, dict.fromkeys(paths)):
         place = Path(os.path.normpath(datadir / path))

@@ -32,7 +32,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.server.probe import flavour_of, read_dialect
-from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import is_log_name, plus
 from backupd.model.errors import MisnamedError, RefusedError, ServerError
@@ -63,18 +63,19 @@ def last_checkpoint(session: Session) -> int | None:
 
 
 def _number(session: Session, variables: Sequence[str], line: str) -> int | None:
-    for name in variables:
-        rows = session.query("SHOW GLOBAL STATUS LIKE %s", name)
-        if rows:
-            return int(rows[0][1])
-    try:
-        status = str(session.query("SHOW ENGINE INNODB STATUS")[0][2])
-    except ServerError as error:
-        if is_denied(error):
-            return None
-        raise
-    found = re.search(rf"^{line}\s+(\d+)", status, re.MULTILINE)
+    if (number := _status(session, variables)) is not None:
+        return number
+    rows = session.permitted("SHOW ENGINE INNODB STATUS")
+    found = re.search(rf"^{line}\s+(\d+)", str(rows[0][2]), re.MULTILINE) if rows else None
     return int(found[1]) if found else None
+
+
+def _status(session: Session, variables: Sequence[str]) -> int | None:
+    """Of the first of ``variables`` that the server has."""
+    for name in variables:
+        if rows := session.query("SHOW GLOBAL STATUS LIKE %s", name):
+            return int(rows[0][1])
+    return None
 
 
 def log_digest(info: ServerInfo, position: Position) -> str:
@@ -166,12 +167,10 @@ def _of_log(session: Session, info: ServerInfo, position: Position) -> str:
     base, number = _split(position.file)
     if not base or not info.log_bin:
         return ""
-    try:
-        sizes = {str(row[0]): int(row[1]) for row in session.query("SHOW BINARY LOGS")}
-    except ServerError as error:
-        if is_denied(error):
-            return ""
-        raise
+    rows = session.permitted("SHOW BINARY LOGS")
+    if rows is None:
+        return ""
+    sizes = {str(row[0]): int(row[1]) for row in rows}
     if position.file in sizes:
         return _of_place(session, info, position, size=sizes[position.file])
     numbers = [found for name in sizes for stem, found in [_split(name)] if stem == base]
@@ -334,7 +333,7 @@ class BinlogSource:
                 logs=_logs(session) if files else (),
                 position=position,
                 lsn=current_lsn(session),
-                durable_lsn=_durable_lsn(session),
+                durable_lsn=_status(session, _DURABLE),
                 history=_history(session, flavour, position),
                 marker=self._marker(variables.get("datadir", "")),
             )
@@ -369,12 +368,7 @@ class BinlogSource:
         with self._session() as session:
             dialect = read_dialect(session)
             taken = {int(session.scalar("SELECT @@GLOBAL.server_id"))}
-            try:
-                taken |= {int(row[0]) for row in session.query(dialect.replica_hosts)}
-            except ServerError as error:
-                if not is_denied(error):
-                    raise
-            return frozenset(taken)
+            return frozenset(taken | {int(row[0]) for row in session.permitted(dialect.replica_hosts) or ()})
 
 
 def _variables(session: Session) -> dict[str, str]:
@@ -404,14 +398,6 @@ def _history(session: Session, flavour: Flavour, position: Position) -> str:
     if flavour is not Flavour.MARIADB:
         return position.gtid
     return str(session.scalar("SELECT @@GLOBAL.gtid_binlog_state") or "")
-
-
-def _durable_lsn(session: Session) -> int | None:
-    for name in _DURABLE:
-        rows = session.query("SHOW GLOBAL STATUS LIKE %s", name)
-        if rows:
-            return int(rows[0][1])
-    return None
 
 
 def _logs(session: Session) -> tuple[ListedLog, ...]:

@@ -21,10 +21,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect, dialect_of
@@ -200,10 +201,10 @@ def take_census(
     user_tables = [table for table in tables if not table.is_system]
     spaces = [
         (str(name), str(path), int(str(size or 0)))
-        for name, path, size in _ask(session, dialect.tablespaces, denied)
+        for name, path, size in _ask(session.query, dialect.tablespaces, denied)
         if name not in _TEMPORARY
     ]
-    encrypted = _encrypted(_ask(session, dialect.encrypted, denied), variables)
+    encrypted = _encrypted(_ask(session.query, dialect.encrypted, denied), variables)
     external = external_paths(spaces, tables, variables)
     sized = any(size for _, _, size in spaces)
     not_innodb = sum(table.size for table in tables if table.engine != "InnoDB" or not sized)
@@ -266,14 +267,19 @@ def system_files(variables: Mapping[str, str]) -> list[str]:
     return [os.path.join(home, name) for name in files if name]  # noqa: PTH118 - keeps a relative path relative
 
 
-def _ask(session: Session, sql: str, denied: list[str] | None) -> Sequence[tuple[object, ...]]:
+_Row = TypeVar("_Row")
+
+
+def _ask(ask: Callable[[str], list[_Row]], sql: str, denied: list[str] | None) -> list[_Row]:
+    """What ``ask`` answers; where the account may not ask, that goes to ``denied``, unless that is None. Raises
+    ServerError."""
     try:
-        return session.query(sql)
+        return ask(sql)
     except ServerError as error:
         if denied is None or not is_denied(error):
             raise
         denied.append(error.detail)
-        return ()
+        return []
 
 
 def _encrypted(rows: Sequence[tuple[object, ...]], variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -386,13 +392,13 @@ _UNKNOWN = (1109, 1142, 1146)
 def unlogged(session: Session, dialect: Dialect) -> Iterator[str]:
     """One sentence for each trace that the server shows. Raises ServerError when it went away."""
     mariadb = dialect.flavour is Flavour.MARIADB
-    users = [] if mariadb else sorted(str(row[0]) for row in _asked(session, _SESSIONS))
+    users = [] if mariadb else sorted(str(row[0]) for row in session.permitted(_SESSIONS, also=_UNKNOWN) or ())
     if users:
         yield (
             f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): what "
             "they change is in no replay"
         )
-    for text, count, first, last in _asked(session, _STATEMENTS):
+    for text, count, first, last in session.permitted(_STATEMENTS, also=_UNKNOWN) or ():
         said = str(text).strip()
         if not mariadb or said != _OURS:
             yield (
@@ -400,15 +406,6 @@ def unlogged(session: Session, dialect: Dialect) -> Iterator[str]:
                 f"at {last:%Y-%m-%d %H:%M:%S} of the server's clock: what a session changes while it is 0 is in no "
                 "replay"
             )
-
-
-def _asked(session: Session, sql: str) -> list[tuple[object, ...]]:
-    try:
-        return session.query(sql)
-    except ServerError as error:
-        if not is_denied(error) and error_code(error) not in _UNKNOWN:
-            raise
-        return []
 
 
 _KEPT = """
@@ -473,7 +470,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         ) from error
     dialect = dialect_of(flavour, version)
     denied: list[str] = []
-    log = next(iter(_records(session, dialect.binlog_status, denied, tolerant=tolerant)), {})
+    log = next(iter(_ask(session.records, dialect.binlog_status, denied if tolerant else None)), {})
     # Variables on new MariaDB only; the log's status tells them everywhere.
     variables |= {
         "binlog_do_db": str(log.get("Binlog_Do_DB") or ""),
@@ -517,16 +514,6 @@ def _is_on(value: str) -> bool:
     return value.upper() not in ("OFF", "0", "")
 
 
-def _records(session: Session, sql: str, denied: list[str], *, tolerant: bool) -> list[dict[str, object]]:
-    try:
-        return session.records(sql)
-    except ServerError as error:
-        if not tolerant or not is_denied(error):
-            raise
-        denied.append(error.detail)
-        return []
-
-
 def _position(session: Session, dialect: Dialect, log: Mapping[str, object]) -> Position:
     if not log:
         return Position()
@@ -536,13 +523,8 @@ def _position(session: Session, dialect: Dialect, log: Mapping[str, object]) -> 
 
 def _role(session: Session, dialect: Dialect, denied: list[str]) -> Role:
     """Without the right to ask, a replica is known by its running threads, which PROCESS shows."""
-    try:
-        if session.records(dialect.replica_status):
-            return Role.REPLICA
-    except ServerError as error:
-        if not is_denied(error):
-            raise
-        denied.append(error.detail)
+    if _ask(session.records, dialect.replica_status, denied):
+        return Role.REPLICA
     threads = session.records("SHOW PROCESSLIST", shown=True)
     if any(row["User"] == "system user" and row["Command"] in _REPLICA_THREADS for row in threads):
         return Role.REPLICA

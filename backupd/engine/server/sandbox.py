@@ -186,7 +186,10 @@ def confine(
                 hint="let others pass through the folders above it (chmod o+x), or choose another place",
             )
         way = Way.ROOT
-    return _made(command, way, writable, shown, network_of=network_of, network=network, scratch=scratch)
+    # The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
+    # and containers have it: then there is none inside.
+    proc = not _tried(way, command.user, proc=True)
+    return _framed(command, way, writable, shown, network_of=network_of, proc=proc, network=network, scratch=scratch)
 
 
 def _way_of(process: int) -> Way:
@@ -206,30 +209,6 @@ def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
     asked = Command(("ls", "-d", "--", *map(str, paths)), user=user)
     done = run(asked, check=False, timeout=20)
     return done.stderr if done.returncode != 0 else ""
-
-
-def _made(
-    command: Command,
-    way: Way,
-    writable: Iterable[Path],
-    readable: Iterable[Path],
-    *,
-    network_of: int | None,
-    network: bool,
-    scratch: bool,
-) -> Command:
-    """The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
-    and containers have it: then there is none inside."""
-    return _framed(
-        command,
-        way,
-        writable,
-        readable,
-        network_of=network_of,
-        network=network,
-        scratch=scratch,
-        proc=not _tried(way, command.user, proc=True),
-    )
 
 
 def _framed(

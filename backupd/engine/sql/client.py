@@ -7,7 +7,7 @@ from __future__ import annotations
 import codecs
 import functools
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -251,6 +251,16 @@ class Session:
         """All rows. ``shown``: bytes that are no UTF-8 are replaced (U+FFFD), for people. Raises ServerError."""
         rows = self._run(Cursor, sql, args)
         return [tuple(map(readable, row)) for row in rows] if shown else list(rows)
+
+    def permitted(self, sql: str, *args: Any, also: Collection[int] = ()) -> list[tuple[Any, ...]] | None:
+        """All rows, or None where the account may not ask; so it is with the error numbers ``also``. Raises
+        ServerError."""
+        try:
+            return self.query(sql, *args)
+        except ServerError as error:
+            if not is_denied(error) and error_code(error) not in also:
+                raise
+            return None
 
     def records(self, sql: str, *args: Any, shown: bool = False) -> list[dict[str, Any]]:
         """All rows with their column names. ``shown``: as with ``query``. Raises ServerError."""
