@@ -7,20 +7,44 @@ transaction can be left out.
 The index of a segment is one line of JSON that names the format, then one line for each transaction. It is stored in
 parts, each of which begins with such a line. That of the last part also has the digest of the clear description that
 belongs to it, since version 2 of that.
+
+Can a transaction be left out of a replay? Not where later ones build upon it.
+
+Use: feed the replayed part of the binary logs, file by file, in log order::
+
+    conflicts = Conflicts({"0-1-27"})
+    for path, since, stop in files:                      # bytes; 0 and None for a whole file
+        with path.open("rb") as stream:
+            for conflict in conflicts.look(stream, since=since, stop=stop): ...
+    conflicts.missing                                    # excluded GTIDs that no file held
+
+A later transaction conflicts when
+
+- it changes or deletes a row that an excluded one wrote (its image before equals their image after), or either has
+  images without some columns, so that this cannot be seen;
+- it or an excluded one changes the definition of a table that the other touches, or changes that table's data by a
+  statement;
+- it changes data by a statement, of whatever table: it may read what the excluded one changed (a query, a function, a
+  trigger), and nothing in the log tells;
+- it ends an XA transaction that an excluded one prepared.
+
+It is no conflict that it inserts a row which an excluded one deleted, or a key which an excluded one changed: whether
+that is allowed only the keys tell, and those the server knows. It stops the replay at such a row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import BinaryIO
 
-from backupd.engine.binlog.changes import RowWatch
+from backupd.engine.binlog.changes import RowWatch, TableMap
 from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
+from backupd.engine.binlog.statements import Effect
 from backupd.engine.binlog.transactions import Assembler
-from backupd.model.binlog import INDEX_FORMAT, Ending, Transaction
+from backupd.model.binlog import INDEX_FORMAT, Change, ChangeKind, Ending, Transaction
 from backupd.model.document import Document
 from backupd.model.errors import DamagedError, StreamError
 
@@ -195,3 +219,171 @@ def _broken(number: int, why: str) -> DamagedError:
         [f"line {number}: {why}"],
         hint="the logs themselves may be whole: backupd fsck tells; they can be replayed without it",
     )
+
+
+IMAGES_AT_MOST = 2_000_000
+"""Digests of rows that are kept, of all excluded transactions; 150 bytes each."""
+
+_Table = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The later transaction ``gtid`` (which starts at byte ``start`` of its file) builds on the excluded one
+    ``excluded``: ``why``, in words, with ``table`` (``schema.name``, empty where no single one)."""
+
+    gtid: str
+    start: int
+    excluded: str
+    table: str
+    why: str
+
+
+class Conflicts:
+    """``excluded``: GTIDs that are to be left out."""
+
+    def __init__(self, excluded: Collection[str], *, images_at_most: int = IMAGES_AT_MOST) -> None:
+        self._excluded = frozenset(excluded)
+        self._met: set[str] = set()
+        self._begun = ""
+        """The first excluded transaction that was seen to do something."""
+        self._room = images_at_most
+        self._rows: dict[_Table, str] = {}
+        """Tables whose rows an excluded transaction changed, and its GTID."""
+        self._statements: dict[_Table, str] = {}
+        self._schemas: dict[str, str] = {}
+        self._partial: dict[_Table, str] = {}
+        """Tables with images that cannot be compared."""
+        self._wild = ""
+        self._images: dict[_Table, dict[bytes, str]] = {}
+        self._xids: dict[str, str] = {}
+        self._found: dict[tuple[int, str], Conflict] = {}
+        self._since = 0
+        self._gtid, self._start, self._table = "", 0, ("", "")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Excluded GTIDs that no file held so far."""
+        return tuple(sorted(self._excluded - self._met))
+
+    def look(self, stream: BinaryIO, *, since: int = 0, stop: int | None = None) -> tuple[Conflict, ...]:
+        """Read one file from its first byte to byte ``stop``, which is between transactions; those that start before
+        byte ``since`` are passed over. At most one conflict for each pair of transactions. Raises DamagedError as
+        ``scan`` does."""
+        self._since, self._found = since, {}
+        confirmed: list[Conflict] = []
+
+        def complete(transaction: Transaction) -> None:
+            if transaction.start >= since:
+                self._ended(transaction)
+                confirmed.extend(found for (start, _), found in self._found.items() if start == transaction.start)
+                self._found.clear()
+
+        scan(stream, stop=stop, on_transaction=complete, watch=self)
+        return tuple(confirmed)
+
+    # --- what the scan shows
+
+    def wants(self, gtid: str, start: int, table: TableMap) -> bool:
+        """See RowWatch. A conflict is noted where the table itself, whatever the rows, tells of one."""
+        if start < self._since:
+            return False
+        self._gtid, self._start, self._table = gtid, start, _table(table.schema, table.name)
+        name = self._table
+        if gtid in self._excluded:
+            self._begun = self._begun or gtid
+            self._rows.setdefault(name, gtid)
+            return True
+        shown = f"{table.schema}.{table.name}"
+        if by := self._statements.get(name) or self._schemas.get(name[0]):
+            self._conflict(by, shown, f"it changes rows of a table that {by} changes by a statement")
+        elif self._wild:
+            self._conflict(self._wild, shown, f"nobody knows which tables {self._wild} changes")
+        return name in self._rows
+
+    def row(self, table: TableMap, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
+        """See RowWatch. Keeps digests of what an excluded transaction wrote, and compares those of later ones with
+        them."""
+        name = self._table
+        if self._gtid in self._excluded:
+            self._wrote(kind, images, full=full)
+            return
+        shown = f"{table.schema}.{table.name}"
+        if kind is not ChangeKind.INSERT and (by := self._images.get(name, {}).get(images[0])):
+            self._conflict(by, shown, f"it changes a row that {by} wrote")
+        elif kind is not ChangeKind.INSERT and (by := self._partial.get(name) or ("" if full else self._rows[name])):
+            why = "the log does not hold all columns of all rows, so that nobody knows whether it changes a row that"
+            self._conflict(by, shown, f"{why} {by} wrote")
+
+    def statement(self, gtid: str, start: int, done: Effect) -> None:
+        """See RowWatch. Keeps what an excluded transaction changed by statements, and compares later ones with it."""
+        if start < self._since:
+            return
+        self._gtid, self._start = gtid, start
+        if gtid in self._excluded:
+            self._begun = self._begun or gtid
+            if done.wild:
+                self._wild = gtid
+            for change in done.changes:
+                if change.name:
+                    self._statements.setdefault(_table(change.schema, change.name), gtid)
+                elif change.kind is not ChangeKind.OTHER:
+                    self._schemas.setdefault(change.schema.lower(), gtid)
+            return
+        if done.wild and (by := next(iter((*self._rows.values(), *self._statements.values())), "")):
+            self._conflict(by, "", "nobody knows which tables its statement changes")
+        for change in done.changes:
+            if by := self._touched(change):
+                shown = f"{change.schema}.{change.name}" if change.name else change.schema
+                self._conflict(by, shown, f"it is a statement about something that {by} changes")
+        if done.data and (by := self._begun):
+            shown = next((f"{change.schema}.{change.name}" for change in done.changes if change.name), "")
+            why = f"that may read what {by} changed, and would do something else without it"
+            self._conflict(by, shown, f"it changes data by a statement, not rows: {why}")
+
+    # --- what follows from it
+
+    def _ended(self, transaction: Transaction) -> None:
+        gtid, xid = transaction.gtid, transaction.xid
+        self._gtid, self._start = gtid, transaction.start
+        if gtid in self._excluded:
+            self._met.add(gtid)
+            if xid and transaction.state == "prepared":
+                self._xids[xid] = gtid
+            elif xid and not transaction.changes and xid not in self._xids:
+                why = "stays prepared and keeps its locks; leave out its first part, too"
+                self._conflict(gtid, "", f"without it the XA transaction {xid} {why}")
+        elif xid and transaction.state != "prepared" and (by := self._xids.get(xid)):
+            self._conflict(by, "", f"it ends the XA transaction {xid} that {by} prepares")
+
+    def _wrote(self, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
+        name, gtid = self._table, self._gtid
+        if kind is ChangeKind.DELETE:
+            return
+        if not full or self._room <= 0:
+            self._partial.setdefault(name, gtid)
+            return
+        if images[-1] not in (known := self._images.setdefault(name, {})):
+            self._room -= 1
+            known[images[-1]] = gtid
+
+    def _touched(self, change: Change) -> str:
+        """By which excluded transaction."""
+        schema, name = key = _table(change.schema, change.name)
+        if name:
+            return self._rows.get(key) or self._statements.get(key) or self._schemas.get(schema) or self._wild
+        if change.kind is ChangeKind.OTHER:
+            return ""
+        return self._schemas.get(schema) or next(
+            (gtid for touched in (self._rows, self._statements) for (one, _), gtid in touched.items() if one == schema),
+            "",
+        )
+
+    def _conflict(self, excluded: str, table: str, why: str) -> None:
+        found = Conflict(self._gtid, self._start, excluded, table, why)
+        self._found.setdefault((self._start, excluded), found)
+
+
+def _table(schema: str, name: str) -> _Table:
+    """Statements may write names in other letters than the tables have."""
+    return schema.lower(), name.lower()

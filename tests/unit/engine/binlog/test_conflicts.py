@@ -7,7 +7,7 @@ import io
 import pytest
 
 from backupd.engine.binlog.changes import Changes, TableMap
-from backupd.engine.binlog.conflicts import Conflict, Conflicts
+from backupd.engine.binlog.scan import Conflict, Conflicts
 from backupd.engine.binlog.statements import Effect
 from backupd.model.binlog import ChangeKind, Transaction
 from tests.support.logs.binlogs import FLAVOURS, Logs, all_of, real_logs, why_not

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.dump.insert_files import inspect
-from backupd.engine.dump.mydumper_log import DumpLog, read_metadata
+from backupd.engine.dump.mydumper_run import DumpLog, read_metadata
 from backupd.model.table import TableName
 
 A, B, C = (TableName("shop", name) for name in ("a", "b$x", "c"))
