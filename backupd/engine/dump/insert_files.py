@@ -42,6 +42,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
 from backupd.engine.server.definition_text import Column, Columns
@@ -126,7 +127,9 @@ class DumpRun(Protocol):
     def __enter__(self) -> Self:
         """Prepare; nothing runs yet. Raises ServerError, ToolError."""
 
-    def __exit__(self, *_error: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class DumpTool(Protocol):

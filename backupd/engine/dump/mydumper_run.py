@@ -240,16 +240,9 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How a version works. ``whole``: each table is read by one thread in one go."""
-
-    whole: bool
-
-
 class MyDumperRun:
     """See DumpRun. ``arguments``: for a connection, without option file and folders; ``settings``: session
-    variables.
+    variables; ``whole``: does this version read each table by one thread in one go?
 
     mydumper is never root. It writes into a folder of its own, and what it made there is opened only after it was taken
     away from it."""
@@ -259,13 +252,14 @@ class MyDumperRun:
         tool: Tool,
         arguments: Callable[[Connection], Sequence[str]],
         settings: Mapping[str, str],
-        manner: Manner,
         request: DumpRequest,
+        *,
+        whole: bool,
     ) -> None:
         self._tool, self._arguments, self._settings = tool, arguments, settings
         self._request = request
         self._names = {(table.name.schema, table.name.table): table.name for table in request.tables}
-        self._log = DumpLog(self._names.values(), whole=manner.whole)
+        self._log = DumpLog(self._names.values(), whole=whole)
         self._out = request.folder / "out"
         self._stack = contextlib.ExitStack()
         self._command: Command | None = None

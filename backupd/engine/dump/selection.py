@@ -38,7 +38,7 @@ from threading import Event
 
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpTable, DumpTool, has_empty_member
-from backupd.engine.dump.mydumper_run import Manner, MyDumperRun
+from backupd.engine.dump.mydumper_run import MyDumperRun
 from backupd.engine.server.definition_text import Column, Columns
 from backupd.engine.server.definitions import TableDefinition, read_tables, write_definition, write_triggers
 from backupd.engine.server.probe import read_dialect
@@ -64,19 +64,20 @@ _NEW_LOCKS = ("--sync-thread-lock-mode=NO_LOCK", "--trx-tables")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Versions from ``first`` up to and without ``end``. ``verbose``: the level that names each table."""
+    """Versions from ``first`` up to and without ``end``. ``verbose``: the level that names each table; ``whole``:
+    is each table read by one thread in one go?"""
 
     first: Version
     end: Version
     locks: tuple[str, ...]
     verbose: int
-    manner: Manner
+    whole: bool
 
 
 LINES = (
-    Line(Version(0, 10), Version(0, 11), _OLD_LOCKS, 3, Manner(whole=True)),
-    Line(Version(0, 16), Version(0, 18, 1), _OLD_LOCKS, 4, Manner(whole=False)),
-    Line(Version(0, 18, 1), Version(2, 0), _NEW_LOCKS, 4, Manner(whole=False)),
+    Line(Version(0, 10), Version(0, 11), _OLD_LOCKS, 3, whole=True),
+    Line(Version(0, 16), Version(0, 18, 1), _OLD_LOCKS, 4, whole=False),
+    Line(Version(0, 18, 1), Version(2, 0), _NEW_LOCKS, 4, whole=False),
 )
 _NAME = re.compile(r"[^\x00-\x1f\x7f./\\`'\"%]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -98,19 +99,9 @@ class MyDumper:
     ``mydumper_tool`` sees to that."""
 
     def __init__(self, tool: Tool, flavour: Flavour, version: Version = _LOADS_BINARY_JSON) -> None:
-        self._tool = tool
+        self.tool = tool
         self._flavour, self._version = flavour, version
         self._line = _line(tool)
-
-    @property
-    def tool(self) -> Tool:
-        """mydumper, as it is installed."""
-        return self._tool
-
-    @property
-    def manner(self) -> Manner:
-        """How this version works."""
-        return self._line.manner
 
     def refuses(self, table: DumpTable, columns: Columns) -> str:
         """The first of what the head of this module lists that concerns the table."""
@@ -119,18 +110,18 @@ class MyDumper:
     def run(self, request: DumpRequest) -> MyDumperRun:
         """With the options of this version for these tables."""
         return MyDumperRun(
-            self._tool,
+            self.tool,
             lambda connection: self.arguments(replace(request, connection=connection)),
             self.settings(),
-            self._line.manner,
             request,
+            whole=self._line.whole,
         )
 
     def _objections(self, table: DumpTable, columns: Columns) -> Iterator[str]:
         halves = (table.name.schema, table.name.table)
         if not all(_NAME.fullmatch(half) for half in halves):
             yield "mydumper cannot handle its name"
-        if not self._line.manner.whole and not all(_PLAIN_NAME.fullmatch(half) for half in halves):
+        if not self._line.whole and not all(_PLAIN_NAME.fullmatch(half) for half in halves):
             yield "mydumper does not name its file after it"
         if len("".join(halves).encode()) > _NAME_BYTES:
             yield "its name is too long for mydumper's files"
@@ -161,8 +152,8 @@ class MyDumper:
             yield f"what mydumper writes of its column {column.name} does not distinguish the member '' from no value"
         if not _COLUMN_NAME.fullmatch(column.name):
             yield "mydumper cannot handle the name of one of its columns"
-        if self._line.manner.whole and self._flavour is not Flavour.MARIADB and _COMPUTED_DEFAULT.search(column.rest):
-            yield f"mydumper {self._tool.version.series} loses its column {column.name}, whose default is computed"
+        if self._line.whole and self._flavour is not Flavour.MARIADB and _COMPUTED_DEFAULT.search(column.rest):
+            yield f"mydumper {self.tool.version.series} loses its column {column.name}, whose default is computed"
 
     def arguments(self, request: DumpRequest) -> tuple[str, ...]:
         """All but the option file, the folder and the list of what to leave out."""
@@ -171,7 +162,7 @@ class MyDumper:
             "--no-views",
             *self._line.locks,
             f"--verbose={self._line.verbose}",
-            f"--threads={max(request.threads, 2 if not self._line.manner.whole else 1)}",
+            f"--threads={max(request.threads, 2 if not self._line.whole else 1)}",
             f"--chunk-filesize={max(1, request.chunk_bytes // _STATEMENT_BYTES)}",
             f"--statement-size={_STATEMENT_BYTES}",
         ]
@@ -189,7 +180,7 @@ class MyDumper:
             for name in ("ca", "cert", "key", "capath", "cipher")
             if connection.ssl.get(name)
         )
-        if self._line.manner.whole:
+        if self._line.whole:
             return ("--ssl", *files) if mode != "DISABLED" else ()
         return (f"--ssl-mode={mode}", *files)
 

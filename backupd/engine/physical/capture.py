@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from threading import Event
+from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.sql.client import Connection
@@ -143,7 +144,9 @@ class Capture(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_error: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

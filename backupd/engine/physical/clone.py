@@ -254,24 +254,12 @@ _DENIED, _CONCURRENT, _NO_FILE = 1227, 3634, frozenset({1006, 1007, 1086, 3})
 class Clone:
     """The physical tool of MySQL servers without a fitting xtrabackup."""
 
+    leftovers = (BACKUP_CNF,)
+    takes_increments = False
+
     def __init__(self, tool: Tool) -> None:
         """``tool``: the server's own program under the name ``clone``; to restore, what the manifest says."""
-        self._tool = tool
-
-    @property
-    def tool(self) -> Tool:
-        """The server's own program, under the name ``clone``."""
-        return self._tool
-
-    @property
-    def leftovers(self) -> tuple[str, ...]:
-        """The option file that was written for the backup."""
-        return (BACKUP_CNF,)
-
-    @property
-    def takes_increments(self) -> bool:
-        """Never: CLONE copies everything."""
-        return False
+        self.tool = tool
 
     def warnings(self, info: ServerInfo) -> tuple[str, ...]:
         """One sentence for each engine whose tables come back empty."""
@@ -284,7 +272,7 @@ class Clone:
 
     def capture(self, request: CaptureRequest) -> CloneCapture:
         """Needs a ``spool`` with room for the whole server."""
-        return CloneCapture(self._tool, request)
+        return CloneCapture(self.tool, request)
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:  # noqa: ARG002 - nothing is run
         """Makes a folder that no clone has: in it a server describes the tables of plugins that are loaded while it

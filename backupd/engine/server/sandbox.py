@@ -135,7 +135,7 @@ def obstacle(way: Way, user: str | None) -> str:
 @functools.cache
 def _tried(way: Way, user: str | None, *, proc: bool) -> str:
     try:
-        made = _framed(Command(("true",), user=user), way, (), (), network_of=None, proc=proc)
+        made = _made(Command(("true",), user=user), way, (), (), network_of=None, proc=proc)
         done = run(made, check=False, timeout=20)
         return "" if done.returncode == 0 else done.stderr.strip() or f"bwrap ended with {done.returncode}"
     except BackupdError as error:
@@ -189,7 +189,7 @@ def confine(
     # The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
     # and containers have it: then there is none inside.
     proc = not _tried(way, command.user, proc=True)
-    return _framed(command, way, writable, shown, network_of=network_of, proc=proc, network=network, scratch=scratch)
+    return _made(command, way, writable, shown, network_of=network_of, proc=proc, network=network, scratch=scratch)
 
 
 def _way_of(process: int) -> Way:
@@ -211,17 +211,21 @@ def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
     return done.stderr if done.returncode != 0 else ""
 
 
-def _framed(
+def _made(
     command: Command,
     way: Way,
     writable: Iterable[Path],
     readable: Iterable[Path],
     *,
     network_of: int | None,
-    proc: bool,
     network: bool = False,
     scratch: bool = True,
+    proc: bool | None = None,
 ) -> Command:
+    """``proc``: with a /proc inside? The kernel lets no user mount one of his own while something lies over a part of
+    the one he sees, as systemd and containers have it: None tries."""
+    if proc is None:
+        proc = not _tried(way, command.user, proc=True)
     argv = []
     if network_of is not None:
         argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]

@@ -196,8 +196,8 @@ def test_an_option_that_the_program_does_not_know_is_told_with_its_own_words(
             tool.tool,
             lambda _connection: ["--sync-thread-lock-mode=NO_LOCK"],
             {"wait_timeout": "100"},
-            tool.manner,
             replace(asked, folder=asked.folder / "run"),
+            whole=True,
         ) as run,
         pytest.raises(ToolError, match="before it had its snapshots") as caught,
     ):

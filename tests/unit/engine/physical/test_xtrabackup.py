@@ -12,7 +12,6 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.engine.physical import xtrabackup
 from backupd.engine.physical.capture import Capture, CaptureRequest, End, FileEvent
 from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts
@@ -216,7 +215,7 @@ class TestTheCommandLine:
 
     def test_what_the_tool_does_not_know_is_said_in_its_own_words(self) -> None:
         over_tcp = Connection(host="localhost", port=3307, user="b", ssl={"ca": "/ca.pem", "verify-server-cert": ""})
-        groups = tool_at("/x", "8.0.35")._groups(over_tcp)
+        groups = tool_at("/x", "8.0.35").groups(over_tcp)
         assert groups["client"] == {
             "user": "b",
             "host": "127.0.0.1",
@@ -225,7 +224,7 @@ class TestTheCommandLine:
             "ssl-mode": "VERIFY_IDENTITY",
         }
         with pytest.raises(RefusedError, match="cannot encrypt its connection to localhost:3307"):
-            tool_at("/x", "2.4.4")._groups(over_tcp)
+            tool_at("/x", "2.4.4").groups(over_tcp)
 
     def test_a_server_that_does_not_answer_is_an_error_before_the_tool_runs(
         self, place: Path, shared_server: PrivateServer
@@ -433,7 +432,7 @@ class TestTheGlobalReadLock:
     def test_that_is_waited_for_too_long_is_given_up_with_tool_and_statement(
         self, place: Path, blocked: PrivateServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 0.2)
+        monkeypatch.setattr(XtraBackup, "lock_seconds", 0.2)
         lines = [*BACKUP_LOG[:9], "261121 02:03:35 >> log scanned up to (334470649)"]
         run = Run(place, blocked, before=lines, wait_at=100, deaf=True)
         with pytest.raises(ToolError, match=r"did not get its lock within 0\.2 s") as caught:
@@ -446,7 +445,7 @@ class TestTheGlobalReadLock:
     def test_that_is_got_in_time_ends_the_watch(
         self, place: Path, shared_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 2.0)
+        monkeypatch.setattr(XtraBackup, "lock_seconds", 2.0)
         run = Run(place, shared_server, before=BACKUP_LOG[:10], wait_at=100)
         timer = threading.Timer(3.0, run.standin.go)
         timer.start()
