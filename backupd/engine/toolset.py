@@ -17,11 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from backupd.engine.physical import clone
-from backupd.engine.physical import clone as cloneplugin
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.clone import Clone
 from backupd.engine.physical.mariabackup_xtrabackup import MariaBackup, XtraBackup, refuse_encrypted
-from backupd.engine.server import backup_files
+from backupd.engine.server import backup_files, clone_plugin
 from backupd.engine.server.backup_files import ReceiptNames
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import schemas_named, with_a_backtick
@@ -138,8 +137,8 @@ TABLE: tuple[Row, ...] = (
         for flavour in (Flavour.MYSQL, Flavour.PERCONA)
         for row in (
             Row(flavour, Version(5, 5), Version(8, 0), (_XTRABACKUP_24,), *_MYSQL),
-            Row(flavour, Version(8, 0), cloneplugin.FIRST, (_XTRABACKUP_80,), *_MYSQL),
-            Row(flavour, cloneplugin.FIRST, Version(8, 1), (_XTRABACKUP_80, _CLONE), *_MYSQL),
+            Row(flavour, Version(8, 0), clone_plugin.FIRST, (_XTRABACKUP_80,), *_MYSQL),
+            Row(flavour, clone_plugin.FIRST, Version(8, 1), (_XTRABACKUP_80, _CLONE), *_MYSQL),
             Row(flavour, Version(8, 1), Version(10, 0), (_XTRABACKUP, _CLONE), *_MYSQL),
         )
     ),
@@ -241,7 +240,7 @@ def _passed_over(tool: PhysicalTool, info: ServerInfo, paths: Mapping[str, str])
 def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
     """Raises RefusedError when ``tool`` cannot back up this server, though it is of the right series; ServerError."""
     if tool.name == clone.NAME:
-        cloneplugin.refuse_unfit(session, info)
+        clone_plugin.refuse_unfit(session, info)
     if tool.name == XTRABACKUP:
         refuse_encrypted(info)
 

@@ -16,8 +16,6 @@ LONG = 600
 REASONS = {
     "backupd/app/binlogs/transactions.py": "to be shortened",
     "backupd/binlog/spool_files.py": "to be shortened",
-    "backupd/engine/physical/clone.py": "one tool: CLONE from its plugin to the copy",
-    "backupd/engine/replay_applier.py": "one applier for each of the two families of servers",
     "tests/unit/app/jobs/test_jobs.py": "one job's life, from queue to end, in one scene",
     "tests/unit/app/retention/test_store_faults.py": "each fault of a store against each use case, in one table",
     "tests/unit/app/views/test_overview.py": "each state of a server, in one table",

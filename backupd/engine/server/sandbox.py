@@ -186,10 +186,7 @@ def confine(
                 hint="let others pass through the folders above it (chmod o+x), or choose another place",
             )
         way = Way.ROOT
-    # The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
-    # and containers have it: then there is none inside.
-    proc = not _tried(way, command.user, proc=True)
-    return _made(command, way, writable, shown, network_of=network_of, proc=proc, network=network, scratch=scratch)
+    return _made(command, way, writable, shown, network_of=network_of, network=network, scratch=scratch)
 
 
 def _way_of(process: int) -> Way:

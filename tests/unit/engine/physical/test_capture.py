@@ -15,7 +15,7 @@ import pytest
 from backupd.engine.physical import clone
 from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, Hole, ingest
 from backupd.engine.physical.clone import BACKUP_TYPE, Clone
-from backupd.engine.server import snapshot as commitlock
+from backupd.engine.server import clone_plugin
 from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
@@ -176,13 +176,13 @@ def test_under_writers_the_witness_has_the_position_of_the_clone(source: MySQLSe
 def test_a_lock_that_cannot_be_had_costs_the_witness_and_not_the_backup(
     source: MySQLServer, spool: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commitlock, "WAIT_SECONDS", 1)
+    monkeypatch.setattr(clone_plugin, "WAIT_SECONDS", 1)
     lines: list[str] = []
     with source.connect(autocommit=False) as connection, connection.cursor() as cursor:
         cursor.execute("LOCK TABLES shop.orders WRITE")
         take(source, spool, place / "x", hear=lines.append)
     assert any(line.startswith("commits were not blocked") for line in lines), lines
-    assert commitlock.ANNOUNCEMENT not in lines
+    assert clone_plugin.ANNOUNCEMENT not in lines
     shutil.rmtree(place / "x")
 
 
