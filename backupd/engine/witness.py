@@ -30,9 +30,8 @@ from functools import partial
 from typing import Self
 
 from backupd.engine.server.clone_plugin import ANNOUNCEMENT
-from backupd.engine.server.objects import Digests, Listing, digests, list_objects, settled
 from backupd.engine.server.probe import read_dialect
-from backupd.engine.server.snapshot import Snapshot, position_now
+from backupd.engine.server.snapshot import Digests, Listing, Snapshot, digests, list_objects, position_now, settled
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, checksum_statement, list_tables
 from backupd.model.errors import ServerError

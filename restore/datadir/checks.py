@@ -17,8 +17,8 @@ from decimal import Decimal
 from typing import TypeVar
 
 from backupd.engine.server.launch import OWN_ACCOUNT
-from backupd.engine.server.objects import SEQUENCE, TABLE, digests, list_objects
 from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.snapshot import SEQUENCE, TABLE, digests, list_objects
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts

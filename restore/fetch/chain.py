@@ -19,8 +19,8 @@ from backupd.engine.physical.streaming import innodb_place, why_unprepared, with
 from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.backup_files import handed, known_options, named, write_known
 from backupd.engine.server.launch import options_for_copy
-from backupd.engine.server.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.server.probe import is_copied
+from backupd.engine.server.snapshot import SEQUENCE, TABLE, list_objects
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import partial_words
