@@ -18,8 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.engine.binlog.scan import Conflict, Conflicts
-from backupd.engine.binlog.scan import scan
+from backupd.engine.binlog.scan import Conflict, Conflicts, scan
 from backupd.engine.physical.datafiles import assert_local, astray, relink
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of

@@ -17,6 +17,11 @@ from itertools import pairwise
 from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, tokens_of
 from backupd.model.binlog import Change, ChangeKind
 
+Name = tuple[str, str]
+"""Schema and table; the schema is "" where the statement leaves it to the current one."""
+
+_OPENS, _CLOSES, _EQUALS = (Token(mark, name=False) for mark in "()=")
+
 READ_AT_MOST = 64 * 1024
 """Characters of a statement that are looked at."""
 
@@ -76,6 +81,8 @@ _OF_TABLES = frozenset({"TRUNCATE", "RENAME", "ANALYZE", "OPTIMIZE", "REPAIR", "
 _OF_THE_SERVER = frozenset({"FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL", "RESET", "PURGE", "SHUTDOWN"})
 _ACCOUNTS = frozenset({"USER", "ROLE", "SERVER", "TABLESPACE", "LOGFILE", "UNDO", "RESOURCE", "INSTANCE"})
 _NOT_DATA = frozenset({"LOCK", "UNLOCK", "USE", "BINLOG", "CACHE", "COMMIT", "ROLLBACK", "BEGIN"})
+NO_ROWS = _OF_TABLES | _OF_THE_SERVER | _NOT_DATA.union(_DDL) - {"BINLOG", "CACHE"}
+"""Verbs of statements that change no rows: definitions, accounts, control of sessions and transactions."""
 _END_OF_TABLES = frozenset({"SET", "WHERE", "VALUES", "VALUE", "SELECT", "ORDER", "LIMIT", "RETURNING"})
 _JOIN = frozenset({"JOIN", "STRAIGHT_JOIN", ",", "FROM", "USING"})
 
@@ -233,18 +240,10 @@ def _after_with(tokens: list[Token]) -> list[Token]:
 
 
 def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
-    at, temporary = 0, False
-    while at < len(tokens):
-        word = tokens[at].word
-        temporary |= word == "TEMPORARY"
-        if word == "DEFINER" and tokens[at + 1 : at + 2] == [Token("=", name=False)]:
-            at = after_account(tokens, at + 1)
-        elif word in _LEADING or word == "=":
-            at += 1
-        else:
-            break
+    at = _behind_leading(tokens, 0)
     if at >= len(tokens):
         return Effect(_other(schema))
+    temporary = any(token.word == "TEMPORARY" for token in tokens[:at])
     what, rest = tokens[at].word, tokens[at + 1 :]
     while rest and rest[0].word in {"IF", "NOT", "EXISTS"}:
         rest = rest[1:]
@@ -255,8 +254,8 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
         filled = kind is ChangeKind.CREATE and what == "TABLE" and _is_filled(rest)
         if temporary:
             return Effect(_changes(names, ChangeKind.OTHER), data=filled, temporary=True)
-        renamed = _renamed(rest, schema) if kind is ChangeKind.ALTER else []
-        return Effect(_changes(names, kind) + _changes(renamed, ChangeKind.RENAME), data=filled)
+        new = _renamed(rest, 0, schema) if kind is ChangeKind.ALTER else None
+        return Effect(_changes(names, kind) + _changes([new] if new else [], ChangeKind.RENAME), data=filled)
     if what in _OF_DATABASE:
         named = rest and rest[0].name and rest[0].word not in {"CHARACTER", "DEFAULT", "COLLATE", "CHARSET"}
         return Effect((Change(rest[0].text if named else schema, "", kind),))
@@ -275,16 +274,15 @@ def _is_filled(rest: list[Token]) -> bool:
     )
 
 
-def _renamed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
-    """The new name in an ALTER TABLE ... RENAME [TO|AS]."""
+def _renamed(tokens: list[Token], at: int, schema: str) -> Name | None:
+    """The new name in an ALTER TABLE ... RENAME [TO|AS], whose clauses begin at ``at``."""
     depth = 0
-    for at, token in enumerate(tokens[:-1]):
-        depth += {"(": 1, ")": -1}.get(token.word, 0)
-        if depth or token.word != "RENAME" or tokens[at + 1].word in {"COLUMN", "INDEX", "KEY"}:
-            continue
-        begin = at + 2 if tokens[at + 1].word in {"TO", "AS", "="} else at + 1
-        return _listed(tokens[begin:], schema)[:1]
-    return []
+    for here in range(at, len(tokens) - 1):
+        depth += {"(": 1, ")": -1}.get(tokens[here].word, 0)
+        if not depth and tokens[here].word == "RENAME" and tokens[here + 1].word not in {"COLUMN", "INDEX", "KEY"}:
+            begin = here + 2 if tokens[here + 1].word in {"TO", "AS", "="} else here + 1
+            return full_name(tokens, begin, schema)[0] if begin < len(tokens) and tokens[begin].name else None
+    return None
 
 
 def _data(verb: str, tokens: list[Token], schema: str) -> Effect:
@@ -321,7 +319,7 @@ def _joined(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
                 found.append(name)
             expected = False
             continue
-        condition = word == "USING" and tokens[at + 1 : at + 2] == [Token("(", name=False)]
+        condition = word == "USING" and tokens[at + 1 : at + 2] == [_OPENS]
         expected = (word in _JOIN and not condition) or (expected and word in {"(", "."})
         at += 1
     return found
@@ -353,9 +351,6 @@ def _other(schema: str) -> tuple[Change, ...]:
     return (Change(schema, "", ChangeKind.OTHER),)
 
 
-Name = tuple[str, str]
-"""Schema and table; the schema is "" where the statement leaves it to the current one."""
-
 _FROM = frozenset({"FROM", "JOIN", "STRAIGHT_JOIN", "USING"})
 _AFTER_FROM = frozenset(
     {
@@ -378,9 +373,6 @@ _AFTER_FROM = frozenset(
 _NO_TABLE = _AFTER_FROM | {"LATERAL", "ONLY", "ON"}
 _REFERS = frozenset({"REFERENCES", "LIKE"})
 _ROUTINES = frozenset({"PROCEDURE", "FUNCTION", "PACKAGE", "EVENT", "SERVER"})
-_BEFORE_KIND = frozenset(
-    {"OR", "REPLACE", "AGGREGATE", "=", "ALGORITHM", "UNDEFINED", "MERGE", "TEMPTABLE", "SQL", "SECURITY", "INVOKER"}
-)
 _CHANGES_ROWS = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "WITH", "LOAD"})
 _QUERY = frozenset({"SELECT", "TABLE", "FROM", "JOIN"})
 _DEFINING = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"})
@@ -388,8 +380,6 @@ _BEFORE_NAMES = frozenset({"REFERENCES", "FROM", "JOIN", "INTO", "UPDATE", "TO",
 _MASKED = "'***'"
 _AT_BEGINNING = 10
 """Words, behind which LIKE is no CREATE TABLE ... LIKE any more."""
-
-_OPENS, _CLOSES, _EQUALS = (Token(mark, name=False) for mark in "()=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,14 +459,8 @@ def renamed(tokens: list[Token]) -> tuple[tuple[Name, Name], ...]:
     if at >= len(tokens):
         return ()
     old, at = full_name(tokens, at, "")
-    depth = 0
-    for here in range(at, len(tokens) - 1):
-        depth += {"(": 1, ")": -1}.get(words[here], 0)
-        if not depth and words[here] == "RENAME" and words[here + 1] not in {"COLUMN", "INDEX", "KEY"}:
-            begin = here + 2 if words[here + 1] in {"TO", "AS", "="} else here + 1
-            if begin < len(tokens) and tokens[begin].name:
-                return ((old, full_name(tokens, begin, "")[0]),)
-    return ()
+    new = _renamed(tokens, at, "")
+    return ((old, new),) if new else ()
 
 
 def _pairs(tokens: list[Token], at: int) -> Iterator[tuple[Name, Name]]:
@@ -564,15 +548,17 @@ def routine_of(text: str, schema: str) -> Routine | None:
 
 def kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | None:
     """Where the kind of what the statement is about stands, when it is one of ``kinds``."""
-    if not tokens or tokens[0].word != verb:
-        return None
-    at = 1
+    at = _behind_leading(tokens, 1) if tokens and tokens[0].word == verb else len(tokens)
+    return at if at < len(tokens) and tokens[at].word in kinds else None
+
+
+def _behind_leading(tokens: list[Token], at: int) -> int:
+    """Where the kind of what is defined stands, from ``at`` on, behind the verb."""
     while at < len(tokens):
-        word = tokens[at].word
-        if word == "DEFINER" and tokens[at + 1 : at + 2] == [Token("=", name=False)]:
+        if tokens[at].word == "DEFINER" and tokens[at + 1 : at + 2] == [_EQUALS]:
             at = after_account(tokens, at + 1)
-        elif word in _BEFORE_KIND or word == "DEFINER":
+        elif tokens[at].word in _LEADING or tokens[at] == _EQUALS:
             at += 1
         else:
-            return at if word in kinds else None
-    return None
+            break
+    return at

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.engine.binlog import events
-from backupd.engine.binlog.statements import Routine, routine_of
+from backupd.engine.binlog.statements import NO_ROWS, Routine, routine_of
 from backupd.model.binlog import FIRST_EVENT, MariadbGtids
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.server_facts import Position
@@ -31,36 +31,7 @@ _DEFINES = re.compile(r"(CREATE|ALTER|DROP|SET\s+STATEMENT)\b.*?\b(EVENT|DATABAS
 _ROUTINES = re.compile(
     r"(?:CREATE|ALTER|DROP)\b.{0,300}?\b(?:PROCEDURE|FUNCTION|PACKAGE|EVENT|SERVER)\b", re.IGNORECASE | re.DOTALL
 )
-_NO_DATA = frozenset(
-    {
-        "CREATE",
-        "ALTER",
-        "DROP",
-        "RENAME",
-        "TRUNCATE",
-        "GRANT",
-        "REVOKE",
-        "SET",
-        "ANALYZE",
-        "OPTIMIZE",
-        "REPAIR",
-        "CHECK",
-        "FLUSH",
-        "INSTALL",
-        "UNINSTALL",
-        "IMPORT",
-        "BEGIN",
-        "START",
-        "COMMIT",
-        "ROLLBACK",
-        "SAVEPOINT",
-        "RELEASE",
-        "XA",
-        "LOCK",
-        "UNLOCK",
-        "USE",
-    }
-)
+_NO_DATA = NO_ROWS | {"IMPORT", "START", "SAVEPOINT", "RELEASE", "XA"}
 """DDL, accounts and control of transactions: servers apply them in order. Whatever else is logged as a statement, or
 is not understood, changes data."""
 

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Event
 from types import TracebackType
@@ -194,59 +194,29 @@ class PhysicalTool(Protocol):
         """Size of the redo that prepare has to apply, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileDifference:
-    """A file that is not as expected; a size of None means that it is not there."""
-
-    path: str
-    expected: int | None
-    found: int | None
-
-    def __str__(self) -> str:
-        if self.found is None:
-            return f"{self.path} is missing ({self.expected} bytes)"
-        if self.expected is None:
-            return f"{self.path} does not belong here ({self.found} bytes)"
-        return f"{self.path} has {self.found} bytes instead of {self.expected}"
-
-
-@dataclass(frozen=True, slots=True)
-class FileList:
-    """Files of a folder with their sizes in bytes, paths relative with forward slashes."""
-
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, base: Path) -> FileList:
-        """Every regular file below ``base``; links are not followed and not listed."""
-        return cls(
-            {
-                path.relative_to(base).as_posix(): path.lstat().st_size
-                for path in sorted(base.rglob("*"))
-                if path.is_file() and not path.is_symlink()
-            }
-        )
-
-    def differences(self, expected: Mapping[str, int]) -> tuple[FileDifference, ...]:
-        """What is missing, too short or long, or not expected at all."""
-        return tuple(
-            FileDifference(path, expected.get(path), self.sizes.get(path))
-            for path in sorted(set(expected) | set(self.sizes))
-            if expected.get(path) != self.sizes.get(path)
-        )
+def file_sizes(base: Path) -> dict[str, int]:
+    """Bytes of every regular file below ``base``, by relative path with forward slashes; links are not followed and not
+    listed."""
+    files = (path for path in sorted(base.rglob("*")) if path.is_file() and not path.is_symlink())
+    return {path.relative_to(base).as_posix(): path.lstat().st_size for path in files}
 
 
 def verify_files(base: Path, expected: Mapping[str, int]) -> None:
     """Is every expected file there, with its size in bytes, and nothing else? Call it before ``prepare``:
     the tools prepare a backup that lacks tables and say that all is well. Raises DamagedError with every
     difference."""
-    differences = FileList.of(base).differences(expected)
-    if differences:
-        raise DamagedError(
-            f"{len(differences)} files in {base} are not those of the backup",
-            [str(d) for d in differences],
-            hint=OTHER_BACKUP,
-        )
+    there = file_sizes(base)
+    wrong: list[str] = []
+    for path in sorted({*expected, *there}):
+        wanted, found = expected.get(path), there.get(path)
+        if found is None:
+            wrong.append(f"{path} is missing ({wanted} bytes)")
+        elif wanted is None:
+            wrong.append(f"{path} does not belong here ({found} bytes)")
+        elif found != wanted:
+            wrong.append(f"{path} has {found} bytes instead of {wanted}")
+    if wrong:
+        raise DamagedError(f"{len(wrong)} files in {base} are not those of the backup", wrong, hint=OTHER_BACKUP)
 
 
 CHUNK = 4 * 1024 * 1024

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backupd.engine.physical.tablefiles import OF_ENGINE
 from backupd.engine.server.probe import linked_tablespace, read_dialect, system_files
 from backupd.engine.server.sandbox import Handed
 from backupd.engine.sql.client import Session
@@ -26,30 +27,8 @@ from backupd.process.folders import powers_of, user_words
 from backupd.process.pipeline import run
 
 _OF_TABLES = frozenset(
-    {
-        "frm",
-        "isl",
-        "ibd",
-        "ibu",
-        "new",
-        "cfg",
-        "cfp",
-        "sdi",
-        "par",
-        "opt",
-        "MYD",
-        "MYI",
-        "MAD",
-        "MAI",
-        "MRG",
-        "TRG",
-        "TRN",
-        "ARM",
-        "ARZ",
-        "CSM",
-        "CSV",
-    }
-)
+    {"frm", "isl", "ibd", "ibu", "new", "cfg", "cfp", "sdi", "par", "opt", "TRG", "TRN", "ARM"}
+).union(*OF_ENGINE.values())
 """Endings of the files that the tools copy."""
 _OF_SERVER = ("ibdata", "undo", "ib_logfile", "ib_buffer_pool", "aria_log")
 """Beginnings of the names of those that lie above the schemas."""

@@ -14,7 +14,7 @@ import re
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
@@ -75,15 +75,6 @@ OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
 """What xtrabackup appends to names when an option makes it compress or encrypt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Empty folders of one run, the tool's own: ``target`` must be named although everything goes to stdout, ``lsn``
-    gets copies of the receipts."""
-
-    target: Path
-    lsn: Path
 
 
 class StreamingTool(ABC):
@@ -222,18 +213,19 @@ class StreamingCapture:
         with request.connection.connect() as session:
             live = look_at(session)
         _allow_open_files()
-        folders = Folders(request.workdir / "target", request.workdir / "lsn")
-        for folder in (folders.target, folders.lsn):
+        # The tool's own: the target must be named although everything goes to stdout, the other gets the receipts.
+        target, lsn = folders = request.workdir / "target", request.workdir / "lsn"
+        for folder in folders:
             folder.mkdir(mode=0o700)
             if (owner := owner_of(live.reader)) is not None:
                 give(folder, owner)
         arguments = tuple(self._made.arguments(request))
         with contextlib.ExitStack() as stack:
             handed = stack.enter_context(handed_over(request.connection, live.reader, self._made.groups))
-            argv = (self.tool.path, f"--defaults-file={handed.options}", *arguments, *self._common(folders, live))
+            argv = (self.tool.path, f"--defaults-file={handed.options}", *arguments, *self._common(target, lsn, live))
             name = self._made.login_file
             plain = Command(argv, env={name: str(handed.folder / "no-such-file")} if name else {}, user=live.reader)
-            command = live.reading(plain, handed, (folders.target, folders.lsn))
+            command = live.reading(plain, handed, folders)
             stack.enter_context(self._stocktaking)
             self._pipeline = Pipeline([command], on_stderr=self._heard, log=request.log, cancel=request.cancel)
             if self._made.lock_seconds is not None:
@@ -411,13 +403,13 @@ class StreamingCapture:
     def _program(self) -> str:
         return Path(self.tool.path).name
 
-    def _common(self, folders: Folders, live: LiveData) -> tuple[str, ...]:
+    def _common(self, target: Path, lsn: Path, live: LiveData) -> tuple[str, ...]:
         request = self._request
         argv = [
             "--backup",
             "--stream=xbstream",
-            f"--target-dir={folders.target}",
-            f"--extra-lsndir={folders.lsn}",
+            f"--target-dir={target}",
+            f"--extra-lsndir={lsn}",
             f"--parallel={max(request.parallel, 1)}",
             f"--open-files-limit={OPEN_FILES}",
         ]

@@ -474,6 +474,12 @@ class _Row:
     required: Mapping[str, str]
     second: bytes
 
+    def identified(self, secret: bytes, *, hexadecimal: bool) -> str:
+        """The clause that gives an account this plugin and ``secret``."""
+        text = quote_text(secret.decode("utf-8", "surrogateescape"))
+        written = f"0x{secret.hex().upper()}" if hexadecimal and secret else text
+        return f" IDENTIFIED WITH {quote_text(self.plugin)} AS {written}"
+
 
 def _mysql(session: Session, version: Version, script: _Script) -> None:
     with_roles, hexadecimal = version >= Version(8, 0), version >= Version(8, 0, 17)
@@ -495,10 +501,7 @@ def _mysql(session: Session, version: Version, script: _Script) -> None:
     for account, row in found:
         if version < Version(5, 7):
             if row.plugin not in ("", _NATIVE, "mysql_old_password"):
-                script.accounts.append(
-                    f"CREATE USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
-                    f"{_secret(row.secret, hexadecimal=False)}"
-                )
+                script.accounts.append(f"CREATE USER {account.me}{row.identified(row.secret, hexadecimal=False)}")
         else:
             for line in _ask(session, f"SHOW CREATE USER {account.me}", account, script):
                 script.accounts += _mysql_account(account, row, line, script, hexadecimal=hexadecimal)
@@ -524,24 +527,12 @@ def _mysql_account(account: _Account, row: _Row, line: str, script: _Script, *, 
             tail = tail.replace(f" {word} '{value}'", f" {word} {quote_text(value)}", 1)
     tail = _DEFAULT_ROLE.sub("", tail, count=1)
 
-    def clauses(secret: bytes) -> str:
-        written = f" IDENTIFIED WITH {quote_text(row.plugin)} AS {_secret(secret, hexadecimal=hexadecimal)}"
-        return _PLUGIN.sub(lambda _: written, tail, count=1)
-
-    first = clauses(row.second or row.secret)
+    written = row.identified(row.second or row.secret, hexadecimal=hexadecimal)
+    first = _PLUGIN.sub(lambda _: written, tail, count=1)
     yield f"CREATE USER IF NOT EXISTS {account.me}{first}"
     yield f"ALTER USER {account.me}{first}"
     if row.second:
-        yield (
-            f"ALTER USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
-            f"{_secret(row.secret, hexadecimal=hexadecimal)} RETAIN CURRENT PASSWORD"
-        )
-
-
-def _secret(secret: bytes, *, hexadecimal: bool) -> str:
-    if hexadecimal and secret:
-        return f"0x{secret.hex().upper()}"
-    return quote_text(secret.decode("utf-8", "surrogateescape"))
+        yield f"ALTER USER {account.me}{row.identified(row.secret, hexadecimal=hexadecimal)} RETAIN CURRENT PASSWORD"
 
 
 def _mysql_roles(session: Session, script: _Script) -> None:

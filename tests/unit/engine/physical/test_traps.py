@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, FileList, verify_files
+from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, file_sizes, verify_files
 from backupd.engine.physical.mariabackup_xtrabackup import XtraBackup
 from backupd.engine.server.backup_files import read_receipts
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
@@ -99,7 +99,7 @@ class TestAGoodBackup:
         taken = under.take(here / "ours", tool=under.wrapped(here, f'"$TOOL" "$@" | tee {raw}'))
         with raw.open("rb") as stream:
             subprocess.run([under.unpack, "-x", "-C", str(own)], stdin=stream, check=True)
-        assert FileList.of(own).sizes == taken.sizes
+        assert file_sizes(own) == taken.sizes
         for name in taken.sizes:
             assert (own / name).read_bytes() == (taken.base / name).read_bytes(), name
 
