@@ -154,7 +154,7 @@ _NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "deci
 _FLOATS = frozenset({"float", "double"})
 _MOMENTS = frozenset({"year", "date", "datetime", "timestamp", "time"})
 _SHORT = frozenset({"char", "varchar", "binary", "varbinary", "tinytext", "tinyblob"})
-_CONVERTED = frozenset({"inet4", "inet6", "uuid"})
+CONVERTED = frozenset({"inet4", "inet6", "uuid"})
 _LONG = frozenset(
     {
         "text",
@@ -176,15 +176,15 @@ _LONG = frozenset(
     }
 )
 _JSON = "json"
-_CHOICES = frozenset({"enum", "set"})
-_KNOWN = _NUMBERS | _FLOATS | _MOMENTS | _SHORT | _CONVERTED | _LONG | _CHOICES | {_JSON, "bit"}
+CHOICES = frozenset({"enum", "set"})
+_KNOWN = _NUMBERS | _FLOATS | _MOMENTS | _SHORT | CONVERTED | _LONG | CHOICES | {_JSON, "bit"}
 
 _TEXT = "REPLACE(REPLACE(QUOTE(CAST({0} AS BINARY)), '\\n', '\\\\n'), '\\r', '\\\\r')"
 _TEMPLATES = {
     **dict.fromkeys(_NUMBERS, "IFNULL({0}, 'NULL')"),
     **dict.fromkeys(_FLOATS, "QUOTE({0} * 1e0)"),
     **dict.fromkeys(_MOMENTS, "QUOTE({0})"),
-    **dict.fromkeys(_CONVERTED, "IF({0} IS NULL, 'NULL', CONCAT('_latin1', QUOTE({0})))"),
+    **dict.fromkeys(CONVERTED, "IF({0} IS NULL, 'NULL', CONCAT('_latin1', QUOTE({0})))"),
     "bit": "IFNULL(CAST({0} AS UNSIGNED), 'NULL')",
     "enum": "IF({0} + 0 = 0, '0', " + _TEXT + ")",
 }

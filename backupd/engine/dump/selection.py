@@ -37,7 +37,15 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpTable, DumpTool, has_empty_member
+from backupd.engine.dump.insert_files import (
+    CHOICES,
+    CONVERTED,
+    DumpedFile,
+    DumpRequest,
+    DumpTable,
+    DumpTool,
+    has_empty_member,
+)
 from backupd.engine.dump.mydumper_run import MyDumperRun
 from backupd.engine.server.definition_text import Column, Columns
 from backupd.engine.server.definitions import TableDefinition, read_tables, write_definition, write_triggers
@@ -86,8 +94,6 @@ _NAME_BYTES = 230
 """Of both names; a file name may have 255, and a number and ``.sql`` come behind."""
 _COLUMN_NAME = re.compile(r"[^\x00-\x1f\x7f`]+")
 _COMPUTED_DEFAULT = re.compile(r"\bDEFAULT\s+(?:CURRENT_TIMESTAMP|LOCALTIME|NOW|\()", re.IGNORECASE)
-_AS_TEXT = frozenset({"inet4", "inet6", "uuid"})
-_CHOICES = frozenset({"enum", "set"})
 _LEFT_OUT = frozenset({"mrg_myisam"})
 _LIMITS_STATEMENTS = Version(5, 7, 8)
 """MySQL has max_execution_time from here on."""
@@ -146,9 +152,9 @@ class MyDumper:
                 f"what mydumper writes of its column {column.name} of type json cannot be loaded: its files are "
                 f"declared as binary, which {self._flavour} {self._version.series} does not take for JSON"
             )
-        if column.kind in _AS_TEXT:
+        if column.kind in CONVERTED:
             yield f"what mydumper writes of its column {column.name} of type {column.kind} cannot be loaded"
-        if column.kind in _CHOICES and has_empty_member(column.type):
+        if column.kind in CHOICES and has_empty_member(column.type):
             yield f"what mydumper writes of its column {column.name} does not distinguish the member '' from no value"
         if not _COLUMN_NAME.fullmatch(column.name):
             yield "mydumper cannot handle the name of one of its columns"

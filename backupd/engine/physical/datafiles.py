@@ -64,8 +64,8 @@ from backupd.model.table import BaseTable, TableName
 from backupd.process.folders import write_anew
 
 LINK_SUFFIX = ".isl"
-_DATA_SUFFIX = ".ibd"
-_DATA_SUFFIXES = (_DATA_SUFFIX, ".new", ".ibd.delta")
+_DATA = ".ibd"
+_DATA_SUFFIXES = (_DATA, ".new", ".ibd.delta")
 """Before prepare, a table made shortly before the backup is called ``t.new``; ``.delta`` is an increment's."""
 
 
@@ -167,7 +167,7 @@ def _read_links(base: Path) -> list[ExternalTablespace]:
     found: list[ExternalTablespace] = []
     for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
         name = link.relative_to(base).as_posix()
-        found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, target_of(link)))
+        found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA, target_of(link)))
     return found
 
 
@@ -182,7 +182,7 @@ def target_of(link: Path) -> str:
 def _checked(base: Path, links: Sequence[ExternalTablespace]) -> tuple[ExternalTablespace, ...]:
     damages: list[str] = []
     for link in links:
-        stem = link.data.removesuffix(_DATA_SUFFIX)
+        stem = link.data.removesuffix(_DATA)
         if not link.source.startswith("/") or "\0" in link.source:
             damages.append(f"{link.link} does not name an absolute path: {link.source[:200]!r}")
         elif not any((base / f"{stem}{suffix}").is_file() for suffix in _DATA_SUFFIXES):
@@ -215,7 +215,6 @@ def _write_link(link: Path, target: Path) -> None:
     fresh.rename(link)
 
 
-_DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
 _TEMPORARY = "#sql"
 _HEAD = 64
@@ -318,7 +317,7 @@ def of_others(base: Path, paths: Iterable[str], tables: Iterable[BaseTable]) -> 
         for table in tables
         if table.engine.lower() == _INNODB and table.space is not None and not table.shared and not table.parts
     }
-    elsewhere = {path.removesuffix(_LINK) for path in listed if path.endswith(_LINK)}
+    elsewhere = {path.removesuffix(LINK_SUFFIX) for path in listed if path.endswith(LINK_SUFFIX)}
     stems = (path.removesuffix(_DATA) for path in listed if path.endswith(_DATA) and stem_of(path) + _DATA == path)
     names = {stem: table_of(stem) for stem in stems if stem not in elsewhere}
     return sorted(
@@ -370,7 +369,7 @@ def _abandoned(paths: Collection[str], tables: Collection[BaseTable]) -> set[str
     parts = {table.name: table.parts or ("",) for table in tables if table.engine.lower() == _INNODB}
     found: set[str] = set()
     for path in paths:
-        owner = owner_of(path) if path.endswith((_DATA, _LINK)) else None
+        owner = owner_of(path) if path.endswith((_DATA, LINK_SUFFIX)) else None
         part = part_name(path.removeprefix(stem_of(path)).rpartition(".")[0])
         if owner is not None and part not in parts.get(owner, ()):
             found.add(path)
@@ -446,8 +445,8 @@ def rejoin_renamed(base: Path) -> tuple[str, ...]:
         return ()  # a server that keeps them elsewhere
     moves: list[tuple[str, str]] = []
     doubts: list[str] = []
-    for link in sorted(base.glob(f"*/*{_LINK}")):
-        stem = link.relative_to(base).as_posix().removesuffix(_LINK)
+    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
+        stem = link.relative_to(base).as_posix().removesuffix(LINK_SUFFIX)
         name, *_ = _PARTITION.split(stem)
         table = name.rpartition("/")[2]
         left = _left_behind(base, link)
@@ -473,7 +472,7 @@ def rejoin_renamed(base: Path) -> tuple[str, ...]:
             " next backup right",
         )
     for stem, to in moves:
-        for suffix in (_DATA, _LINK):
+        for suffix in (_DATA, LINK_SUFFIX):
             if (base / f"{stem}{suffix}").exists():
                 (base / f"{stem}{suffix}").rename(base / f"{to}{suffix}")
     return tuple(to for _stem, to in moves)
@@ -485,12 +484,12 @@ def _left_behind(base: Path, link: Path) -> str:
         return ""
     source = Path(target_of(link))
     stem = f"{source.parent.name}/{source.stem}"
-    lies_there = (base / f"{stem}{_DATA}").is_file() and not (base / f"{stem}{_LINK}").exists()
+    lies_there = (base / f"{stem}{_DATA}").is_file() and not (base / f"{stem}{LINK_SUFFIX}").exists()
     return stem if lies_there and source.suffix == _DATA and stem.rpartition("/")[2] == link.stem else ""
 
 
 def _has_data(table: Path, part: str) -> bool:
-    names = [f"{table.name}{part}{suffix}" for suffix in (_DATA, _LINK)]
+    names = [f"{table.name}{part}{suffix}" for suffix in (_DATA, LINK_SUFFIX)]
     names += [] if part else [table.name + suffix for suffix in _INDEX_OF_OTHERS]
     return any((table.parent / name).exists() for name in names)
 

@@ -20,6 +20,7 @@ What a copy's server knows of its tables, also of those whose files are not ther
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections import defaultdict
@@ -32,13 +33,13 @@ from typing import Self
 
 from backupd.engine.physical.capture import extents
 from backupd.engine.physical.tablefiles import decode_file_name, owner_of, stem_of, table_of
-from backupd.engine.server.probe import flavour_of, read_dialect
+from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, TableIds, checksum_statement, list_tables, table_ids
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import Progress, Report
-from backupd.model.server_facts import Flavour, Version
+from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, quote_name
 from backupd.process.folders import as_its_owner, open_plain
 
@@ -153,16 +154,14 @@ def _servers_differ(source: Session, target: Session) -> str:
 
 
 def _variables(session: Session) -> dict[str, str]:
-    names = ("version", "version_comment", "innodb_page_size", "log_bin", "datadir")
-    row = session.query(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")[0]
-    values = dict(zip(names, map(str, row), strict=True))
+    page, log_bin, datadir = session.query("SELECT @@GLOBAL.innodb_page_size, @@GLOBAL.log_bin, @@GLOBAL.datadir")[0]
     cluster = session.query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
-    flavour = flavour_of(values["version"], values["version_comment"])
+    dialect = read_dialect(session)
     return {
-        "series": f"{flavour} {Version.parse(values['version']).series}",
-        "page": values["innodb_page_size"],
-        "log_bin": values["log_bin"],
-        "datadir": values["datadir"],
+        "series": f"{dialect.flavour} {dialect.version.series}",
+        "page": str(page),
+        "log_bin": str(log_bin),
+        "datadir": str(datadir),
         "cluster": str(cluster[0][1]).upper() if cluster else "",
     }
 
@@ -171,7 +170,7 @@ def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str
     tables = {table.name: table for table in list_tables(source)}
     datadir = Path(str(source.scalar("SELECT @@GLOBAL.datadir")))
     fulltext = {TableName(str(schema), str(table)) for schema, table in source.query(_FULLTEXT)}
-    mariadb = flavour_of(*map(str, source.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
+    mariadb = read_dialect(source).flavour is Flavour.MARIADB
     numbered = {TableName(str(schema), str(table)) for schema, table in source.query(_NUMBERED)} if mariadb else set()
     files = files_of(datadir, names)
     found: dict[TableName, str] = {}
@@ -236,7 +235,7 @@ def import_tables(
     done, total = 0, sum(source.size for source, _staged in goals)
     with target.connect() as session:
         session.execute(f"SET SESSION foreign_key_checks = 0, wait_timeout = {_PATIENCE}")
-        mariadb = flavour_of(*map(str, session.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
+        mariadb = read_dialect(session).flavour is Flavour.MARIADB
         datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
         for number, (source, staged) in enumerate(goals):
             report(Progress("import", done, total, number, len(goals), note=staged.shown))
@@ -483,16 +482,12 @@ def drop_tables(session: Session, names: Collection[TableName]) -> tuple[str, ..
     said: list[str] = []
     session.execute("SET SESSION foreign_key_checks = 0")
     try:
-        for batch in _batches(sorted(names)):
+        waiting = iter(sorted(names))
+        while batch := list(itertools.islice(waiting, _AT_ONCE)):
             said += _dictionary_drop(session, batch)
     finally:
         session.execute("SET SESSION foreign_key_checks = 1")
     return tuple(said)
-
-
-def _batches(names: Sequence[TableName]) -> Iterator[Sequence[TableName]]:
-    for begin in range(0, len(names), _AT_ONCE):
-        yield names[begin : begin + _AT_ONCE]
 
 
 def _dictionary_drop(session: Session, names: Sequence[TableName]) -> list[str]:

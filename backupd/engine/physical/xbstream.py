@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -201,7 +201,7 @@ class _Demultiplexer:
                 yield from self._rename(path)
             elif flags & _FLAG_IGNORABLE:
                 size, _, checksum = _PAYLOAD.unpack(self._source.take(_PAYLOAD.size))
-                for _ in self._checked(path, size, checksum):
+                for _ in self._filled(path, 0, ((0, size),), checksum):
                     pass
             else:
                 raise self._broken(f"unknown chunk type 0x{kind:02x}")
@@ -212,7 +212,7 @@ class _Demultiplexer:
     def _payload(self, path: str, *, rewrite: bool) -> Iterator[FileEvent]:
         size, offset, checksum = _PAYLOAD.unpack(self._source.take(_PAYLOAD.size))
         yield from self._begin(path, offset, rewrite=rewrite)
-        yield from self._checked(path, size, checksum, offset)
+        yield from self._filled(path, offset, ((0, size),), checksum)
         self._open[path] = (offset + size, offset + size)
 
     def _sparse(self, path: str) -> Iterator[FileEvent]:
@@ -224,17 +224,8 @@ class _Demultiplexer:
         if sum(length for _, length in pieces) != size:
             raise self._broken("the map of holes does not fit the payload")
         yield from self._begin(path, offset, rewrite=False)
-        actual = zlib.crc32(raw)
-        for skip, length in pieces:
-            if skip:
-                yield Hole(path, offset, skip)
-                offset += skip
-            for payload in self._pieces(length):
-                actual = zlib.crc32(payload, actual)
-                yield Data(path, offset, payload)
-                offset += len(payload)
-        if actual != checksum:
-            raise self._wrong_checksum(path)
+        yield from self._filled(path, offset, pieces, checksum, zlib.crc32(raw))
+        offset += sum(map(sum, pieces))
         self._open[path] = (offset, offset)
 
     def _seek(self, path: str) -> None:
@@ -334,14 +325,20 @@ class _Demultiplexer:
         self._lost.discard(path)
         self._open[path] = (0, 0)
 
-    def _checked(self, path: str, size: int, checksum: int, offset: int = 0) -> Iterator[Data]:
-        actual = 0
-        for payload in self._pieces(size):
-            actual = zlib.crc32(payload, actual)
-            yield Data(path, offset, payload)
-            offset += len(payload)
+    def _filled(
+        self, path: str, offset: int, pieces: Iterable[tuple[int, int]], checksum: int, actual: int = 0
+    ) -> Iterator[FileEvent]:
+        """The payload of ``path`` from ``offset`` on; ``pieces``: bytes of a hole, and of what follows it."""
+        for skip, length in pieces:
+            if skip:
+                yield Hole(path, offset, skip)
+                offset += skip
+            for payload in self._pieces(length):
+                actual = zlib.crc32(payload, actual)
+                yield Data(path, offset, payload)
+                offset += len(payload)
         if actual != checksum:
-            raise self._wrong_checksum(path)
+            raise self._broken(f"wrong checksum in {path}")
 
     def _pieces(self, size: int) -> Iterator[memoryview]:
         while size:
@@ -376,9 +373,6 @@ class _Demultiplexer:
             if not self._folders[folder]:
                 del self._folders[folder]
         return Remove(path)
-
-    def _wrong_checksum(self, path: str) -> StreamError:
-        return self._broken(f"wrong checksum in {path}")
 
     def _broken(self, what: str) -> StreamError:
         return StreamError(f"the stream is damaged at byte {self._chunk}: {what}", hint=_AGAIN)

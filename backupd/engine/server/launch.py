@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Self
 
 from backupd.engine.server.backup_files import KEY_OPTIONS, handed, known_options
-from backupd.engine.server.sandbox import DATABASE_USER, confine, is_available, server_options
+from backupd.engine.server.sandbox import DATABASE_USER, confine, is_available, owner_of, server_options
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process import folders
-from backupd.process.command import Child, Command, family, find_account, spawn, stop
+from backupd.process.command import Child, Command, family, spawn, stop
 from backupd.process.folders import open_plain, open_to_append, write_anew
 from backupd.process.output import redact
 from backupd.process.runtime import render_options
@@ -490,10 +490,7 @@ def give(path: Path, user: str, mode: int | None = None) -> None:
 
 def _owner(user: str) -> tuple[int, int] | None:
     """Whom files are given to, when we are root."""
-    if os.geteuid() != 0:
-        return None
-    account = find_account(user)
-    return account.pw_uid, account.pw_gid
+    return owner_of(user if os.geteuid() == 0 else None)
 
 
 def _greets(path: Path) -> bool:
