@@ -1,1 +1,1 @@
-"""Questions to a running server: what it is, what it holds, what it may do, what would harm a backup."""
+"""One server: what it is and holds, what it may do, definitions and accounts as scripts; private servers in a sandbox."""

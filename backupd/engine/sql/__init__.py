@@ -1,1 +1,1 @@
-"""The connection: client, option files, TLS, dialects, tokens of SQL."""
+"""The connection: client, option files, TLS, dialects, tables, tokens of SQL."""
