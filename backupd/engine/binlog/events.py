@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import BinaryIO, Final, NamedTuple, cast
 
 import zstandard
@@ -528,6 +529,24 @@ def _variable(body: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(body[at : at + 1 + more], "little") >> (more + 1), at + 1 + more
 
 
+def add_to_runs(runs: list[list[int]], number: int) -> bool:
+    """Put ``number`` into sorted runs (first and last) of consecutive ones; was it there already?"""
+    at = len(runs) if not runs or number >= runs[-1][0] else bisect_right(runs, number, key=itemgetter(0))
+    before = runs[at - 1] if at else None
+    after = runs[at] if at < len(runs) and runs[at][0] == number + 1 else None
+    if before is not None and number <= before[1]:
+        return True
+    if before is not None and before[1] + 1 == number:
+        before[1] = after[1] if after is not None else number
+        if after is not None:
+            del runs[at]
+    elif after is not None:
+        after[0] = number
+    else:
+        runs.insert(at, [number, number])
+    return False
+
+
 class MariadbState:
     """All that was executed, as MariaDB sees it: the last transaction of each domain."""
 
@@ -554,24 +573,7 @@ class MysqlState:
 
     def add(self, source: str, _server: int, number: int) -> None:
         """``source``: UUID, with ``:tag`` where there is one. A number that is in the set already changes nothing."""
-        runs = self._runs.setdefault(source, [])
-        if runs and runs[-1][1] + 1 == number:
-            runs[-1][1] = number
-            return
-        place = bisect_right(runs, [number, number]) if runs else 0
-        before = runs[place - 1] if place else None
-        after = runs[place] if place < len(runs) else None
-        if before is not None and before[0] <= number <= before[1]:
-            return
-        if before is not None and before[1] + 1 == number:
-            before[1] = number
-            if after is not None and after[0] == number + 1:
-                before[1] = after[1]
-                del runs[place]
-        elif after is not None and after[0] == number + 1:
-            after[0] = number
-        elif after is None or after[0] != number:
-            runs.insert(place, [number, number])
+        add_to_runs(self._runs.setdefault(source, []), number)
 
     def start(self, state: str) -> None:
         """Begin anew with ``state``, a set of GTIDs."""

@@ -10,7 +10,6 @@ of any sort in front, of which versioned ones are read by the server.
 
 from __future__ import annotations
 
-import bisect
 import re
 import struct
 import zlib
@@ -353,15 +352,7 @@ class _Seen:
 
     def add(self, domain: int, server_id: int, sequence: int) -> bool:
         """Was it there already?"""
-        runs = self._runs.setdefault((domain, server_id), [])
-        at = len(runs) if not runs or sequence >= runs[-1][0] else bisect.bisect_right(runs, [sequence, 1 << 64])
-        if at and sequence <= runs[at - 1][1]:
-            return True
-        if at and sequence == runs[at - 1][1] + 1:
-            runs[at - 1][1] = sequence
-        else:
-            runs.insert(at, [sequence, sequence])
-        return False
+        return events.add_to_runs(self._runs.setdefault((domain, server_id), []), sequence)
 
 
 def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:

@@ -155,14 +155,13 @@ def _servers_differ(source: Session, target: Session) -> str:
 
 def _variables(session: Session) -> dict[str, str]:
     page, log_bin, datadir = session.query("SELECT @@GLOBAL.innodb_page_size, @@GLOBAL.log_bin, @@GLOBAL.datadir")[0]
-    cluster = session.query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
     dialect = read_dialect(session)
     return {
         "series": f"{dialect.flavour} {dialect.version.series}",
         "page": str(page),
         "log_bin": str(log_bin),
         "datadir": str(datadir),
-        "cluster": str(cluster[0][1]).upper() if cluster else "",
+        "cluster": session.variables("wsrep_on").get("wsrep_on", "").upper(),
     }
 
 

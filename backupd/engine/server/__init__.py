@@ -1,1 +1,1 @@
-"""One server: what it is and holds, what it may do, definitions and accounts as scripts; private servers in a sandbox."""
+"""One server: what it is, holds and may do; definitions and accounts as scripts; private servers in a sandbox."""

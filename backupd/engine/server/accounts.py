@@ -552,8 +552,7 @@ def _mysql_roles(session: Session, script: _Script) -> None:
     ):
         defaults.setdefault(_of(user, host), []).append(_of(role, role_host))
     script.defaults += [f"ALTER USER {account} DEFAULT ROLE {', '.join(roles)}" for account, roles in defaults.items()]
-    partial = session.query("SHOW GLOBAL VARIABLES LIKE 'partial_revokes'")  # since 8.0.16
-    if any(str(value).upper() in ("ON", "1") for _, value in partial):
+    if session.variables("partial_revokes").get("partial_revokes", "").upper() in ("ON", "1"):  # since 8.0.16
         script.before.append("SET GLOBAL partial_revokes = ON")
 
 

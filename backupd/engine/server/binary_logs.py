@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.server.probe import flavour_of, read_dialect
+from backupd.engine.server.probe import flavour_of, kept_for, read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import is_log_name, plus
@@ -317,7 +317,9 @@ class BinlogSource:
         with self._session() as session:
             # The clock first: what is true of this moment is true of the position that is read after it.
             server_time = _moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
-            variables = _variables(session)
+            variables = session.variables(
+                "version", "version_comment", "server_id", "server_uuid", "server_uid", "gtid_mode", "datadir"
+            )
             flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
             version = Version.parse(variables["version"])
             dialect = dialect_of(flavour, version)
@@ -346,22 +348,21 @@ class BinlogSource:
         """
         with self._session() as session:
             told = _previous_gtids(session, name)
-            purged = session.records("SHOW GLOBAL VARIABLES LIKE 'gtid_purged'") if told is not None else []
-            return plus(told or "", re.sub(r"\s+", "", str(purged[0]["Value"])), mariadb=False) if purged else told
+            purged = session.variables("gtid_purged").get("gtid_purged") if told is not None else None
+            return told if purged is None else plus(told or "", re.sub(r"\s+", "", purged), mariadb=False)
 
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""
         with self._session() as session:
-            return _expiry(
-                {
-                    str(name).lower(): str(value)
-                    for name, value in session.query(
-                        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('binlog_expire_logs_seconds', "
-                        "'expire_logs_days',"
-                        " 'binlog_expire_logs_auto_purge', 'max_binlog_total_size', 'binlog_space_limit')"
-                    )
-                }
+            variables = session.variables(
+                "binlog_expire_logs_seconds",
+                "expire_logs_days",
+                "binlog_expire_logs_auto_purge",
+                "max_binlog_total_size",
+                "binlog_space_limit",
             )
+            sizes = (variables.get(name) for name in ("max_binlog_total_size", "binlog_space_limit"))
+            return Expiry(kept_for(variables), max(int(size or 0) for size in sizes) or None)
 
     def connected_ids(self) -> frozenset[int]:
         """Server ids of the replicas that are connected now, and the server's own."""
@@ -369,16 +370,6 @@ class BinlogSource:
             dialect = read_dialect(session)
             taken = {int(session.scalar("SELECT @@GLOBAL.server_id"))}
             return frozenset(taken | {int(row[0]) for row in session.permitted(dialect.replica_hosts) or ()})
-
-
-def _variables(session: Session) -> dict[str, str]:
-    return {
-        str(name).lower(): str(value)
-        for name, value in session.query(
-            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'server_id', 'server_uuid',"
-            " 'server_uid', 'gtid_mode', 'datadir')"
-        )
-    }
 
 
 def _moment(value: datetime | str) -> datetime:
@@ -443,13 +434,3 @@ def _previous_gtids(session: Session, name: str) -> str | None:
         if kind == "Gtid_list":
             return re.sub(r"\s+", "", info).strip("[]")
     return None
-
-
-def _expiry(variables: dict[str, str]) -> Expiry:
-    seconds = int(variables.get("binlog_expire_logs_seconds", "0"))
-    if not seconds:
-        seconds = round(float(variables.get("expire_logs_days", "0")) * 86400)
-    if variables.get("binlog_expire_logs_auto_purge", "ON").upper() in ("OFF", "0"):
-        seconds = 0
-    total = max(int(variables.get(name, "0") or "0") for name in ("max_binlog_total_size", "binlog_space_limit"))
-    return Expiry(timedelta(seconds=seconds) if seconds else None, total or None)

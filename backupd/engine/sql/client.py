@@ -267,6 +267,11 @@ class Session:
         rows = self._run(DictCursor, sql, args)
         return [{name: readable(value) for name, value in row.items()} for row in rows] if shown else list(rows)
 
+    def variables(self, *names: str) -> dict[str, str]:
+        """Those of the server's global variables ``names`` that it has, by name in lower case. Raises ServerError."""
+        rows = self.query("SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", names)
+        return {str(name).lower(): str(value) for name, value in rows}
+
     def scalar(self, sql: str, *args: Any) -> Any:
         """The first column of the first row, or None without a row. Raises ServerError."""
         rows = self.query(sql, *args)
