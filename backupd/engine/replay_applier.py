@@ -98,7 +98,7 @@ def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -
         known = f"{_HINTS[code]}; or " if code in _OF_HISTORY else ""
         hint = f"{known}it needs tables that this replay leaves out: {OF_SOME_TABLES}"
     raise ServerError(
-        f"the copy cannot {thread} the logs any further (error {code})",
+        f"replay stopped at {now.file}:{now.pos}: the server cannot {thread} the binary logs (error {code})",
         detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
         hint=hint_of_statement(text) or hint,
     )

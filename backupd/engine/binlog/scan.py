@@ -298,7 +298,7 @@ class Conflicts:
         if by := self._statements.get(name) or self._schemas.get(name[0]):
             self._conflict(by, shown, f"it changes rows of a table that {by} changes by a statement")
         elif self._wild:
-            self._conflict(self._wild, shown, f"nobody knows which tables {self._wild} changes")
+            self._conflict(self._wild, shown, f"the tables that {self._wild} changes are unknown")
         return name in self._rows
 
     def row(self, table: TableMap, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:

@@ -233,9 +233,9 @@ class _Walker:
         }
         if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
             raise RefusedError(
-                f"{self._start.file}:{self._start.pos} and {self._found.start} are not the same place of these logs",
+                f"position {self._start.file}:{self._start.pos} and GTID {self._found.start} do not match in these binary logs",
                 detail=f"they are at {here} there",
-                hint="nobody knows which of both the backup holds; test an older or a newer one",
+                hint="the position of the backup is ambiguous; use an older or newer backup",
             )
 
     # -- events

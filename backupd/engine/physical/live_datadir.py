@@ -104,10 +104,10 @@ def reader_of(datadir: Path, session: Session) -> str | None:
         )
     process = session.server_uid
     if process not in (found.st_uid, 0):  # root may have opened the socket for it, as systemd does
-        answers = "is no process of this host" if process is None else f"is a process of {user_words(process)}"
+        answers = "is not a process of this host" if process is None else f"is a process of {user_words(process)}"
         raise RefusedError(
-            f"the data directory {datadir}, which the server names, belongs to {user_words(found.st_uid)}, and what "
-            f"answers at {session.connection.address} {answers}: nothing is read there as somebody else",
+            f"the data directory {datadir} belongs to {user_words(found.st_uid)}, but the server at "
+            f"{session.connection.address} {answers}: backupd does not read it",
             hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R",
         )
     return _named_user(found.st_uid, found.st_gid)

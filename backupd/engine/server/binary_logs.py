@@ -307,7 +307,7 @@ class BinlogSource:
                 yield session
         except _NO_ANSWER as error:
             raise ServerError(
-                f"what {self.address} answers makes no sense",
+                f"unexpected response from {self.address}",
                 detail=f"{type(error).__name__}: {error}",
                 hint="is that a database server, and the network to it sound? It is asked again",
             ) from error

@@ -73,7 +73,7 @@ def _log_risks(variables: Mapping[str, str], flavour: Flavour, replica: bool) ->
     if replica and "OFF" in (value("log_slave_updates"), value("log_replica_updates")):
         yield ("log_slave_updates is off: what this replica replicates is not in its own binary log")
     if flavour is not Flavour.MARIADB and value("gtid_mode") in ("OFF", "OFF_PERMISSIVE", "ON_PERMISSIVE"):
-        yield f"gtid_mode is {value('gtid_mode')}: positions are file names and offsets, good here alone"
+        yield f"gtid_mode is {value('gtid_mode')}: positions are file and offset, valid on this server only"
 
 
 def kept_for(variables: Mapping[str, str]) -> timedelta | None:
@@ -465,7 +465,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         version = Version.parse(variables.get("version", ""))
     except ValueError as error:
         raise ServerError(
-            f"what answers at {session.connection.address} is no server that is known here",
+            f"unsupported server at {session.connection.address}",
             detail=f"its version: {error}",
         ) from error
     dialect = dialect_of(flavour, version)

@@ -328,15 +328,15 @@ def hint(error: BaseException, tls: Tls | None) -> str:
         )
     if code == _NO_TLS and not isinstance(cause, ssl.SSLError):
         return (
-            f"{setting} asks for encryption, and the server (or whoever answers in its place) offers none: set "
-            "ssl_cert and ssl_key there; or say `tls: off`, where nobody can stand between"
+            f"{setting} requires TLS, but the server does not offer it: set ssl_cert and ssl_key on the server, or "
+            "`tls: off` on a trusted network"
         )
     return _of_handshake(cause, setting) if isinstance(cause, ssl.SSLError) else ""
 
 
 def _of_handshake(error: ssl.SSLError, setting: str) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"{setting}: both ends agree on no way to encrypt; the server's error log says more"
+        return f"{setting}: TLS handshake failed, no common protocol or cipher; see the error log of the server"
     if error.verify_code in _WRONG_NAME:
         return (
             f"{setting} wants a certificate for the name that is given as `host`, and this one is for another: "

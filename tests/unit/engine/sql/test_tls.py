@@ -222,7 +222,7 @@ def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
                     tls=tls,
                     ssl={} if tls is Tls.REQUIRED else {"ca": "/etc/ssl/certs/ca-certificates.crt"},
                 ).connect()
-            assert f"`tls: {tls}` asks for encryption" in refused.value.hint
+            assert f"`tls: {tls}` requires TLS, but the server does not offer it" in refused.value.hint
             assert "`tls: off`" in refused.value.hint
         plain = Connection(host=NAME, port=server.port or 0, user=USER, password=PASSWORD, tls=Tls.OFF)
         with plain.connect() as session:
