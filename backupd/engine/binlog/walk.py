@@ -233,7 +233,8 @@ class _Walker:
         }
         if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
             raise RefusedError(
-                f"position {self._start.file}:{self._start.pos} and GTID {self._found.start} do not match in these binary logs",
+                f"position {self._start.file}:{self._start.pos} and GTID {self._found.start} do not match "
+                "in these binary logs",
                 detail=f"they are at {here} there",
                 hint="the position of the backup is ambiguous; use an older or newer backup",
             )

@@ -171,7 +171,7 @@ def test_nothing_is_read_as_a_user_who_is_not_the_servers(server: PrivateServer,
             assert reader_of(server.datadir, session) == "mysql"
             with pytest.raises(RefusedError, match="is a process of user mysql"):
                 reader_of(short_tmp, session)
-    with pytest.raises(RefusedError, match="is no process of this host"):
+    with pytest.raises(RefusedError, match="is not a process of this host"):
         _reader_of(server.datadir, None)
 
 
