@@ -25,7 +25,7 @@ from backupd.engine.replay_applier import (
     mysql_executed,
     set_mariadb_position,
 )
-from backupd.engine.scratch_source import ReplayLeg, copy_log, lay_out
+from backupd.engine.scratch_source import ReplayRun, copy_log, lay_out
 from backupd.engine.server.launch import LaunchedServer, give
 from backupd.engine.server.sandbox import confine, is_available
 from backupd.engine.sql.client import Session
@@ -74,7 +74,7 @@ def refuse_inexact(
         )
 
 
-def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayLeg) -> tuple[str, int]:
+def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayRun) -> tuple[str, int]:
     """Execute the files of ``leg`` from its start on as statements of one session on ``copy``, without the transactions
     that it excludes. Gives what the copy has executed (GTIDs), and how many transactions were applied.
 
@@ -96,7 +96,7 @@ def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayLeg) 
     return str(executed), applied - len(leg.exclude)
 
 
-def _execute(copy: LaunchedServer, leg: ReplayLeg) -> None:
+def _execute(copy: LaunchedServer, leg: ReplayRun) -> None:
     mariadb = leg.info.flavour is Flavour.MARIADB
     reader = binlog_tool(leg.info.flavour, paths=leg.context.programs).tool.path
     client = find_tool(

@@ -234,7 +234,7 @@ _ALWAYS: Options = {
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayLeg:
+class ReplayRun:
     """One sequence of logs that is applied to a copy of the server ``info``. ``files``: plain, original names, in
     order; ``found``: what they hold from ``start`` on, up to ``stop``, without the transactions of ``exclude``.
     ``tables``: the replay is narrowed down to these (``left_out``); empty for all. ``folder``: private, empty or not
@@ -267,7 +267,7 @@ class LogSource:
 
 
 @contextlib.contextmanager
-def log_source(copy: LaunchedServer, leg: ReplayLeg) -> Iterator[LogSource]:
+def log_source(copy: LaunchedServer, leg: ReplayRun) -> Iterator[LogSource]:
     """Serve the files of ``leg`` to ``copy``, which runs. Its ``folder`` is made the server's, and removed at the end.
     Raises RefusedError, ToolError when the server does not serve exactly these files, ServerError."""
     config, found = copy.config, leg.found
@@ -413,7 +413,7 @@ def copy_log(source: Path, target: Path) -> None:
     target.chmod(0o640)
 
 
-def _refuse_other_files(source: LaunchedServer, leg: ReplayLeg) -> None:
+def _refuse_other_files(source: LaunchedServer, leg: ReplayRun) -> None:
     """Does it serve what it was given, byte for byte as long? Behind that it has opened a new file of its own."""
     with source.connection.connect() as session:
         served = [(str(row[0]), int(row[1])) for row in session.query("SHOW BINARY LOGS")]

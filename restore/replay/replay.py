@@ -26,7 +26,7 @@ from backupd.engine.replay_applier import (
     set_start,
 )
 from backupd.engine.replay_pipe import refuse_inexact, replay_through_pipe
-from backupd.engine.scratch_source import ReplayLeg, log_source, refuse_other_end
+from backupd.engine.scratch_source import ReplayRun, log_source, refuse_other_end
 from backupd.engine.server.launch import LaunchedServer, Zone, global_zone
 from backupd.engine.server.probe import prepared_xa
 from backupd.engine.sql.client import Session
@@ -119,7 +119,7 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
             executed, counted = run(
                 server,
                 session,
-                ReplayLeg(
+                ReplayRun(
                     leg.info, leg.files, leg.start, leg.stop, leg.exclude, leg.tables, found, leg.folder, context
                 ),
             )
@@ -136,7 +136,7 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
         )
 
 
-def _apply(server: LaunchedServer, session: Session, run: ReplayLeg) -> tuple[str, int]:
+def _apply(server: LaunchedServer, session: Session, run: ReplayRun) -> tuple[str, int]:
     refuse_repeated(run.found, narrowed=bool(run.tables))
     with log_source(server, run) as source:
         if run.stop.gtids:
@@ -156,7 +156,7 @@ def _apply(server: LaunchedServer, session: Session, run: ReplayLeg) -> tuple[st
     return executed, counted
 
 
-def _pipe(server: LaunchedServer, session: Session, run: ReplayLeg) -> tuple[str, int]:
+def _pipe(server: LaunchedServer, session: Session, run: ReplayRun) -> tuple[str, int]:
     refuse_inexact(run.info, run.files, run.start, run.found, run.exclude)
     return replay_through_pipe(server, session, run)
 
