@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backupd.model.manifest import StoredObject, encode_header
+from backupd.process.run_context import utc_now
 from backupd.transfer.collection import collect
 from backupd.transfer.dedup import confirm, load_known
 from backupd.transfer.fsck import examine
-from backupd.transfer.leases import utc_now
 from backupd.transfer.records.manifests import committed
 from storage import layout
 from storage.filesystem import FilesystemDestination

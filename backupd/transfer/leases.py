@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +51,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.text import Clock, format_time, new_id, parse_time
+from backupd.process.run_context import utc_now
 from backupd.transfer.holds_and_locks import is_marked
 from storage import layout
 from storage.destination import Destination, exists, is_listed
@@ -64,11 +65,6 @@ GIVE_UP = timedelta(minutes=10)
 
 _held: set[str] = set()
 """Keys that this very process holds: a lease whose removal failed must not live as long as a daemon does."""
-
-
-def utc_now() -> datetime:
-    """The time of this machine (aware, UTC): the clock of leases when the caller gives none."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 
 from backupd.model.errors import ArchivedError, DestinationError, MissingRightsError, ObjectMissingError
 from backupd.model.text import Clock, format_time
+from backupd.process.run_context import utc_now
 from storage import layout
 from storage.config import S3Config
 from storage.destination import (
@@ -45,11 +46,6 @@ ABANDONED = timedelta(days=1)
 _BARREN = 1000
 """Pages of a listing, each of up to a thousand keys, in which there may be nothing of ours, one after the other."""
 _NEVER_REPLACED = frozenset({layout.MANIFEST})
-
-
-def utc_now() -> datetime:
-    """The time of this machine (aware, UTC)."""
-    return datetime.now(UTC)
 
 
 class S3Destination:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from backupd.model.text import Clock
+from backupd.process.run_context import utc_now
 from storage.config import S3Config
-from storage.s3.destination import S3Destination, utc_now
+from storage.s3.destination import S3Destination
 from tests.support.stores.moto_server import MotoServer
 from tests.support.stores.s3_server import S3Server
 

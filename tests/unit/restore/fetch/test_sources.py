@@ -8,9 +8,8 @@ import pytest
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Position, Receipts, Version
-from backupd.process.run_context import RunContext
+from backupd.process.run_context import RunContext, utc_now
 from backupd.transfer.deletion import mark
-from backupd.transfer.leases import utc_now
 from backupd.transfer.records.sealing import Unsealer
 from restore.fetch.sources import Sources, load_chain, pinned
 from storage import layout
