@@ -13,8 +13,8 @@ from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError,
 from backupd.model.job import silent
 from backupd.model.server_facts import Position
 from backupd.process.run_context import RunContext
-from backupd.transfer import log_segments as segmentseal
 from backupd.transfer.log_segments import drop_pieces
+from backupd.transfer.records import segment_documents as segmentseal
 from backupd.transfer.records.sealing import Unsealer
 from restore.fetch.sources import Sources
 from restore.replay import logs as replay_logs
