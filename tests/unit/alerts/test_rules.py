@@ -23,6 +23,8 @@ NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEE
 ELSEWHERE = {
     ("backupd.app.context.incidents", "self.mended"): "",
     ("backupd.app.service.daemon", "kind"): "self._event",
+    ("backupd.app.jobs.jobs", "kind"): "",
+    ("backupd.app.restores.thaw_jobs", "kind"): "",
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
     ("backupd.app.alerting.notifier", "kind"): "",
@@ -32,13 +34,15 @@ ELSEWHERE = {
     ("backupd.app.binlogs.stream_report", "pair.mended"): "",
 }
 """Expressions that only a call can tell: what tells them is the name of a call's function, or of a module's value;
-where it is empty, they are of a pair."""
+where it is empty, they are of a pair, or of calls of one ``ABOUT_A_JOB``."""
+ABOUT_A_JOB = ("event_of", "_event", "_warn")
+"""Functions of jobs whose third argument is the kind of an event."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(ROOT.glob("app/**/*.py")):
         text = path.read_text()
-        if "model.event import" in text:
+        if "model.event import" in text or "event_of(" in text:
             yield ".".join(("backupd", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(text)
 
 
@@ -54,6 +58,8 @@ def kinds() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Event":
                 given = [word.value for word in node.keywords if word.arg == "kind"] or node.args[1:2]
                 yield from ((kind, name) for kind in resolved(module, tree, given[0]))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ABOUT_A_JOB and hasattr(module, "event_of"):
+                yield from ((kind, name) for kind in resolved(module, tree, node.args[2]))
 
 
 def resolved(module: Any, tree: ast.Module, expression: ast.expr) -> Iterator[str]:
