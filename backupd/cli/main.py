@@ -26,19 +26,14 @@ from backupd.cli.commands import (
     tables,
     work,
 )
-from backupd.cli.commands import backups as retention
-from backupd.cli.commands import binlog as timeline
-from backupd.cli.commands import catalog as recover_versions
-from backupd.cli.commands import restores as thaw
 from backupd.cli.output import Screen, explained, mute
-from backupd.cli.session import Config, Json, StoppedError, remember
+from backupd.cli.session import Commands, Config, Json, StoppedError, remember
 from backupd.process.runtime import hide_memory, return_large_blocks
 
-app = typer.Typer(
+app = Commands(
+    shared=False,
     help="Backups of MySQL and MariaDB that are proved to restore.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -65,13 +60,13 @@ def root(
     remember(context, config, as_json)
 
 
-app.command()(serve.serve)
-app.command()(work.check)
-app.command()(work.backup)
+app.command(takes=("config",))(serve.serve)
+app.command(opening="looks")(work.check)
+app.command(opening="works")(work.backup)
 app.add_typer(backups.app, name="backups")
 app.command()(restores.plan)
 app.command()(restores.restore)
-app.command("thaw")(thaw.thaw)
+app.command("thaw")(restores.thaw)
 app.command("leftovers")(tables.leftovers)
 app.command("test-restore")(restores.prove)
 app.command()(work.verify)
@@ -79,24 +74,24 @@ app.command()(work.replicate)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
 app.add_typer(work.server_app, name="server")
-app.command()(retention.retention)
-app.command()(retention.hold)
-app.command()(retention.pause)
-app.command()(retention.resume)
+app.command()(backups.retention)
+app.command()(backups.hold)
+app.command()(backups.pause)
+app.command()(backups.resume)
 app.command()(work.fsck)
-app.command("recover-versions")(recover_versions.bring_back)
-app.command("bring-back", hidden=True)(recover_versions.bring_back)  # its name until 2026-11, for good
+app.command("recover-versions")(catalog.bring_back)
+app.command("bring-back", hidden=True)(catalog.bring_back)  # its name until 2026-11, for good
 app.add_typer(keys.app, name="keys")
 app.add_typer(jobs.app, name="jobs")
-app.command("run-job", hidden=True)(jobs.run_job)
-app.command("timeline")(timeline.timeline)
+app.command("run-job", hidden=True)(serve.run_job)
+app.command("timeline")(binlog.timeline)
 app.add_typer(binlog.app, name="binlog")
-app.command("run-stream", hidden=True)(serve.run_stream)
+app.command("run-stream", takes=("config",), hidden=True)(serve.run_stream)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(access.app, name="token")
 app.command()(access.audit)
-app.command("run-api", hidden=True)(access.run_api)
+app.command("run-api", takes=("config",), hidden=True)(serve.run_api)
 
 
 @contextmanager

@@ -1,16 +1,15 @@
-"""Options that many commands share, and what was said before the command's name.
-
-One command's run: the service it asks, where it shows, and how its failure ends.
-"""
+"""What every command shares: its options, and its run, with the service it asks, where it shows, and how it fails."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,41 +24,14 @@ if TYPE_CHECKING:
 
     from backupd.app.service.facade import Service
 
-
 DEFAULT_CONFIG = Path("/etc/backupd/backupd.yaml")
 CONFIG_VARIABLE = "BACKUPD_CONFIG"
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        show_default=False,
-        help=f"Configuration (default: ${CONFIG_VARIABLE}, else {DEFAULT_CONFIG}).",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; progress goes to stderr.")]
-Server = Annotated[str, typer.Argument(metavar="SERVER", help="Name of a server in the configuration.")]
-AnyServer = Annotated[
-    str | None,
-    typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server; all servers without it."),
-]
-BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `backupd backups` lists it.")]
-NewCatalog = Annotated[
-    bool,
-    typer.Option("--new-catalog", help="Begin an empty catalog although a destination holds backups already."),
-]
-TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
 
-
-def moment(text: str) -> datetime:
-    """A time on the command line. Raises BadParameter."""
-    try:
-        return parse_time(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
-        ) from None
+def option(flag: str, metavar: str, what: str, **rules: Any) -> Any:
+    """An option that takes a value. ``what``: its help, which says the default where there is one; ``rules``: as of
+    ``typer.Option``."""
+    return typer.Option(flag, metavar=metavar, show_default=False, help=what, **rules)
 
 
 def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
@@ -78,6 +50,34 @@ def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show
     )
 
 
+def moment(text: str) -> datetime:
+    """A time on the command line. Raises BadParameter."""
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
+        ) from None
+
+
+Config = Annotated[
+    Path | None, option("--config", "FILE", f"Configuration (default: ${CONFIG_VARIABLE}, else {DEFAULT_CONFIG}).")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; progress goes to stderr.")]
+Server = Annotated[str, typer.Argument(metavar="SERVER", help="Name of a server in the configuration.")]
+AnyServer = Annotated[
+    str | None,
+    typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server; all servers without it."),
+]
+BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `backupd backups` lists it.")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
+NewCatalog = Annotated[
+    bool,
+    typer.Option("--new-catalog", help="Begin an empty catalog although a destination holds backups already."),
+]
+TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
+
+
 @dataclass(frozen=True)
 class Before:
     """What stood before the command: ``backupd --config FILE --json backup ...``"""
@@ -86,21 +86,10 @@ class Before:
     json: bool = False
 
 
-def remember(context: typer.Context, config: Path | None, as_json: bool) -> None:
+def remember(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Keep the options of a group for the commands inside; the inner one wins."""
     outer = context.find_object(Before) or Before()
     context.obj = Before(config=config or outer.config, json=as_json or outer.json)
-
-
-def config_path(context: typer.Context, given: Path | None) -> Path:
-    """The configuration file to use: of the command, of the group, of the environment, or the default."""
-    before = context.find_object(Before) or Before()
-    from_environment = os.environ.get(CONFIG_VARIABLE)
-    return given or before.config or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
-
-
-def wants_json(context: typer.Context, given: bool) -> bool:
-    return given or (context.find_object(Before) or Before()).json
 
 
 class StoppedError(KeyboardInterrupt):
@@ -109,12 +98,6 @@ class StoppedError(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-
-
-@dataclass(frozen=True)
-class Session:
-    service: Service
-    screen: Screen
 
 
 def open_service(
@@ -127,12 +110,51 @@ def open_service(
     return Service.open(path, held, Opening(opening), new_catalog=new_catalog)
 
 
+@dataclass
+class Run:
+    """One command's run. ``named``: the configuration that the command line names, if it does; ``held``: settings that
+    another process holds; ``opening``, ``new_catalog``: as of ``Service.open``."""
+
+    screen: Screen
+    named: Path | None
+    opening: str
+    stack: ExitStack
+    held: Path | None = None
+    new_catalog: bool = False
+
+    @property
+    def config(self) -> Path:
+        """The configuration file to use: of the command, of the group, of the environment, or the default."""
+        from_environment = os.environ.get(CONFIG_VARIABLE)
+        return self.named or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+
+    @cached_property
+    def service(self) -> Service:
+        """Opened when it is asked for first, closed at the end of the command. Raises BackupdError."""
+        return self.stack.enter_context(
+            open_service(self.config, self.held, self.opening, new_catalog=self.new_catalog)
+        )
+
+    def exit_unless(self, ok: bool) -> None:
+        """End the command with status 1 where what it did is not good."""
+        if not ok:
+            raise typer.Exit(1)
+
+
 @contextmanager
-def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
-    """Run a command that needs no service: errors are shown and become the exit code."""
-    screen = Screen(as_json=wants_json(context, as_json))
+def running(context: typer.Context, config: Path | None, as_json: bool, opening: str) -> Iterator[Run]:
+    """Run a command: errors are shown and become the exit code."""
+    before = context.find_object(Before) or Before()
+    screen = Screen(as_json=as_json or before.json)
     try:
-        yield screen
+        with ExitStack() as stack:
+            run = Run(screen, config or before.config, opening, stack)
+            try:
+                yield run
+            except UnknownNameError as error:
+                if error.name and "service" in vars(run):
+                    error.message += run.service.listings.resembling(error.kind, error.name)
+                raise
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:  # noqa: BLE001  last resort; told, or written to a file that is named
@@ -145,25 +167,49 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
         raise typer.Exit(128 + number) from None
 
 
-@contextmanager
-def session(
-    context: typer.Context,
-    config: Path | None,
-    as_json: bool,
-    held: Path | None = None,
-    *,
-    opening: str = "reads",
-    new_catalog: bool = False,
-) -> Iterator[Session]:
-    """Run a command with the service of the chosen configuration, or of the settings that another process holds.
-    ``opening``, ``new_catalog``: as of ``Service.open``."""
-    with (
-        guarded(context, as_json) as screen,
-        open_service(config_path(context, config), held, opening, new_catalog=new_catalog) as service,
-    ):
-        try:
-            yield Session(service=service, screen=screen)
-        except UnknownNameError as error:
-            if error.name:
-                error.message += service.listings.resembling(error.kind, error.name)
-            raise
+Command = Callable[..., None]
+_COMMON = (
+    Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=Config),
+    Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+)
+
+
+class Commands(typer.Typer):
+    """A group of commands. The function of each takes its run, and its own options and arguments; --config and --json
+    are added. ``shared``: the group itself takes these two as well."""
+
+    def __init__(self, *, shared: bool = True, **options: Any) -> None:
+        super().__init__(rich_markup_mode=None, add_completion=False, **options)
+        if shared:
+            self.callback()(remember)
+
+    def command(  # type: ignore[override]  # typer's own has every setting of a command
+        self,
+        name: str | None = None,
+        *,
+        opening: str = "reads",
+        takes: Sequence[str] = ("config", "as_json"),
+        hidden: bool = False,
+    ) -> Callable[[Command], Command]:
+        """``opening``: of ``Service.open``; ``takes``: which of the common options the command has."""
+        register = super().command(name, hidden=hidden)
+
+        def add(function: Command) -> Command:
+            register(_served(function, opening, takes))
+            return function
+
+        return add
+
+
+def _served(function: Command, opening: str, takes: Sequence[str]) -> Command:
+    """``function`` as typer calls it: with the context, and the common options behind its own."""
+
+    def call(context: typer.Context, config: Path | None = None, as_json: bool = False, **given: Any) -> None:
+        with running(context, config, as_json, opening) as run:
+            function(run, **given)
+
+    own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in signature(function, eval_str=True).parameters.values()]
+    first = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, {}
+    call.__signature__ = Signature([first, *own[1:], *(one for one in _COMMON if one.name in takes)])  # type: ignore[attr-defined]
+    return call

@@ -9,7 +9,7 @@ import typer
 from backupd.alerts.message import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.session import AnyServer, Config, Json, one_of, remember, session
+from backupd.cli.session import AnyServer, Commands, Run, one_of
 from backupd.model.event import Incident, Message, MessageState
 from backupd.model.text import format_time
 
@@ -18,90 +18,70 @@ SHOWN = 40
 _MOST = 1_000_000
 _WIDTH = 70
 
-app = typer.Typer(
-    cls=ListByDefault,
-    help="List what is wrong; the messages about it; test the channels; acknowledge.",
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-@app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
+app = Commands(cls=ListByDefault, help="List what is wrong; the messages about it; test the channels; acknowledge.")
 
 
 @app.command("list")
 def list_(
-    context: typer.Context,
+    run: Run,
     server: AnyServer = None,
     everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """List what is open, newest first (also without the word `list`)."""
-    with session(context, config, as_json) as run:
-        found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
-        run.screen.document([incident.as_json() for incident in found])
-        if not found:
-            run.screen.line("nothing is open" if not everything else "no incidents")
-            return
-        run.screen.table(("ID", "SINCE", "OVER", "WHAT", "WHY"), map(_incident, found))
-        for incident in [one for one in found if one.is_open and one.hint][:5]:
-            run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
+    found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
+    run.screen.document([incident.as_json() for incident in found])
+    if not found:
+        run.screen.line("nothing is open" if not everything else "no incidents")
+        return
+    run.screen.table(("ID", "SINCE", "OVER", "WHAT", "WHY"), map(_incident, found))
+    for incident in [one for one in found if one.is_open and one.hint][:5]:
+        run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
 
 
 @app.command()
 def messages(
-    context: typer.Context,
+    run: Run,
     state: Annotated[MessageState | None, one_of(MessageState, "--state", "Only those in this state.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """List messages, newest first: sent, waiting to be sent (and why), given up."""
-    with session(context, config, as_json) as run:
-        found = run.service.alerts.messages(state=state, limit=limit)
-        run.screen.document([message.as_json() for message in found])
-        if not found:
-            run.screen.line("no messages")
-            return
-        run.screen.table(("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE"), map(_message, found), right=("TRIES",))
+    found = run.service.alerts.messages(state=state, limit=limit)
+    run.screen.document([message.as_json() for message in found])
+    if not found:
+        run.screen.line("no messages")
+        return
+    run.screen.table(("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE"), map(_message, found), right=("TRIES",))
 
 
 @app.command("test")
-def send_test(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+def send_test(run: Run) -> None:
     """Send a test message through every configured channel and report the result of each."""
-    with session(context, config, as_json) as run:
-        sent = run.service.alerts.test()
-        run.screen.document([message.as_json() for message in sent])
-        for message in sent:
-            to = ", ".join(message.recipients)
-            run.screen.line(
-                f"{message.channel}: sent to {to}"
-                if message.state is MessageState.SENT
-                else f"{message.channel}: NOT SENT\n{message.error}"
-            )
-            if message.state is MessageState.SENT and message.error:
-                run.screen.line(f"  but not to everybody:\n{message.error}")
-        if any(message.state is not MessageState.SENT or message.error for message in sent):
-            raise typer.Exit(1)
+    sent = run.service.alerts.test()
+    run.screen.document([message.as_json() for message in sent])
+    for message in sent:
+        to = ", ".join(message.recipients)
+        run.screen.line(
+            f"{message.channel}: sent to {to}"
+            if message.state is MessageState.SENT
+            else f"{message.channel}: NOT SENT\n{message.error}"
+        )
+        if message.state is MessageState.SENT and message.error:
+            run.screen.line(f"  but not to everybody:\n{message.error}")
+    if any(message.state is not MessageState.SENT or message.error for message in sent):
+        raise typer.Exit(1)
 
 
 @app.command()
 def acknowledge(
-    context: typer.Context,
+    run: Run,
     incident: Annotated[str, typer.Argument(metavar="ID", help="Id of an incident, as `backupd alerts` lists it.")],
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Acknowledge an incident. backupd sends no more reminders for it; it still sends the recovery message."""
-    with session(context, config, as_json) as run:
-        found = run.service.alerts.acknowledge(incident)
-        run.screen.done = f"{incident} was acknowledged"
-        run.screen.document(found.as_json())
-        run.screen.line(f"{found.acknowledged_by} is at {title_of(found)}: there are no reminders of it any more")
+    found = run.service.alerts.acknowledge(incident)
+    run.screen.done = f"{incident} was acknowledged"
+    run.screen.document(found.as_json())
+    run.screen.line(f"{found.acknowledged_by} is at {title_of(found)}: there are no reminders of it any more")
 
 
 def _incident(one: Incident) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, BackupId, Config, Json, Server, remember, session
+from backupd.cli.session import AnyServer, BackupId, Commands, Run, Server, option
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.text import format_size, format_time
 
@@ -45,150 +45,123 @@ class ListByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=ListByDefault,
-    help="List backups; show, keep, delete or undelete one.",
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-@app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
+app = Commands(cls=ListByDefault, help="List backups; show, keep, delete or undelete one.")
 
 
 @app.command("list")
-def list_(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
+def list_(run: Run, server: AnyServer = None) -> None:
     """List backups, newest first (also without the word `list`)."""
-    with session(context, config, as_json) as run:
-        records = sorted(run.service.backups.list(server), key=lambda record: record.id, reverse=True)
-        run.screen.document([record.as_json() for record in records])
-        from backupd.cli.render import show_backups
+    records = sorted(run.service.backups.list(server), key=lambda record: record.id, reverse=True)
+    run.screen.document([record.as_json() for record in records])
+    from backupd.cli.render import show_backups
 
-        show_backups(run.screen, records)
+    show_backups(run.screen, records)
 
 
 @app.command()
-def show(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
+def show(run: Run, backup_id: BackupId) -> None:
     """Show everything that is known of a backup."""
-    with session(context, config, as_json) as run:
-        document = run.service.backups.show(backup_id).as_json()
-        run.screen.document(document)
-        from backupd.cli.render import show_mapping
+    document = run.service.backups.show(backup_id).as_json()
+    run.screen.document(document)
+    from backupd.cli.render import show_mapping
 
-        show_mapping(run.screen, document)
+    show_mapping(run.screen, document)
 
 
 @app.command()
 def keep(
-    context: typer.Context,
+    run: Run,
     backup_id: BackupId,
     release: Annotated[bool, typer.Option("--release", help="Take the mark away again.")] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Keep a backup: no rule deletes it until it is released."""
-    with session(context, config, as_json) as run:
-        problems = run.service.backups.keep(backup_id, pinned=not release)
-        run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
-        run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
-        run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
-        for problem in problems:
-            run.screen.line(f"NOT written at {problem}; say it again later", style="bold red")
+    problems = run.service.backups.keep(backup_id, pinned=not release)
+    run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
+    run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
+    run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
+    for problem in problems:
+        run.screen.line(f"NOT written at {problem}; say it again later", style="bold red")
 
 
 @app.command()
 def delete(
-    context: typer.Context,
+    run: Run,
     backup_id: BackupId,
     now: Annotated[bool, typer.Option("--now", help="Without the grace period; cannot be undone.")] = False,
     with_increments: Annotated[
         bool, typer.Option("--with-increments", help="And everything that builds on it.")
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Mark a backup as deleted; its data goes after the grace period."""
-    with session(context, config, as_json) as run:
-        done = run.service.backups.delete(backup_id, now=now, with_increments=with_increments)
-        held = done.held
-        run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
-        run.screen.document(
-            {"id": backup_id, "state": "deleted", "now": now, "held": list(held), "forgotten": list(done.forgotten)}
-        )
-        for sentence in done.forgotten:
-            run.screen.line(sentence, style="yellow")
-        if held:
-            run.screen.line(f"{backup_id} is marked as deleted, but it was NOT removed yet:")
-            for sentence in held:
-                run.screen.line(f"  {sentence}")
-            raise typer.Exit(1)
-        run.screen.line(
-            f"{backup_id} is deleted"
-            if now
-            else f"{backup_id} is marked as deleted; `backupd backups undelete {backup_id}` brings it back"
-        )
+    done = run.service.backups.delete(backup_id, now=now, with_increments=with_increments)
+    held = done.held
+    run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
+    run.screen.document(
+        {"id": backup_id, "state": "deleted", "now": now, "held": list(held), "forgotten": list(done.forgotten)}
+    )
+    for sentence in done.forgotten:
+        run.screen.line(sentence, style="yellow")
+    if held:
+        run.screen.line(f"{backup_id} is marked as deleted, but it was NOT removed yet:")
+        for sentence in held:
+            run.screen.line(f"  {sentence}")
+        raise typer.Exit(1)
+    run.screen.line(
+        f"{backup_id} is deleted"
+        if now
+        else f"{backup_id} is marked as deleted; `backupd backups undelete {backup_id}` brings it back"
+    )
 
 
 @app.command()
-def undelete(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
+def undelete(run: Run, backup_id: BackupId) -> None:
     """Take back a deletion whose grace period is not over."""
-    with session(context, config, as_json) as run:
-        back = run.service.backups.undelete(backup_id)
-        run.screen.done = f"{backup_id} was brought back"
-        run.screen.document({"id": backup_id, "state": "complete", "brought_back": back})
-        run.screen.line(f"{', '.join(back)} {'is' if len(back) == 1 else 'are'} back")
+    back = run.service.backups.undelete(backup_id)
+    run.screen.done = f"{backup_id} was brought back"
+    run.screen.document({"id": backup_id, "state": "complete", "brought_back": back})
+    run.screen.line(f"{', '.join(back)} {'is' if len(back) == 1 else 'are'} back")
 
 
 @app.command("config")
 def kept_configuration(
-    context: typer.Context,
+    run: Run,
     backup_id: BackupId,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", show_default=False, help="Write it to this new or empty folder."),
+        option("--out", "DIR", "Write it to this new or empty folder."),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """List or extract the server configuration and accounts stored with a backup. Requires a private key."""
-    with session(context, config, as_json) as run:
-        found = run.service.backups.configuration(backup_id, out)
-        run.screen.done = f"the configuration was written to {out}" if out else ""
-        run.screen.document(found.as_json())
-        for sentence in found.left_out:
-            run.screen.line(sentence, style="yellow")
-        if out is not None:
-            run.screen.line(f"{len(found.written)} files are in {out}; they hold passwords and hashes")
-            return
-        rows = [
-            (
-                one.name + (f" -> {one.target}" if one.target else ""),
-                f"{one.mode:04o}",
-                one.owner,
-                str(one.size) if one.kind == "file" else one.kind,
-            )
-            for one in found.members
-        ]
-        run.screen.table(("name", "mode", "owner", "bytes"), rows, right=("bytes",))
+    found = run.service.backups.configuration(backup_id, out)
+    run.screen.done = f"the configuration was written to {out}" if out else ""
+    run.screen.document(found.as_json())
+    for sentence in found.left_out:
+        run.screen.line(sentence, style="yellow")
+    if out is not None:
+        run.screen.line(f"{len(found.written)} files are in {out}; they hold passwords and hashes")
+        return
+    rows = [
+        (
+            one.name + (f" -> {one.target}" if one.target else ""),
+            f"{one.mode:04o}",
+            one.owner,
+            str(one.size) if one.kind == "file" else one.kind,
+        )
+        for one in found.members
+    ]
+    run.screen.table(("name", "mode", "owner", "bytes"), rows, right=("bytes",))
 
 
 MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
 Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
 Reason = Annotated[
     str,
-    typer.Option(
-        "--reason",
-        metavar="TEXT",
-        show_default=False,
-        help="Reason. Shown with the hold or pause and recorded in the audit log.",
-    ),
+    option("--reason", "TEXT", "Reason. Shown with the hold or pause and recorded in the audit log."),
 ]
 
 
 def retention(
-    context: typer.Context,
+    run: Run,
     server: Server,
     apply: Annotated[
         bool,
@@ -197,37 +170,34 @@ def retention(
         ),
     ] = False,
     really: Annotated[bool, typer.Option("--really", help="Even when more than half of all backups would go.")] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Show what the rules keep and what they let go, and why. Changes nothing without --apply."""
     if really and not apply:
         raise typer.BadParameter("--really means nothing without --apply")
-    with session(context, config, as_json) as run:
-        extra: dict[str, Any] = {}
-        if apply:
-            from backupd.cli.progress import reporting
+    extra: dict[str, Any] = {}
+    if apply:
+        from backupd.cli.progress import reporting
 
-            with reporting() as report:
-                applied = run.service.foreground.apply_retention(server, report, really=really)
-            run.screen.done = "the rules were applied"
-            found, extra = applied.decisions, applied.as_json()
-            for name, cleared in applied.cleared.items():
-                if cleared.segments:
-                    run.screen.line(f"{name}: {cleared.text}")
-        else:
-            found = run.service.retention.preview(server)
-        run.screen.document(
-            {"server": server, "applied": apply, "destinations": [decisions.as_json() for decisions in found], **extra}
-        )
-        for decisions in found:
-            _show(run.screen, decisions, applied=apply)
-        for sentence in extra.get("held", ()):
-            run.screen.line(f"not removed yet: {sentence}", style="yellow")
-        if not found:
-            run.screen.line("no destination holds anything of this server")
-        elif not apply and any(decisions.expired for decisions in found):
-            run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks what expired")
+        with reporting() as report:
+            applied = run.service.foreground.apply_retention(server, report, really=really)
+        run.screen.done = "the rules were applied"
+        found, extra = applied.decisions, applied.as_json()
+        for name, cleared in applied.cleared.items():
+            if cleared.segments:
+                run.screen.line(f"{name}: {cleared.text}")
+    else:
+        found = run.service.retention.preview(server)
+    run.screen.document(
+        {"server": server, "applied": apply, "destinations": [decisions.as_json() for decisions in found], **extra}
+    )
+    for decisions in found:
+        _show(run.screen, decisions, applied=apply)
+    for sentence in extra.get("held", ()):
+        run.screen.line(f"not removed yet: {sentence}", style="yellow")
+    if not found:
+        run.screen.line("no destination holds anything of this server")
+    elif not apply and any(decisions.expired for decisions in found):
+        run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks what expired")
 
 
 def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
@@ -262,73 +232,59 @@ def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
 
 
 def hold(
-    context: typer.Context,
+    run: Run,
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
     release: Annotated[bool, typer.Option("--release", help="Release the hold. Retention applies again.")] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Keep everything of a server: nothing of it is deleted until it is released. Alone: list holds and pauses."""
     whom = _whom(server, everyone, needed=False)
     if whom is None and (release or reason):
         raise typer.BadParameter("name a server, or say --all")
-    with session(context, config, as_json) as run:
-        if whom is None:
-            _list(run.screen, run.service.retention.holds())
-        elif release:
-            _release(run.service, run.screen, whom, HoldKind.HOLD)
-        else:
-            found = run.service.retention.hold(whom, reason)
-            run.screen.document(found.as_json())
-            run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
-            for problem in found.problems:
-                run.screen.line(
-                    f"NOT written at {problem}; say it again later, or others may delete there", style="bold red"
-                )
+    if whom is None:
+        _list(run.screen, run.service.retention.holds())
+    elif release:
+        _release(run.service, run.screen, whom, HoldKind.HOLD)
+    else:
+        found = run.service.retention.hold(whom, reason)
+        run.screen.document(found.as_json())
+        run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
+        for problem in found.problems:
+            run.screen.line(
+                f"NOT written at {problem}; say it again later, or others may delete there", style="bold red"
+            )
 
 
 def pause(
-    context: typer.Context,
+    run: Run,
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
     stop_running: Annotated[
         bool, typer.Option("--stop-running", help="Also cancel the server's running and queued jobs.")
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Start nothing of a server by itself until it is resumed; its binary log is not streamed meanwhile, either."""
     whom = _whom(server, everyone, needed=True) or ""
-    with session(context, config, as_json) as run:
-        found = run.service.retention.pause(whom, reason, stop_running=stop_running)
-        run.screen.done = f"{_named(whom)} was paused"
-        run.screen.document(found.as_json())
-        run.screen.line(
-            f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: "
-            f"{found.pause.reason}"
-        )
-        for job in found.stopped:
-            run.screen.line(f"asked to stop: job {job}")
-        for problem in found.problems:
-            run.screen.line(f"NOT asked to stop: job {problem}", style="bold red")
-        if found.problems:
-            raise typer.Exit(1)
+    found = run.service.retention.pause(whom, reason, stop_running=stop_running)
+    run.screen.done = f"{_named(whom)} was paused"
+    run.screen.document(found.as_json())
+    run.screen.line(
+        f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: {found.pause.reason}"
+    )
+    for job in found.stopped:
+        run.screen.line(f"asked to stop: job {job}")
+    for problem in found.problems:
+        run.screen.line(f"NOT asked to stop: job {problem}", style="bold red")
+    if found.problems:
+        raise typer.Exit(1)
 
 
-def resume(
-    context: typer.Context,
-    server: MaybeServer = None,
-    everyone: Everyone = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+def resume(run: Run, server: MaybeServer = None, everyone: Everyone = False) -> None:
     """Resume a paused server's scheduled jobs and its binary log stream."""
     whom = _whom(server, everyone, needed=True) or ""
-    with session(context, config, as_json) as run:
-        _release(run.service, run.screen, whom, HoldKind.PAUSE)
+    _release(run.service, run.screen, whom, HoldKind.PAUSE)
 
 
 def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:

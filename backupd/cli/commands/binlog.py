@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen, visible
-from backupd.cli.session import AnyServer, Config, Json, Server, moment, remember, session
+from backupd.cli.session import AnyServer, Commands, Run, Server, moment, option
 from backupd.model.binlog import ChangeKind
 from backupd.model.text import format_duration, format_size, format_time
 
@@ -34,29 +34,18 @@ if TYPE_CHECKING:
 SHOWN = 100
 """Transactions of a search unless more are asked for."""
 
-app = typer.Typer(
-    help="Archived binary logs: the streams, and a search through what was committed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-@app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
+app = Commands(help="Archived binary logs: the streams, and a search through what was committed.", no_args_is_help=True)
 
 
 @app.command()
-def status(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
+def status(run: Run, server: AnyServer = None) -> None:
     """Show what is streamed, what each destination holds, and how far it is behind."""
-    with session(context, config, as_json) as run:
-        found = run.service.binlogs.status(server)
-        run.screen.document([one.as_json() for one in found])
-        if not found:
-            run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy asks for it")
-        for one in found:
-            _show(run.screen, one)
+    found = run.service.binlogs.status(server)
+    run.screen.document([one.as_json() for one in found])
+    if not found:
+        run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy asks for it")
+    for one in found:
+        _show(run.screen, one)
 
 
 def _show(screen: Screen, one: LogStatus) -> None:
@@ -104,69 +93,55 @@ def _kinds(text: str) -> frozenset[ChangeKind]:
 
 @app.command()
 def search(
-    context: typer.Context,
+    run: Run,
     server: Server,
     table: Annotated[
         list[str] | None,
-        typer.Option(
-            "--table",
-            metavar="PATTERN",
-            show_default=False,
-            help="`shop.orders`, `shop.*`, or `orders` in any schema; several are allowed.",
-        ),
+        option("--table", "PATTERN", "`shop.orders`, `shop.*`, or `orders` in any schema; several are allowed."),
     ] = None,
-    kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND[,KIND]", show_default=False, help=f"Of: {', '.join(ChangeKind)}.")
-    ] = "",
+    kind: Annotated[str, option("--kind", "KIND[,KIND]", f"Of: {', '.join(ChangeKind)}.")] = "",
     since: Annotated[
         datetime | None,
-        typer.Option("--since", parser=moment, metavar="TIME", show_default=False, help="Committed then or later."),
+        option("--since", "TIME", "Committed then or later.", parser=moment),
     ] = None,
     until: Annotated[
         datetime | None,
-        typer.Option("--until", parser=moment, metavar="TIME", show_default=False, help="Committed then or earlier."),
+        option("--until", "TIME", "Committed then or earlier.", parser=moment),
     ] = None,
-    gtid: Annotated[
-        str | None, typer.Option("--gtid", metavar="GTID", show_default=False, help="This very transaction.")
-    ] = None,
-    branch: Annotated[
-        str | None, typer.Option("--branch", metavar="ID", show_default=False, help="Of this branch only.")
-    ] = None,
+    gtid: Annotated[str | None, option("--gtid", "GTID", "This very transaction.")] = None,
+    branch: Annotated[str | None, option("--branch", "ID", "Of this branch only.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Search the archived binary logs for transactions, for example a DROP TABLE, and print the restore target
     before each. Requires the private key."""
     kinds = _kinds(kind)
-    with session(context, config, as_json) as run:
-        from backupd.model.errors import DamagedError, DestinationError
+    from backupd.model.errors import DamagedError, DestinationError
 
-        found: list[Found] = []
-        failure: DamagedError | DestinationError | None = None
-        try:
-            for one in run.service.binlogs.search(
-                server,
-                tables=table or (),
-                kinds=tuple(kinds),
-                since=since,
-                until=until,
-                gtid=gtid,
-                branch=branch,
-                limit=limit + 1,
-            ):
-                found.append(one)
-        except (DamagedError, DestinationError) as error:
-            failure = error  # told after what was found
-        run.screen.document([one.as_json() for one in found[:limit]])
-        for one in found[:limit]:
-            _tell(run.screen, server, one)
-        if len(found) > limit:
-            run.screen.line(f"... and more: only the first {limit} are shown (--limit)", style="yellow")
-        if not found and failure is None:
-            run.screen.line("nothing found")
-        if failure is not None:
-            raise failure
+    found: list[Found] = []
+    failure: DamagedError | DestinationError | None = None
+    try:
+        for one in run.service.binlogs.search(
+            server,
+            tables=table or (),
+            kinds=tuple(kinds),
+            since=since,
+            until=until,
+            gtid=gtid,
+            branch=branch,
+            limit=limit + 1,
+        ):
+            found.append(one)
+    except (DamagedError, DestinationError) as error:
+        failure = error  # told after what was found
+    run.screen.document([one.as_json() for one in found[:limit]])
+    for one in found[:limit]:
+        _tell(run.screen, server, one)
+    if len(found) > limit:
+        run.screen.line(f"... and more: only the first {limit} are shown (--limit)", style="yellow")
+    if not found and failure is None:
+        run.screen.line("nothing found")
+    if failure is not None:
+        raise failure
 
 
 _NAMED = 5
@@ -208,13 +183,12 @@ _MOST = 40
 """Lines of a kind that are shown, the newest; --json has all."""
 
 
-def timeline(context: typer.Context, server: Server, config: Config = None, as_json: Json = False) -> None:
+def timeline(run: Run, server: Server) -> None:
     """Show the recoverable moments of a server, what interrupts them, and whether its objectives are kept."""
-    with session(context, config, as_json) as run:
-        found = run.service.servers.timeline(server)
-        run.screen.document(found.as_json())
-        if not as_json:
-            show_timeline(run.screen, found)
+    found = run.service.servers.timeline(server)
+    run.screen.document(found.as_json())
+    if not run.screen.as_json:
+        show_timeline(run.screen, found)
 
 
 def show_timeline(screen: Screen, found: Timeline) -> None:

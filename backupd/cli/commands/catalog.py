@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import Config, Json, moment, remember, session
+from backupd.cli.session import Commands, Run, moment, option
 from backupd.model.errors import UsageError
 from backupd.model.text import format_size, format_time
 
@@ -25,31 +25,23 @@ if TYPE_CHECKING:
     from backupd.app.restores.catalog_rebuild import Rebuilt, RecoveredVersions
 
 
-app = typer.Typer(help="Catalog maintenance.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands(help="Catalog maintenance.", no_args_is_help=True)
 
 Place = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
 
 
-@app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
-
-
-@app.command()
-def upgrade(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+@app.command(opening="makes")
+def upgrade(run: Run) -> None:
     """Bring the catalog's tables up to this version (also done at first use)."""
-    with session(context, config, as_json, opening="makes") as run:
-        revision = run.service.revision
-        run.screen.document({"revision": revision})
-        run.screen.line(f"the catalog is at {revision}")
+    revision = run.service.revision
+    run.screen.document({"revision": revision})
+    run.screen.line(f"the catalog is at {revision}")
 
 
-@app.command()
+@app.command(opening="makes")
 def rebuild(
-    context: typer.Context,
-    place: Annotated[
-        str, typer.Option("--from", metavar="DESTINATION", show_default=False, help="Where the backups are.")
-    ],
+    run: Run,
+    place: Annotated[str, option("--from", "DESTINATION", "Where the backups are.")],
     into_existing: Annotated[bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")] = False,
     adopt_all: Annotated[
         bool,
@@ -61,28 +53,22 @@ def rebuild(
     ] = False,
     failed_at: Annotated[
         datetime | None,
-        typer.Option(
+        option(
             "--failed-at",
+            "TIME",
+            "Until when backups were taken: an older store was possibly rolled back.",
             parser=moment,
-            metavar="TIME",
-            show_default=False,
-            help="Until when backups were taken: an older store was possibly rolled back.",
         ),
     ] = None,
     counter: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--counter",
-            metavar="SERVER=N",
-            show_default=False,
-            help=(
-                "Head counter of a server from the last report mail, as SERVER=N. backupd reports a rollback if the "
-                "destination has a lower one. May be repeated."
-            ),
+            "SERVER=N",
+            "Head counter of a server from the last report mail, as SERVER=N. backupd reports a rollback if the "
+            "destination has a lower one. May be repeated.",
         ),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Rebuild the catalog from the backups and binary logs at a destination.
 
@@ -91,71 +77,66 @@ def rebuild(
     """
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json, opening="makes") as run:
-        with reporting() as report:
-            done = run.service.maintenance.rebuild(
-                place,
-                report,
-                merge=into_existing,
-                adopt=adopt_all,
-                failed_at=failed_at,
-                counters=_counters(counter or []),
-            )
-        run.screen.done = "the catalog was rebuilt"
-        run.screen.document(done.as_json())
-        _show(run.screen, done)
-        if done.problems:
-            raise typer.Exit(1)
+    with reporting() as report:
+        done = run.service.maintenance.rebuild(
+            place,
+            report,
+            merge=into_existing,
+            adopt=adopt_all,
+            failed_at=failed_at,
+            counters=_counters(counter or []),
+        )
+    run.screen.done = "the catalog was rebuilt"
+    run.screen.document(done.as_json())
+    _show(run.screen, done)
+    if done.problems:
+        raise typer.Exit(1)
 
 
 @app.command()
 def adopt(
-    context: typer.Context,
+    run: Run,
     names: Annotated[
         list[str], typer.Argument(metavar="ID|SERVER...", help="Foreign backups; of a server all of them.")
     ],
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Adopt foreign backups. Retention, test restores and restores then use them like backups of this installation.
 
     A backup is foreign when it lies at a destination and nothing shows that this installation took it.
     """
-    with session(context, config, as_json) as run:
-        done = run.service.maintenance.adopt(names)
-        run.screen.document([one.as_json() for one in done])
-        for one in done:
-            told = {
-                True: "what it tells in the clear is what was sealed",
-                False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
-                None: "not compared with what is sealed: no private key is at hand",
-            }[one.bound]
-            run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
-        if not done:
-            run.screen.line("no foreign backup was there")
+    done = run.service.maintenance.adopt(names)
+    run.screen.document([one.as_json() for one in done])
+    for one in done:
+        told = {
+            True: "what it tells in the clear is what was sealed",
+            False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
+            None: "not compared with what is sealed: no private key is at hand",
+        }[one.bound]
+        run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
+    if not done:
+        run.screen.line("no foreign backup was there")
 
 
 @app.command()
-def copy(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+def copy(run: Run) -> None:
     """Copy catalog, configuration and proofs, sealed, and RECOVER.md to every destination now.
 
     Jobs do that by themselves: of the catalog at most once an hour, of the rest whenever it changed.
     """
-    with session(context, config, as_json) as run:
-        told = run.service.maintenance.copy()
-        run.screen.document([one.as_json() for one in told])
-        for one in told:
-            new = [key for key in (one.catalog, one.configuration, "RECOVER.md" if one.recover else "") if key]
-            new += [f"{one.proofs} proofs and witnesses"] if one.proofs else []
-            text = f"{one.destination}: {', '.join(new) or 'nothing has changed'}"
-            run.screen.line(f"{text}; {one.problem}" if one.problem else text, style="yellow" if one.problem else "")
-        if any(one.problem for one in told):
-            raise typer.Exit(1)
+    told = run.service.maintenance.copy()
+    run.screen.document([one.as_json() for one in told])
+    for one in told:
+        new = [key for key in (one.catalog, one.configuration, "RECOVER.md" if one.recover else "") if key]
+        new += [f"{one.proofs} proofs and witnesses"] if one.proofs else []
+        text = f"{one.destination}: {', '.join(new) or 'nothing has changed'}"
+        run.screen.line(f"{text}; {one.problem}" if one.problem else text, style="yellow" if one.problem else "")
+    if any(one.problem for one in told):
+        raise typer.Exit(1)
 
 
 @app.command()
 def sign(
-    context: typer.Context,
+    run: Run,
     place: Place,
     unproven: Annotated[
         bool,
@@ -165,21 +146,18 @@ def sign(
             "nobody tampered with this destination.",
         ),
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Sign the documents at a destination that were stored before a signing key was configured.
 
     Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """
-    with session(context, config, as_json) as run:
-        done = run.service.maintenance.sign(place, unproven=unproven)
-        run.screen.document(done.as_json())
-        run.screen.line(f"{done.signed} documents were signed")
-        for text in done.left:
-            run.screen.line(f"not signed: {text}", style="yellow")
-        if done.left:
-            raise typer.Exit(1)
+    done = run.service.maintenance.sign(place, unproven=unproven)
+    run.screen.document(done.as_json())
+    run.screen.line(f"{done.signed} documents were signed")
+    for text in done.left:
+        run.screen.line(f"not signed: {text}", style="yellow")
+    if done.left:
+        raise typer.Exit(1)
 
 
 def _counters(given: list[str]) -> dict[str, int]:
@@ -236,24 +214,16 @@ _SHOWN = 20
 
 
 def bring_back(
-    context: typer.Context,
+    run: Run,
     place: Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")],
     *,
     since: Annotated[
         datetime,
-        typer.Option(
-            "--since",
-            parser=moment,
-            metavar="TIME",
-            show_default=False,
-            help="Undo deletions and overwrites made after this time.",
-        ),
+        option("--since", "TIME", "Undo deletions and overwrites made after this time.", parser=moment),
     ],
     yes: Annotated[
         bool, typer.Option("--yes", help="Apply the changes. Without this option, the command only lists them.")
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Bring back what was deleted or overwritten in a bucket with versions since a time.
 
@@ -261,16 +231,15 @@ def bring_back(
     """
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json) as run:
-        if yes:
-            with reporting() as report:
-                told = run.service.maintenance.bring_back(place, since, report)
-        else:
-            told = run.service.maintenance.look_back(place, since)
-        run.screen.document(told.as_json())
-        _recover_versions_show(run.screen, told)
-        if not told.ok:
-            raise typer.Exit(1)
+    if yes:
+        with reporting() as report:
+            told = run.service.maintenance.bring_back(place, since, report)
+    else:
+        told = run.service.maintenance.look_back(place, since)
+    run.screen.document(told.as_json())
+    _recover_versions_show(run.screen, told)
+    if not told.ok:
+        raise typer.Exit(1)
 
 
 def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:

@@ -1,15 +1,14 @@
-"""``backupd jobs``: list, show, log, cancel; and the hidden command that a worker starts for each job."""
+"""``backupd jobs``: list, show, log, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.session import AnyServer, Config, Json, one_of, remember, session
+from backupd.cli.session import AnyServer, Commands, Run, one_of
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_duration, format_size
 
@@ -18,39 +17,26 @@ SHOWN = 40
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of a job, as `backupd jobs` lists it.")]
 
-app = typer.Typer(
-    cls=ListByDefault,
-    help="List jobs; show one, read its log, cancel it.",
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-@app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
+app = Commands(cls=ListByDefault, help="List jobs; show one, read its log, cancel it.")
 
 
 @app.command("list")
 def list_(
-    context: typer.Context,
+    run: Run,
     server: AnyServer = None,
     state: Annotated[JobState | None, one_of(JobState, "--state", "Only those in this state.")] = None,
     kind: Annotated[JobKind | None, one_of(JobKind, "--kind", "Only those of this kind.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """List jobs, newest first (also without the word `list`)."""
-    with session(context, config, as_json) as run:
-        records = run.service.jobs.list(server, kind=kind, state=state, limit=limit)
-        run.screen.document([record.as_json() for record in records])
-        if not records:
-            run.screen.line("no jobs")
-            return
-        run.screen.table(
-            ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records), right=("TOOK", "DATA")
-        )
+    records = run.service.jobs.list(server, kind=kind, state=state, limit=limit)
+    run.screen.document([record.as_json() for record in records])
+    if not records:
+        run.screen.line("no jobs")
+        return
+    run.screen.table(
+        ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records), right=("TOOK", "DATA")
+    )
 
 
 def _row(record: JobRecord) -> tuple[str, ...]:
@@ -91,50 +77,32 @@ def _progress(progress: Mapping[str, Any] | None) -> str:
 
 
 @app.command()
-def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+def show(run: Run, job_id: JobId) -> None:
     """Show everything that is known of a job."""
-    with session(context, config, as_json) as run:
-        record = run.service.jobs.get(job_id)
-        document = record.as_json()
-        run.screen.document(document)
-        from backupd.cli.render import show_mapping
+    record = run.service.jobs.get(job_id)
+    document = record.as_json()
+    run.screen.document(document)
+    from backupd.cli.render import show_mapping
 
-        show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
+    show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
 
 
 @app.command()
-def log(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+def log(run: Run, job_id: JobId) -> None:
     """Print the log of a job: what it did and what its tools said."""
-    with session(context, config, as_json) as run:
-        text = run.service.jobs.log(job_id)
-        run.screen.document({"id": job_id, "log": text})
-        run.screen.text(text)
+    text = run.service.jobs.log(job_id)
+    run.screen.document({"id": job_id, "log": text})
+    run.screen.text(text)
 
 
 @app.command()
-def cancel(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+def cancel(run: Run, job_id: JobId) -> None:
     """Cancel a job that waits, or stop one that runs; a stopped backup leaves nothing behind."""
-    with session(context, config, as_json) as run:
-        record = run.service.jobs.cancel(job_id)
-        run.screen.done = f"{job_id} was cancelled"
-        run.screen.document(record.as_json())
-        run.screen.line(
-            f"{job_id} is cancelled"
-            if record.state is JobState.CANCELLED
-            else f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has"
-        )
-
-
-def run_job(
-    context: typer.Context,
-    job_id: JobId,
-    token: Annotated[int, typer.Option("--token", help="Under which the worker claimed it.")],
-    settings: Annotated[
-        Path | None, typer.Option("--settings", metavar="FILE", help="What the worker holds in force.")
-    ] = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Do a job that a worker has claimed. The worker starts this; people do not."""
-    with session(context, config, as_json, settings) as run:
-        run.service.jobs.run(job_id, token)
+    record = run.service.jobs.cancel(job_id)
+    run.screen.done = f"{job_id} was cancelled"
+    run.screen.document(record.as_json())
+    run.screen.line(
+        f"{job_id} is cancelled"
+        if record.state is JobState.CANCELLED
+        else f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has"
+    )

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.session import Config, Json, remember, session
+from backupd.cli.session import Commands, Config, Json, Run, option, remember, running
 from backupd.model.errors import UsageError
 
-app = typer.Typer(
-    help="Keys: list them, challenge their holders, take their answers.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    add_completion=False,
+app = Commands(
+    shared=False, help="Keys: list them, challenge their holders, take their answers.", invoke_without_command=True
 )
 
 
@@ -23,118 +20,101 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
     """List the keys: when each was last proved, when it expires, and how many backups depend on it."""
     remember(context, config, as_json)
     if context.invoked_subcommand is None:
-        list_(context, config, as_json)
+        with running(context, config, as_json, "reads") as run:
+            list_(run)
 
 
 @app.command("list")
-def list_(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+def list_(run: Run) -> None:
     """List the keys (also without the word `list`)."""
-    with session(context, config, as_json) as run:
-        states = run.service.keys.list()
-        run.screen.document([state.as_json() for state in states])
-        rows = []
-        for state in states:
-            info = state.info
-            expires = f"{info.expires_at:%Y-%m-%d}" if info and info.expires_at else "never" if info else "-"
-            proved = f"{state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never"
-            due = (
-                "-"
-                if info is None
-                else "OVERDUE"
-                if state.overdue
-                else (f"{state.due_at:%Y-%m-%d}" if state.due_at else "now")
-            )
-            alone = f"{state.backups.total} ({state.backups.alone} only by it)"
-            rows.append((state.name if info else "(not configured)", state.fingerprint, expires, proved, due, alone))
-        run.screen.table(("key", "fingerprint", "expires", "proved", "due", "backups"), rows)
-        for state in states:
-            if state.info is None and not state.here:
-                run.screen.line(f"{state.fingerprint}: keep this secret key until its backups are gone", style="yellow")
-            if state.info and (state.info.problem or state.info.warning):
-                run.screen.line(f"{state.info.problem or state.info.warning}", style="yellow")
-            if state.waiting:
-                run.screen.line(f"{state.name}: challenge {state.waiting[0].id} waits for an answer")
-            elif state.overdue:
-                run.screen.line(f"{state.name}: no challenge is open: backupd keys challenge --recipient {state.name}")
+    states = run.service.keys.list()
+    run.screen.document([state.as_json() for state in states])
+    rows = []
+    for state in states:
+        info = state.info
+        expires = f"{info.expires_at:%Y-%m-%d}" if info and info.expires_at else "never" if info else "-"
+        proved = f"{state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never"
+        due = (
+            "-"
+            if info is None
+            else "OVERDUE"
+            if state.overdue
+            else (f"{state.due_at:%Y-%m-%d}" if state.due_at else "now")
+        )
+        alone = f"{state.backups.total} ({state.backups.alone} only by it)"
+        rows.append((state.name if info else "(not configured)", state.fingerprint, expires, proved, due, alone))
+    run.screen.table(("key", "fingerprint", "expires", "proved", "due", "backups"), rows)
+    for state in states:
+        if state.info is None and not state.here:
+            run.screen.line(f"{state.fingerprint}: keep this secret key until its backups are gone", style="yellow")
+        if state.info and (state.info.problem or state.info.warning):
+            run.screen.line(f"{state.info.problem or state.info.warning}", style="yellow")
+        if state.waiting:
+            run.screen.line(f"{state.name}: challenge {state.waiting[0].id} waits for an answer")
+        elif state.overdue:
+            run.screen.line(f"{state.name}: no challenge is open: backupd keys challenge --recipient {state.name}")
 
 
-@app.command()
+@app.command(opening="works")
 def challenge(
-    context: typer.Context,
-    recipient: Annotated[
-        str | None, typer.Option("--recipient", metavar="NAME", show_default=False, help="Only this key.")
-    ] = None,
+    run: Run,
+    recipient: Annotated[str | None, option("--recipient", "NAME", "Only this key.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the sealed messages, to be sent on.")] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
-    with session(context, config, as_json, opening="works") as run:
-        issued = run.service.keys.challenge(recipient)
-        run.screen.done = "challenges were issued"
-        run.screen.document([one.as_json() for one in issued])
-        for one in issued:
-            asked = one.challenge
-            if asked is None:
-                run.screen.line(f"{one.name}: no challenge could be sealed: {one.problem}", style="yellow")
-            elif asked.answered_at:
-                run.screen.line(f"{one.name}: proved, but only for the copy of the key on this machine")
-            else:
-                if one.problem:
-                    run.screen.line(f"{one.name}: {one.problem}", style="yellow")
-                run.screen.line(f"{one.name}: where the key is:  gpg -d {one.file}")
-                run.screen.line(f"  then here:  backupd keys answer {asked.id}")
-                if show:
-                    run.screen.text(one.armored)
-        if any(one.challenge is None or one.problem for one in issued):
-            raise typer.Exit(1)
+    issued = run.service.keys.challenge(recipient)
+    run.screen.done = "challenges were issued"
+    run.screen.document([one.as_json() for one in issued])
+    for one in issued:
+        asked = one.challenge
+        if asked is None:
+            run.screen.line(f"{one.name}: no challenge could be sealed: {one.problem}", style="yellow")
+        elif asked.answered_at:
+            run.screen.line(f"{one.name}: proved, but only for the copy of the key on this machine")
+        else:
+            if one.problem:
+                run.screen.line(f"{one.name}: {one.problem}", style="yellow")
+            run.screen.line(f"{one.name}: where the key is:  gpg -d {one.file}")
+            run.screen.line(f"  then here:  backupd keys answer {asked.id}")
+            if show:
+                run.screen.text(one.armored)
+    if any(one.challenge is None or one.problem for one in issued):
+        raise typer.Exit(1)
 
 
-@app.command()
-def page(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+@app.command(opening="looks")
+def page(run: Run) -> None:
     """Print the recovery page: the signing key and the command that verifies RECOVER.md. Keep it outside the backup
     storage."""
-    with session(context, config, as_json, opening="looks") as run:
-        found = run.service.keys.recovery_page()
-        run.screen.document(found.as_json())
-        run.screen.text(found.text)
+    found = run.service.keys.recovery_page()
+    run.screen.document(found.as_json())
+    run.screen.text(found.text)
 
 
-@app.command("make-signing")
-def make_signing(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+@app.command("make-signing", opening="looks")
+def make_signing(run: Run) -> None:
     """Make the key that signs what is stored, and say what to add to the configuration.
 
     It opens no backup and has no passphrase: the service uses it unattended.
     """
-    with session(context, config, as_json, opening="looks") as run:
-        made = run.service.keys.make_signing()
-        run.screen.done = f"the key {made.key} was made"
-        run.screen.document(made.as_json())
-        run.screen.line(f"the key {made.key} was made in {made.home}. Now:")
-        for step in made.steps:
-            run.screen.line(f"- {step}")
+    made = run.service.keys.make_signing()
+    run.screen.done = f"the key {made.key} was made"
+    run.screen.document(made.as_json())
+    run.screen.line(f"the key {made.key} was made in {made.home}. Now:")
+    for step in made.steps:
+        run.screen.line(f"- {step}")
 
 
 @app.command("rotate-signing")
 def rotate_signing(
-    context: typer.Context,
+    run: Run,
     new_key: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="FINGERPRINT",
-            show_default=False,
-            help="Take this key, which is in the keyring, instead of making one.",
-        ),
+        option("--to", "FINGERPRINT", "Take this key, which is in the keyring, instead of making one."),
     ] = None,
     former: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="FINGERPRINT",
-            show_default=False,
-            help="Retire this key. The configuration must name the new key already.",
-        ),
+        option("--from", "FINGERPRINT", "Retire this key. The configuration must name the new key already."),
     ] = None,
     unproven: Annotated[
         bool,
@@ -144,50 +124,41 @@ def rotate_signing(
             "that the former key was not stolen before they were taken in.",
         ),
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Put another signing key into the place of one that was stolen or lost.
 
     Twice: first it makes the new key and signs everything with it, too; then, when the configuration names it, with
     --from. Neither needs the former key.
     """
-    with session(context, config, as_json) as run:
-        if new_key is not None and former is not None:
-            raise UsageError(
-                "--to and --from cannot be given together", hint="--to belongs to the first step, --from to the second"
-            )
-        done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
-        run.screen.document(done.as_json())
-        for name, place in done.places.items():
-            run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")
-            for text in place.left:
-                run.screen.line(f"not signed: {text}", style="yellow")
-        for name, why in done.silent.items():
-            run.screen.line(f"{name}: {why}; nothing more was signed there", style="yellow")
-        for server, one in done.retired.items():
-            run.screen.line(
-                f"{server}: {one.key} counted up to the head with counter {one.counter}, {one.at:%Y-%m-%d %H:%M:%S} UTC"
-            )
-        run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
-        for step in done.steps:
-            run.screen.line(f"- {step}")
-        if not done.ok:
-            raise typer.Exit(1)
+    if new_key is not None and former is not None:
+        raise UsageError(
+            "--to and --from cannot be given together", hint="--to belongs to the first step, --from to the second"
+        )
+    done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
+    run.screen.document(done.as_json())
+    for name, place in done.places.items():
+        run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")
+        for text in place.left:
+            run.screen.line(f"not signed: {text}", style="yellow")
+    for name, why in done.silent.items():
+        run.screen.line(f"{name}: {why}; nothing more was signed there", style="yellow")
+    for server, one in done.retired.items():
+        run.screen.line(
+            f"{server}: {one.key} counted up to the head with counter {one.counter}, {one.at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
+    for step in done.steps:
+        run.screen.line(f"- {step}")
+    if not done.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
-def answer(
-    context: typer.Context,
-    challenge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the challenge.")],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+def answer(run: Run, challenge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the challenge.")]) -> None:
     """Give the phrase of a challenge: on stdin, or when asked for it."""
-    with session(context, config, as_json) as run:
-        run.service.keys.get_challenge(challenge_id)  # before anybody looks for a phrase
-        phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
-        done = run.service.keys.answer(challenge_id, phrase)
-        run.screen.done = "the answer was recorded"
-        run.screen.document(done.as_json())
-        run.screen.line(f"the key of {done.name} is proved")
+    run.service.keys.get_challenge(challenge_id)  # before anybody looks for a phrase
+    phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
+    done = run.service.keys.answer(challenge_id, phrase)
+    run.screen.done = "the answer was recorded"
+    run.screen.document(done.as_json())
+    run.screen.line(f"the key of {done.name} is proved")

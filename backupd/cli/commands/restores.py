@@ -34,7 +34,7 @@ from backupd.cli.commands.tables import (
 )
 from backupd.cli.output import Screen
 from backupd.cli.render import show_thaw
-from backupd.cli.session import TARGETS, AnyServer, BackupId, Config, Json, Server, one_of, session
+from backupd.cli.session import TARGETS, AnyServer, BackupId, Run, Server, one_of, option
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_size, format_time
 
@@ -63,10 +63,10 @@ ThawTier = Annotated[
 
 
 def thaw(
-    context: typer.Context,
+    run: Run,
     server: AnyServer = None,
     *,
-    target: Annotated[str | None, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)] = None,
+    target: Annotated[str | None, option("--to", "TARGET", TARGETS)] = None,
     tier: Annotated[
         TierName | None,
         one_of(TierName, "--tier", "How fast; by default as configured. Faster costs more.", show_default=False),
@@ -84,15 +84,8 @@ def thaw(
     tables: Tables = None,
     raise_id: Annotated[
         str | None,
-        typer.Option(
-            "--raise",
-            metavar="ID",
-            show_default=False,
-            help="Request the remaining objects of this thaw job at a faster --tier.",
-        ),
+        option("--raise", "ID", "Request the remaining objects of this thaw job at a faster --tier."),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Thaw what a restore to a target needs; without a target list what was asked for."""
     if raise_id is not None and (target or days or tables or server):
@@ -103,33 +96,32 @@ def thaw(
         raise typer.BadParameter("--tier and --days require SERVER and --to TARGET")
     if target is not None and server is None:
         raise typer.BadParameter("say which server")
-    with session(context, config, as_json) as run:
-        if raise_id is not None and tier is not None:
-            job, thawing = run.service.restores.raise_thaw(raise_id, tier.value)
-            run.screen.document({"job": job.as_json(), "thaw": thawing.as_json()})
-            run.screen.line(_sentence(job, thawing))
-            return
-        if target is None or server is None:
-            found = run.service.restores.thaws(server)
-            run.screen.document([{"job": job.as_json(), "thaw": thawing.as_json()} for job, thawing in found])
-            _list(run.screen, found)
-            return
-        chosen = tier.value if tier else None
-        done = run.service.restores.thaw(server, target, tier=chosen, days=days, tables=tables or ())
-        run.screen.document(done.as_json())
-        for warning in done.plan.warnings:
-            run.screen.warn(warning)
-        if done.plan.thaw is None or done.job is None or done.thawing is None:
-            run.screen.line("nothing has to be thawed: everything that this needs can be read as it is")
-            return
-        show_thaw(run.screen, done.plan.thaw)
-        run.screen.line()
-        run.screen.line(_sentence(done.job, done.thawing))
-        if done.job.state is JobState.WAITING:
-            run.screen.line(
-                f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
-                f"Faster: backupd thaw --raise {done.job.id} --tier TIER"
-            )
+    if raise_id is not None and tier is not None:
+        job, thawing = run.service.restores.raise_thaw(raise_id, tier.value)
+        run.screen.document({"job": job.as_json(), "thaw": thawing.as_json()})
+        run.screen.line(_sentence(job, thawing))
+        return
+    if target is None or server is None:
+        found = run.service.restores.thaws(server)
+        run.screen.document([{"job": job.as_json(), "thaw": thawing.as_json()} for job, thawing in found])
+        _list(run.screen, found)
+        return
+    chosen = tier.value if tier else None
+    done = run.service.restores.thaw(server, target, tier=chosen, days=days, tables=tables or ())
+    run.screen.document(done.as_json())
+    for warning in done.plan.warnings:
+        run.screen.warn(warning)
+    if done.plan.thaw is None or done.job is None or done.thawing is None:
+        run.screen.line("nothing has to be thawed: everything that this needs can be read as it is")
+        return
+    show_thaw(run.screen, done.plan.thaw)
+    run.screen.line()
+    run.screen.line(_sentence(done.job, done.thawing))
+    if done.job.state is JobState.WAITING:
+        run.screen.line(
+            f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
+            f"Faster: backupd thaw --raise {done.job.id} --tier TIER"
+        )
 
 
 def _list(screen: Screen, found: Sequence[tuple[JobRecord, Thawing]]) -> None:
@@ -170,7 +162,7 @@ def _sentence(job: JobRecord, thawing: Thawing) -> str:
     return job.message or f"job {job.id} is {job.state}"
 
 
-Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
+Target = Annotated[str, option("--to", "TARGET", TARGETS)]
 
 
 def parse_datadir(text: str) -> Path:
@@ -189,11 +181,10 @@ class Mode(StrEnum):
 
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--exclude-gtid",
-        metavar="GTID",
-        show_default=False,
-        help="Skip this transaction during replay. May be repeated. Refused if later transactions depend on it.",
+        "GTID",
+        "Skip this transaction during replay. May be repeated. Refused if later transactions depend on it.",
     ),
 ]
 
@@ -235,19 +226,13 @@ AcceptInexact = Annotated[
 
 
 def plan(
-    context: typer.Context,
+    run: Run,
     server: Server,
     *,
     target: Target,
     datadir: Annotated[
         Path | None,
-        typer.Option(
-            "--datadir",
-            metavar="DIR",
-            parser=parse_datadir,
-            show_default=False,
-            help="Also check that it would fit here.",
-        ),
+        option("--datadir", "DIR", "Also check that it would fit here.", parser=parse_datadir),
     ] = None,
     tables: Tables = None,
     rename: As = None,
@@ -257,8 +242,6 @@ def plan(
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
     accept_inexact: AcceptInexact = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
     request = requested(
@@ -275,33 +258,26 @@ def plan(
         accept_inexact=accept_inexact,
     )
     refuse_mixture(request)
-    with session(context, config, as_json) as run:
-        if request.of_tables:
-            chosen = run.service.restores.plan_tables(request)
-            run.screen.document(chosen.as_json())
-            show_table_plan(run.screen, chosen)
-            return
-        made = run.service.restores.plan(request)
-        run.screen.document(made.as_json())
-        from backupd.cli.render import show_plan
+    if request.of_tables:
+        chosen = run.service.restores.plan_tables(request)
+        run.screen.document(chosen.as_json())
+        show_table_plan(run.screen, chosen)
+        return
+    made = run.service.restores.plan(request)
+    run.screen.document(made.as_json())
+    from backupd.cli.render import show_plan
 
-        show_plan(run.screen, made)
+    show_plan(run.screen, made)
 
 
 def restore(
-    context: typer.Context,
+    run: Run,
     server: Server,
     *,
     target: Target,
     datadir: Annotated[
         Path | None,
-        typer.Option(
-            "--datadir",
-            metavar="DIR",
-            parser=parse_datadir,
-            show_default=False,
-            help="Must be empty or not exist.",
-        ),
+        option("--datadir", "DIR", "Must be empty or not exist.", parser=parse_datadir),
     ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
@@ -322,8 +298,6 @@ def restore(
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
     accept_inexact: AcceptInexact = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Restore into an empty data directory, or tables into a running server; a repeated call continues an interrupted
     one."""
@@ -350,48 +324,43 @@ def restore(
     )
     said = {"mode": mode is not Mode.NEW_SERVER, "confirm": confirm, "keys": keys, "triggers": triggers}
     refuse_mixture(request, {name for name, value in said.items() if value not in (None, False)}, somewhere=True)
-    with session(context, config, as_json) as run:
-        if request.of_tables:
-            restore_tables(run, request, confirm=confirm, keys=keys)
-            return
-        with reporting() as report:
-            outcome = run.service.foreground.restore(request, report)
-        document = outcome.as_json()
-        ending = "was made" if outcome.is_good else "ended, not all of it well"
-        run.screen.done = f"the restore into {datadir} {ending}"
-        run.screen.document(document)
-        from backupd.cli.render import show_restore
+    if request.of_tables:
+        restore_tables(run, request, confirm=confirm, keys=keys)
+        return
+    with reporting() as report:
+        outcome = run.service.foreground.restore(request, report)
+    document = outcome.as_json()
+    ending = "was made" if outcome.is_good else "ended, not all of it well"
+    run.screen.done = f"the restore into {datadir} {ending}"
+    run.screen.document(document)
+    from backupd.cli.render import show_restore
 
-        show_restore(run.screen, document)
-        if not outcome.is_good:
-            raise typer.Exit(1)
+    show_restore(run.screen, document)
+    if not outcome.is_good:
+        raise typer.Exit(1)
 
 
 def prove(
-    context: typer.Context,
+    run: Run,
     server: Server,
     *,
     target: Annotated[str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")] = "latest",
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Restore onto a throw-away server, check the data, keep the proof."""
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json) as run:
-        with reporting() as report:
-            proof = run.service.foreground.test_restore(server, target, report)
-        run.screen.document(proof.as_json())
-        from backupd.cli.render import show_proof
+    with reporting() as report:
+        proof = run.service.foreground.test_restore(server, target, report)
+    run.screen.document(proof.as_json())
+    from backupd.cli.render import show_proof
 
-        show_proof(run.screen, proof)
-        if not proof.is_current:
-            raise typer.Exit(1)
+    show_proof(run.screen, proof)
+    if not proof.is_current:
+        raise typer.Exit(1)
 
 
-def runbook(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
+def runbook(run: Run, backup_id: BackupId) -> None:
     """Print how to restore a backup by hand, with gpg, zstd and the database's own tools."""
-    with session(context, config, as_json) as run:
-        text = run.service.backups.runbook(backup_id)
-        run.screen.document({"id": backup_id, "runbook": text})
-        run.screen.text(text)
+    text = run.service.backups.runbook(backup_id)
+    run.screen.document({"id": backup_id, "runbook": text})
+    run.screen.text(text)

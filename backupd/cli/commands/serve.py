@@ -1,4 +1,5 @@
-"""`backupd serve`, and `backupd run-stream`, which the service starts for each server whose binary log it streams."""
+"""``backupd serve``, and the processes that the service starts: for each job, for each server's binary log, and for the
+REST interface and the web page."""
 
 from __future__ import annotations
 
@@ -8,11 +9,17 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.session import Config, NewCatalog, Server, config_path, guarded
+from backupd.cli.commands.jobs import JobId
+from backupd.cli.session import NewCatalog, Run, Server
+
+Settings = Annotated[
+    Path | None,
+    typer.Option("--settings", metavar="FILE", help="File with the active settings, written by the service."),
+]
 
 
 def serve(
-    context: typer.Context,
+    run: Run,
     standby: Annotated[
         bool,
         typer.Option(
@@ -24,41 +31,63 @@ def serve(
         typer.Option("--grace", metavar="SECONDS", min=0, help="How long running jobs may go on after a stop."),
     ] = 30.0,
     new_catalog: NewCatalog = False,
-    config: Config = None,
 ) -> None:
     """Run the backupd service: schedule backups, test restores and retention as the policies define.
 
     SIGHUP reads the configuration anew. SIGTERM and SIGINT stop: nothing new starts, running jobs may end within the
     grace time, then they are stopped; a second one stops them at once.
     """
-    with guarded(context, False):
-        from backupd.app.context.logging_setup import logging_to
-        from backupd.app.service.daemon import Manner
-        from backupd.app.service.daemon import serve as run
+    from backupd.app.context.logging_setup import logging_to
+    from backupd.app.service import daemon
 
-        with logging_to(sys.stderr):
-            code = run(config_path(context, config), Manner(standby=standby, grace=grace, new_catalog=new_catalog))
+    with logging_to(sys.stderr):
+        code = daemon.serve(run.config, daemon.Manner(standby=standby, grace=grace, new_catalog=new_catalog))
     if code:
         raise typer.Exit(code)
 
 
 def run_stream(
-    context: typer.Context,
+    run: Run,
     server: Server,
     once: Annotated[
         bool, typer.Option("--once", help="End when everything that the server has by now is stored everywhere.")
     ] = False,
-    settings: Annotated[
-        Path | None,
-        typer.Option("--settings", metavar="FILE", help="File with the active settings, written by the service."),
-    ] = None,
-    config: Config = None,
+    settings: Settings = None,
 ) -> None:
     """Stream a server's binary log to its destinations, in the foreground. `backupd serve` starts this command
     automatically."""
-    with guarded(context, False):
-        from backupd.app.binlogs.stream_process import run_stream as run
-        from backupd.app.context.logging_setup import logging_to
+    from backupd.app.binlogs import stream_process
+    from backupd.app.context.logging_setup import logging_to
 
-        with logging_to(sys.stderr):
-            run(config_path(context, config), server, held=settings, once=once)
+    with logging_to(sys.stderr):
+        stream_process.run_stream(run.config, server, held=settings, once=once)
+
+
+def run_job(
+    run: Run,
+    job_id: JobId,
+    token: Annotated[int, typer.Option("--token", help="Under which the worker claimed it.")],
+    settings: Settings = None,
+) -> None:
+    """Do a job that a worker has claimed. The worker starts this; people do not."""
+    run.held = settings
+    run.service.jobs.run(job_id, token)
+
+
+def run_api(
+    run: Run,
+    descriptor: Annotated[int, typer.Option("--fd", metavar="N", min=0, help="The listening socket.")],
+    ready: Annotated[
+        int | None,
+        typer.Option(
+            "--ready", metavar="N", min=0, help="File descriptor to notify when the process accepts requests."
+        ),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Offer the REST interface and the web page on a socket that is given. The service does this by itself."""
+    from api import server
+    from backupd.app.context.logging_setup import logging_to
+
+    with logging_to(sys.stderr):
+        server.run(run.config, descriptor, held=settings, ready=ready)

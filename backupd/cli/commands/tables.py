@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backupd.cli.render import position_text, show_phases, show_thaw
-from backupd.cli.session import Config, Json, Server, Session, one_of, session
+from backupd.cli.session import Run, Server, one_of, option
 from backupd.model.errors import UsageError
 from backupd.model.text import format_duration, format_size
 
@@ -26,38 +26,35 @@ _SHOWN = 10
 """Keys of rows that differ, where nobody asks for another number."""
 Tables = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--tables",
-        metavar="PATTERN",
-        show_default=False,
-        help="Only these tables: schema.table, where * stands for any text; may be given several times.",
+        "PATTERN",
+        "Only these tables: schema.table, where * stands for any text; may be given several times.",
     ),
 ]
 Into = Annotated[
     str | None,
-    typer.Option("--into", metavar="SERVER", show_default=False, help="The running server that gets the tables."),
+    option("--into", "SERVER", "The running server that gets the tables."),
 ]
 As = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--as",
-        metavar="NAME",
-        show_default=False,
-        help="Another name for them: TABLE, SCHEMA.TABLE, or with a * for the old name ('*_restored', 'SCHEMA.*'). "
+        "NAME",
+        "Another name for them: TABLE, SCHEMA.TABLE, or with a * for the old name ('*_restored', 'SCHEMA.*'). "
         "Without it they take the place of the live tables, which are renamed aside.",
     ),
 ]
 Sql = Annotated[
     Path | None,
-    typer.Option("--sql", metavar="DIR", show_default=False, help="Write them as SQL files into this new folder."),
+    option("--sql", "DIR", "Write them as SQL files into this new folder."),
 ]
 Confirm = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--confirm",
-        metavar="SERVER",
-        show_default=False,
-        help="The name of the --into server once more: live tables may be replaced. A terminal is asked instead.",
+        "SERVER",
+        "The name of the --into server once more: live tables may be replaced. A terminal is asked instead.",
     ),
 ]
 Compare = Annotated[
@@ -66,13 +63,12 @@ Compare = Annotated[
 MOST_KEYS = 1000
 Keys = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--keys",
-        metavar="N",
+        "N",
+        "Maximum number of row keys to display per difference (missing, changed, added).",
         min=1,
         max=MOST_KEYS,
-        show_default=False,
-        help="Maximum number of row keys to display per difference (missing, changed, added).",
     ),
 ]
 
@@ -156,7 +152,7 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
         raise typer.BadParameter("; ".join(problems) + others)
 
 
-def restore_tables(run: Session, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
+def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
 
@@ -345,48 +341,42 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
 
 
 def leftovers(
-    context: typer.Context,
+    run: Run,
     server: Server,
     *,
     drop: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--drop",
-            metavar="ID|all",
-            show_default=False,
-            help=(
-                "Remove the leftovers of this restore, or of all inactive restores. backupd first rolls back an "
-                "interrupted cut-over, or completes it if the tables are already renamed."
-            ),
+            "ID|all",
+            "Remove the leftovers of this restore, or of all inactive restores. backupd first rolls back an "
+            "interrupted cut-over, or completes it if the tables are already renamed.",
         ),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """List what unfinished restores of tables left on a server, in staging schemas."""
-    with session(context, config, as_json) as run:
-        found = run.service.restores.leftovers(server, drop)
-        run.screen.document([one.as_json() for one in found])
-        run.screen.table(
-            ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),
+    found = run.service.restores.leftovers(server, drop)
+    run.screen.document([one.as_json() for one in found])
+    run.screen.table(
+        ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),
+        (
             (
-                (
-                    one.restore_id,
-                    f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
-                    str(one.staging.tables),
-                    format_size(one.staging.bytes),
-                    "dropped" if one.dropped else "being worked at" if one.staging.active else "waits",
-                )
-                for one in found
-            ),
-            right=("TABLES", "BYTES"),
-        )
-        for one in found:
-            if one.pending is not None:
-                names = ", ".join(name.shown for name in one.pending.tables)
-                run.screen.line(f"{one.restore_id}: {_hand_over_text(names, one)}", style="yellow")
-        if not found:
-            run.screen.line("nothing")
+                one.restore_id,
+                f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
+                str(one.staging.tables),
+                format_size(one.staging.bytes),
+                "dropped" if one.dropped else "being worked at" if one.staging.active else "waits",
+            )
+            for one in found
+        ),
+        right=("TABLES", "BYTES"),
+    )
+    for one in found:
+        if one.pending is not None:
+            names = ", ".join(name.shown for name in one.pending.tables)
+            run.screen.line(f"{one.restore_id}: {_hand_over_text(names, one)}", style="yellow")
+    if not found:
+        run.screen.line("nothing")
 
 
 def _hand_over_text(names: str, one: Leftover) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, Config, Json, NewCatalog, Server, one_of, remember, session
+from backupd.cli.session import AnyServer, Commands, NewCatalog, Run, Server, one_of, option
 from backupd.model.backup_record import BackupKind
 
 if TYPE_CHECKING:
@@ -36,63 +36,52 @@ class Kind(StrEnum):
         }[self.value]
 
 
-def check(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
+def check(run: Run, server: AnyServer = None) -> None:
     """Check the prerequisites of a backup: tools, privileges, keys, destinations. Lists every problem found."""
-    with session(context, config, as_json, opening="looks") as run:
-        findings = run.service.servers.check(server)
-        run.screen.document([finding.as_json() for finding in findings])
-        from backupd.cli.render import show_findings
+    findings = run.service.servers.check(server)
+    run.screen.document([finding.as_json() for finding in findings])
+    from backupd.cli.render import show_findings
 
-        show_findings(run.screen, findings)
-        if any(str(finding.severity) == "error" for finding in findings):
-            raise typer.Exit(1)
+    show_findings(run.screen, findings)
+    if any(str(finding.severity) == "error" for finding in findings):
+        raise typer.Exit(1)
 
 
 def backup(
-    context: typer.Context,
+    run: Run,
     server: Server,
     kind: Annotated[Kind, one_of(Kind, "--kind", "What to take.")] = Kind.FULL,
     table_set: Annotated[
         str,
-        typer.Option(
-            "--set",
-            metavar="NAME",
-            show_default=False,
-            help="With --kind logical: the tables of this set of the policy.",
-        ),
+        option("--set", "NAME", "With --kind logical: the tables of this set of the policy."),
     ] = "",
     tables: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--tables",
-            metavar="PATTERN",
-            show_default=False,
-            help="With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated.",
+            "PATTERN",
+            "With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated.",
         ),
     ] = None,
     new_catalog: NewCatalog = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Take a backup now."""
     from backupd.cli.progress import reporting
 
     if (table_set or tables) and kind is not Kind.LOGICAL:
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
-    with session(context, config, as_json, opening="works", new_catalog=new_catalog) as run:
-        with reporting() as report:
-            record = run.service.foreground.backup(
-                server, kind.as_kind(), report, table_set=table_set, tables=tables or ()
-            )
-        run.screen.done = f"the backup {record.id} was taken"
-        runbook = run.service.backups.runbook_digest(record.id)
-        run.screen.document({**record.as_json(), "runbook_sha256": runbook})
-        from backupd.cli.render import show_backup
+    run.new_catalog = new_catalog
+    with reporting() as report:
+        record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set, tables=tables or ())
+    run.screen.done = f"the backup {record.id} was taken"
+    runbook = run.service.backups.runbook_digest(record.id)
+    run.screen.document({**record.as_json(), "runbook_sha256": runbook})
+    from backupd.cli.render import show_backup
 
-        show_backup(run.screen, record)
-        run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
-        if record.tables_missing or record.apart:
-            raise typer.Exit(1)
+    show_backup(run.screen, record)
+    run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
+    if record.tables_missing or record.apart:
+        raise typer.Exit(1)
 
 
 def parse_subset(text: str) -> float:
@@ -104,89 +93,72 @@ def parse_subset(text: str) -> float:
 
 
 def verify(
-    context: typer.Context,
+    run: Run,
     server: AnyServer = None,
     subset: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--subset",
-            metavar="N%",
+            "N%",
+            "Percentage of the objects to read, for example 10%. The selection changes daily. Default: all objects.",
             parser=parse_subset,
-            show_default=False,
-            help=(
-                "Percentage of the objects to read, for example 10%. The selection changes daily. Default: all objects."
-            ),
         ),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Read stored objects again and compare them with their hashes."""
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json) as run:
-        with reporting() as report:
-            outcome = run.service.foreground.verify(server, subset, report)
-        document = outcome.as_json()
-        run.screen.document(document)
-        from backupd.cli.render import show_damages
+    with reporting() as report:
+        outcome = run.service.foreground.verify(server, subset, report)
+    document = outcome.as_json()
+    run.screen.document(document)
+    from backupd.cli.render import show_damages
 
-        show_damages(run.screen, document)
-        if not outcome.ok:
-            raise typer.Exit(1)
+    show_damages(run.screen, document)
+    if not outcome.ok:
+        raise typer.Exit(1)
 
 
 def fsck(
-    context: typer.Context,
+    run: Run,
     repair: Annotated[
         bool,
         typer.Option(
             "--repair", help="Remove leftover files and repair the inconsistencies that are marked as repairable."
         ),
     ] = False,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Check that the catalog, the manifests and the stored objects are consistent. Lists every violated invariant."""
-    with session(context, config, as_json) as run:
-        outcome = run.service.maintenance.fsck(repair=repair)
-        document = outcome.as_json()
-        run.screen.document(document)
-        from backupd.cli.render import show_disagreements
+    outcome = run.service.maintenance.fsck(repair=repair)
+    document = outcome.as_json()
+    run.screen.document(document)
+    from backupd.cli.render import show_disagreements
 
-        show_disagreements(run.screen, document, repaired=repair)
-        if not outcome.ok:
-            raise typer.Exit(1)
+    show_disagreements(run.screen, document, repaired=repair)
+    if not outcome.ok:
+        raise typer.Exit(1)
 
 
 def replicate(
-    context: typer.Context,
+    run: Run,
     server: AnyServer = None,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="DESTINATION",
-            show_default=False,
-            help="Destination to bring up to date. Default: all destinations of the policy.",
-        ),
+        option("--to", "DESTINATION", "Destination to bring up to date. Default: all destinations of the policy."),
     ] = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> None:
     """Copy what destinations lack of backups and binary logs, and read again what was stored there."""
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json) as run:
-        with reporting() as report:
-            found = run.service.foreground.replicate(server, to, report)
-        run.screen.document([one.as_json() for one in found])
-        for one in found:
-            _show(run.screen, one)
-        if not found:
-            run.screen.line("no server's policy names this destination" if to else "no servers")
-        if not all(one.ok for one in found):
-            raise typer.Exit(1)
+    with reporting() as report:
+        found = run.service.foreground.replicate(server, to, report)
+    run.screen.document([one.as_json() for one in found])
+    for one in found:
+        _show(run.screen, one)
+    if not found:
+        run.screen.line("no server's policy names this destination" if to else "no servers")
+    if not all(one.ok for one in found):
+        raise typer.Exit(1)
 
 
 def _show(screen: Screen, one: Replicated) -> None:
@@ -225,31 +197,19 @@ def _show(screen: Screen, one: Replicated) -> None:
             screen.line(f"  {line}", style="red")
 
 
-server_app = typer.Typer(
-    help="Which database server a name of the configuration stands for.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-@server_app.callback()
-def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    """Accept another server under a known name."""
-    remember(context, config, as_json)
+server_app = Commands(help="Which database server a name of the configuration stands for.", no_args_is_help=True)
 
 
 @server_app.command()
-def accept(context: typer.Context, server: Server, config: Config = None, as_json: Json = False) -> None:
+def accept(run: Run, server: Server) -> None:
     """Say that the other server that answers under this name is the right one from now on.
 
     Its backups and binary logs, kept apart until then, count as those of the server; so do those before it.
     """
-    with session(context, config, as_json) as run:
-        found = run.service.servers.accept(server)
-        run.screen.done = f"{found.uuid} was accepted as {server}"
-        run.screen.document(found.as_json())
-        run.screen.line(
-            f"{found.uuid} at {found.address} is {server} from now on; take a full backup now: "
-            f"backupd backup {server} --kind full"
-        )
+    found = run.service.servers.accept(server)
+    run.screen.done = f"{found.uuid} was accepted as {server}"
+    run.screen.document(found.as_json())
+    run.screen.line(
+        f"{found.uuid} at {found.address} is {server} from now on; take a full backup now: "
+        f"backupd backup {server} --kind full"
+    )

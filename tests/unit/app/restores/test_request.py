@@ -28,8 +28,8 @@ def test_rest_the_page_and_the_command_line_have_every_field_of_a_request_and_no
     assert names(PlanRequest) == names(KeptRequest) == known
     assert names(RestoreAtOnce) == known | {"confirm"}
     assert {one.name for one in fields(Question)} == FIELDS.keys() | {"what", "when", "at"}
-    assert signature(restore).parameters.keys() == FIELDS.keys() | {"context", "confirm", "keys", "config", "as_json"}
-    assert FIELDS.keys() | {"context", "config", "as_json"} >= signature(plan).parameters.keys()
+    assert signature(restore).parameters.keys() == FIELDS.keys() | {"run", "confirm", "keys"}
+    assert FIELDS.keys() | {"run"} >= signature(plan).parameters.keys()
 
 
 def test_a_request_that_was_kept_has_the_defaults_of_a_request() -> None:
