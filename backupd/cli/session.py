@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,11 +135,6 @@ class Run:
             open_service(self.config, self.held, self.opening, new_catalog=self.new_catalog)
         )
 
-    def exit_unless(self, ok: bool) -> None:
-        """End the command with status 1 where what it did is not good."""
-        if not ok:
-            raise typer.Exit(1)
-
 
 @contextmanager
 def running(context: typer.Context, config: Path | None, as_json: bool, opening: str) -> Iterator[Run]:
@@ -210,6 +205,7 @@ def _served(function: Command, opening: str, takes: Sequence[str]) -> Command:
 
     own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in signature(function, eval_str=True).parameters.values()]
     first = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, {}
+    update_wrapper(call, function, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    call.__annotations__ = {}  # those of the signature count
     call.__signature__ = Signature([first, *own[1:], *(one for one in _COMMON if one.name in takes)])  # type: ignore[attr-defined]
     return call

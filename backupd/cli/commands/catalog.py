@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import Commands, Run, moment, option
+from backupd.cli.session import Commands, Destination, Run, moment, option
 from backupd.model.errors import UsageError
 from backupd.model.text import format_size, format_time
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 app = Commands(help="Catalog maintenance.", no_args_is_help=True)
-
-Place = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
 
 
 @app.command(opening="makes")
@@ -137,7 +135,7 @@ def copy(run: Run) -> None:
 @app.command()
 def sign(
     run: Run,
-    place: Place,
+    place: Destination,
     unproven: Annotated[
         bool,
         typer.Option(
@@ -215,7 +213,7 @@ _SHOWN = 20
 
 def bring_back(
     run: Run,
-    place: Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")],
+    place: Destination,
     *,
     since: Annotated[
         datetime,
