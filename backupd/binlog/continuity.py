@@ -1,12 +1,11 @@
-"""By what a server's binary logs are known again: what it says of itself, and the bytes of its files.
+"""Whether the binary logs of a server continue those in the spool: the history goes on, has a hole, or begins a branch.
 
-Files are compared with their in-use flag (byte 21, bit 0x1) cleared: the server clears it when it closes a file.
+A server's binary logs are known again by what the server says of itself and by the bytes of its files. Files are
+compared with their in-use flag (byte 21, bit 0x1) cleared: the server clears it when it closes a file.
 
-What a server's files mean for what is in the spool: does the history go on, has it a hole, did another one begin?
-
-Pure: the values come from the server, from the spool and from the comparison of both. A history goes on only where that
-is shown: by the newest file that is here, which must be at the server with the same bytes and not be shorter, or by
-GTIDs. Everything else begins a branch, and the fork is named only where it is known.
+The decision is pure: the values come from the server, from the spool and from the comparison of both. A history goes on
+only where that is shown: by the newest file that is here, which must be at the server with the same bytes and not be
+shorter, or by GTIDs. Everything else begins a branch, and the fork is named only where it is known.
 """
 
 from __future__ import annotations

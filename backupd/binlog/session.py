@@ -1,9 +1,9 @@
-"""What the server says while its binary log comes: does it contradict that, and will it remove a file too early?
+"""One run of the program that copies the binary log, and what the server says meanwhile.
 
-The server removes a file when it was last written to longer ago than its setting says, or when all its files together
-are larger than another setting allows. It looks when it begins a new file and when it starts.
-
-One life of the copying program: what it writes is compared, taken into the spool, and followed from file to file.
+What the program writes is compared, taken into the spool, and followed from file to file. The server is asked whether
+it contradicts that, and whether it will remove a file too early: it removes a file when it was last written to longer
+ago than its setting says, or when all its files together are larger than another setting allows. It looks when it
+begins a new file and when it starts.
 """
 
 from __future__ import annotations

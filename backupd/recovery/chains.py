@@ -1,9 +1,7 @@
-"""Chains: a full backup and the increments that build on it, one on the other. Pure, and linear in what it is given.
+"""Chains, a full backup and the increments that build on it, and whose backups lie under a server's name. Pure.
 
-Parents are named by their ids and by nothing else: log sequence numbers of some tools stay the same over several
-increments, and times follow a clock.
-
-Whose backups lie under a server's name. Pure.
+Chains are linear in what they are given. Parents are named by their ids and by nothing else: log sequence numbers of
+some tools stay the same over several increments, and times follow a clock.
 
 The name of a server is all that a destination files backups by. Where two installations share a place and each calls a
 server by the same name, the backups of both lie there side by side; only the uuid that the server itself had tells them

@@ -1,4 +1,4 @@
-"""Archived binary logs folded into runs, and the branches of a server's history that they belong to. Pure.
+"""Archived binary logs folded into runs, the branches that they belong to, and positions in them by time. Pure.
 
 Runs: a million segments are a few hundred values. What proves that one file follows another: their numbers, that the
 first one has ended and is known to be whole, and, where the server writes GTIDs, that everything executed at the end of
@@ -10,12 +10,11 @@ backup's branch is taken from everything that is recorded (when it was taken, it
 server was), and where one of these speaks against it, or nothing speaks for it, the backup is on none: it is a point
 then, restored as it is, and nothing is replayed on it.
 
-Where in a binary log what was committed after a moment begins, and what is executed at a position there. Pure.
-
-Times: some are false. A session may stamp what it commits with any time (SET timestamp), and a statement that ran for
-long carries the time at which it began. What the log's order contradicts is not believed; what then lies right at the
-moment's place may belong to either side of it and is left out, so that a restore to the moment before a mistake never
-holds the mistake.
+Positions: where the transactions committed after a moment begin, and what is executed at a position there. Some times
+are false. A session may stamp what it commits with any time (SET timestamp), and a statement that ran for long carries
+the time at which it began. What the log's order contradicts is not believed; what then lies right at the moment's
+place may belong to either side of it and is left out, so that a restore to the moment before a mistake never holds the
+mistake.
 """
 
 from __future__ import annotations

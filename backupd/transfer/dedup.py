@@ -3,11 +3,11 @@
 Losing the key costs only dedup: the next backup stores everything once more.
 
 Only objects that a committed backup names and that nobody is about to collect count as known. An object alone proves
-nothing: it may belong to a run that died, or be on its way out.
+nothing: it may belong to a run that died, or be on its way out. ``Presence`` asks one listing instead of object by
+object, and takes 8 bytes for each.
 
-``Presence`` asks one listing instead of object by object, and takes 8 bytes for each.
-
-One part goes to every destination of a backup: dedup, seal once, store everywhere, link where there are trees.
+One part goes to every destination of a backup: it is looked up, sealed once, stored everywhere, and linked where
+destinations keep trees.
 """
 
 from __future__ import annotations

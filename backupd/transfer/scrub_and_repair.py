@@ -1,11 +1,11 @@
-"""Re-reads stored bytes and compares them with what manifests and segments recorded. Needs no private key.
+"""Re-reads stored bytes, compares them with what manifests and segments recorded, and repairs damaged ones.
 
-What lies in an archive class cannot be read: there the place's own checksum, from when it was stored, has to do.
+Needs no private key. Objects in an archive class cannot be read: for these the checksum counts that the destination
+took when they were stored.
 
-Putting damaged bytes right from another destination's copy. Needs no private key: bytes are compared with what the
-manifest or the segment recorded before they are put, and read again where they were put.
-
-What was damaged gives way first: a place that never overwrites would keep it.
+A repair takes the bytes from another destination's copy, compares them with what the manifest or the segment recorded,
+stores them and reads them again there. The damaged object is moved away first: a destination that never overwrites
+would keep it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Puts a prepared copy where the server will look for it, so that a half-done restore can never be started.
+"""Puts a prepared copy where the server will look for it, and starts the server on it.
 
-By one rename where that works. Otherwise name by name, from a journal: the redo log first and the system
-tablespace last, because a server refuses to start on a redo log without a system tablespace; and while names
-are moved the data directory is closed to the server's user.
+A half-done restore can never be started. The copy is put in place by one rename where that works. Otherwise it is moved
+name by name, from a journal: the redo log first and the system tablespace last, because a server refuses to start on a
+redo log without a system tablespace; while names are moved, the data directory is closed to the server's user.
 
-The server on a restored data directory: first in a sandbox to look and to forget its replication, then for good.
-
-Both are deaf and mute: no network, no replication, no events, no binary log, an id of their own. The second one
-knows its accounts again and stays up; handing over means stopping it and starting the real service.
+The server is started first in a sandbox, to look and to forget its replication, then for good. Both starts are without
+network, replication, events and binary log, and under a server id of their own. The second server knows its accounts
+again and stays up; handing over means stopping it and starting the real service.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
-"""The texts of runbooks, in files beside this one: ``NAME.md.j2`` (Markdown, Jinja) and ``NAME.sh`` (POSIX shell).
+"""What every runbook shares: its text blocks, the check before anything is opened, and how copies get to this machine.
 
-Shell is cut into blocks, each under a line ``# --- BLOCK``. ``@word@`` stands for a value, so that shellcheck can read
-the file as it is; alone at the left margin it stands for lines, for none where the value is empty. What shellcheck is
-told (``# shellcheck ...``) is in no runbook.
+The texts lie in files beside this one: ``NAME.md.j2`` (Markdown, Jinja) and ``NAME.sh`` (POSIX shell). Shell is cut
+into blocks, each under a line ``# --- BLOCK``. ``@word@`` stands for a value, so that shellcheck can read the file as
+it is; alone at the left margin it stands for lines, for none where the value is empty. Directives to shellcheck
+(``# shellcheck ...``) are left out of every runbook.
 
-Shell that several runbooks have: the check before anything is opened, ``unpack.sh``, and private servers.
-
-Before anything is opened: is what lies here what was stored? A sealed file proves nothing about who made it: everybody
-who has the public key can seal one. So the description of each backup has to be signed by a key whose fingerprint the
-reader brings along, and every file beside it has to be the one that the description names by its SHA-256. ``unpack.sh``
-is run as root: it is never opened before that. What is signed is signed wherever it lies, so a description counts only
-in the folder that it tells of.
+The check: a sealed file proves nothing about who made it, because everybody who has the public key can seal one. So the
+description of each backup has to be signed by a key whose fingerprint the reader brings along, and every file beside it
+has to be the one that the description names by its SHA-256. ``unpack.sh`` is run as root: it is never opened before
+that. A signature holds wherever the file lies, so a description counts only in the folder that it tells of.
 
 ``unpack.sh`` makes a backup's files from its objects with sh, gpg, zstd, tar and sha256sum alone. It names every file
 of the backup, so it is stored sealed; the runbook in the clear says how to open it. Whoever can write to the
 destination can seal other objects: so it opens no object that is not, byte for byte, the one that was stored.
 
-The section of a runbook about copies that lie elsewhere: how they come to this machine, with ``aws`` or ``sftp``.
-
-Each destination has shell blocks of its own (``shell``, where the steps of the restore are ``sh``): one destination is
-chosen, the steps are followed all. The blocks name endpoint, bucket, host and folder, and no secret.
+Copies at other destinations are fetched with ``aws`` or ``sftp``. Each destination has shell blocks of its own
+(``shell``, where the steps of the restore are ``sh``): the reader chooses one destination and follows every step. The
+blocks name endpoint, bucket, host and folder, and no secret.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Which archived binary logs stay: pure decisions, file by file.
+"""Which backups and archived binary logs of one server stay at one destination. Pure: no clock, no file, no catalog.
 
-Logs stay while a backup that needs them does: from the file on in which its place lies, in its own branch and in every
-branch that forks off later. ``binlogs: all`` (the default) says that every kept backup needs them, ``binlogs: window``
-that only those of the recovery window do, and that a backup outside of it is one moment. What a person keeps, what is
-being restored or built on, and the newest restorable and newest proved backup need them in either case. Only the
-beginning of a branch ever goes, so no hole appears in what stays; of the branch that the server is on, nothing goes
-unless a backup on it needs what follows.
+Backups: the rules decide what each becomes, and so which moments those that stay allow to restore. Only what could be
+restored from this destination counts for a rule: sound, unmarked, with everything it builds on, and not of the future.
+So a damaged copy never pushes a good one out. A backup stays while anything wants it, and what it builds on stays with
+it; whatever the rules say, the newest restorable and the newest proved backup stay too.
 
-What one server's backups at one destination become under its rules, and which moments those that stay allow to
-restore. Pure: no clock, no file, no catalog.
-
-Only what could be restored from this destination counts for a rule: sound, unmarked, with everything it builds on, and
-not of the future. So a damaged copy never pushes a good one out. A backup stays while anything wants it, and what it
-builds on stays with it; whatever the rules say, the newest restorable and the newest proved backup stay too.
+Binary logs, file by file: they stay while a backup that needs them does, from the file on in which its place lies, in
+its own branch and in every branch that forks off later. ``binlogs: all`` (the default) says that every kept backup
+needs them, ``binlogs: window`` that only those of the recovery window do, and that a backup outside of it is one
+moment. What a person keeps, what is being restored or built on, and the newest restorable and newest proved backup need
+them in either case. Only the beginning of a branch ever goes, so no hole appears in what stays; of the branch that the
+server is on, nothing goes unless a backup on it needs what follows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the decisions look at, one server's backups and binary logs at one destination, and what they say of each:
-whether it stays, and why.
+"""What retention decides on, one server's backups and binary logs at one destination, and the rules of a policy.
 
-The rules of a policy, each applied to the backups that count: which it keeps and, of any other, why it does not.
-Hours, days, weeks, months and years are those of the policy's time zone.
+The decisions say of each backup and log whether it stays, and why. Each rule is applied to the backups that count: it
+says which it keeps and, of any other, why it does not. Hours, days, weeks, months and years are those of the policy's
+time zone.
 """
 
 from __future__ import annotations
