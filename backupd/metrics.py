@@ -38,14 +38,16 @@ _J = ("server", "kind", "leg")
 
 METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_build_info", "Always 1; the label tells the version that answers.", ("version",)),
-    Gauge("backupd_service_on_watch", "1 while a service follows the policies; nothing starts by itself otherwise."),
+    Gauge(
+        "backupd_service_on_watch", "1 while the backupd service runs the schedules; no job starts by itself otherwise."
+    ),
     Gauge("backupd_collect_seconds", "How long it took to collect these values."),
     Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
     Gauge("backupd_server_recoverable", "1 when the server can be recovered to any moment at all.", _S),
     Gauge(
         "backupd_server_tables_recoverable",
-        "1 when tables of the server can be recovered to any moment, be it out "
-        "of dumps, which restore no whole server.",
+        "1 when tables of the server can be recovered to any moment at all, from physical or logical backups; the "
+        "latter restore no whole server.",
         _S,
     ),
     Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),

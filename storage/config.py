@@ -144,8 +144,8 @@ class S3Config(Place):
     kms_key: str | None = Field(None, description="The key for aws:kms.", examples=["alias/backups"])
     object_lock: Literal["governance", "compliance"] | None = Field(
         None,
-        description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
-        "to be made with object lock.",
+        description="Object lock mode: stored objects cannot be changed or deleted for `lock_days`. The bucket must "
+        "have been created with object lock.",
         examples=["governance"],
     )
     lock_days: int | None = Field(
@@ -159,8 +159,8 @@ class S3Config(Place):
     delete: bool = Field(
         True,
         examples=[False],
-        description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "
-        "the bucket, or an installation with other credentials, does that.",
+        description="Whether this service deletes objects with its credentials. If false, it removes nothing: a "
+        "lifecycle rule of the bucket, or an installation with other credentials, must remove expired objects.",
     )
 
     @property

@@ -462,7 +462,10 @@ class Folder:
             raise self._without_marker(doing)
 
     def _without_marker(self, doing: str, before: str = "") -> DestinationError:
-        hint = f"is the disk of {self.root} mounted? A destination that was used before is never made anew by itself"
+        hint = (
+            f"check that the file system of {self.root} is mounted; backupd never re-initializes a "
+            "destination that was in use"
+        )
         return self._failed(doing, f"{before}{layout.REPOSITORY} is not there", hint)
 
     def _failed(self, doing: str, detail: str, hint: str) -> DestinationError:

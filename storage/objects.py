@@ -117,7 +117,9 @@ def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
 
 def not_kept(destination: Destination, detail: str, hint: str = "") -> DestinationError:
     """The error for a destination that gives back other bytes than it was given. ``detail``: which, a line for each."""
-    return DestinationError(f"destination {destination.name} does not keep what it is given", detail=detail, hint=hint)
+    return DestinationError(
+        f"destination {destination.name} does not return the bytes that were written to it", detail=detail, hint=hint
+    )
 
 
 def quarantine(destination: Destination, name: str, reason: str, now: datetime) -> None:

@@ -169,8 +169,8 @@ def notify(name: str, url: str, title: str, body: str) -> Delivered:
     """Send it over the channel. Raises DeliveryError."""
     if not courier(name, url).notify(title=title, body=body, body_format="text"):
         raise DeliveryError(
-            f"channel {name} did not take it",
-            hint="is what it needs (token, room) still valid there? `backupd alerts test` tries it",
+            f"delivery to channel {name} failed",
+            hint="check that what its URL needs (token, room) is still valid, then run `backupd alerts test`",
         )
     return Delivered()
 
@@ -212,8 +212,8 @@ def ping(url: str, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
     except urllib.error.HTTPError as error:
         with error:
             raise DeliveryError(
-                f"the heartbeat's watcher answers with {error.code}",
-                hint="is the URL in alerts.heartbeat.url_file still valid there?",
+                f"the heartbeat URL returned HTTP status {error.code}",
+                hint="check that the URL in alerts.heartbeat.url_file is still valid",
             ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)

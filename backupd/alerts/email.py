@@ -54,8 +54,8 @@ def _bare(letter: Letter, email: Email, envelope: Envelope, trouble: str) -> str
     """The message by hand, of nothing that could go wrong."""
     sender = email.sender if email.sender.isascii() and email.sender.isprintable() else "backupd@localhost"
     why = (
-        f"This mail is not as usual, because one of its headers could not be written ({one_line(trouble, 300)}): "
-        "look at the addresses in alerts.email."
+        f"This mail has substitute headers, because one of its headers could not be written "
+        f"({one_line(trouble, 300)}): check the addresses in alerts.email."
     )
     text = f"{letter.as_text()}\n{why}\n".encode("utf-8", "replace")
     subject = base64.b64encode(one_line(letter.subject, 40).encode("utf-8", "replace")).decode()
@@ -122,7 +122,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
     except smtplib.SMTPRecipientsRefused as error:
         answers = _answers(error.recipients)
         raise DeliveryError(
-            f"the mail server takes it for none of {len(answers)} recipients",
+            f"the mail server rejected all {len(answers)} recipients",
             detail=_lines(answers),
             hint="look at alerts.email.to, and at what the mail server's log says",
             permanent=all(answer.permanent for answer in answers.values()),
@@ -135,9 +135,10 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError(
-            "the mail server lacks something that is needed",
+            "the mail server does not support a required extension",
             detail=str(error),
-            hint="is STARTTLS or login turned off there? See alerts.email",
+            hint="if STARTTLS or AUTH is disabled there, enable it, or change "
+            "alerts.email.starttls or alerts.email.user",
         ) from None
     except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
         raise DeliveryError(
@@ -155,15 +156,15 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except ssl.SSLError as error:
         raise DeliveryError(
-            "there is no encrypted connection to the mail server",
+            "the TLS connection to the mail server failed",
             detail=str(error),
-            hint="does its certificate fit its name, and is it known here? See alerts.email.ca_file",
+            hint="check the host name in its certificate, and the CA in alerts.email.ca_file",
         ) from None
     except ValueError as error:  # what a command of the protocol cannot hold
         raise DeliveryError(
-            "user, password or an address cannot be said to the mail server",
+            "the user, the password or an address has characters that SMTP cannot transmit",
             detail=type(error).__name__,
-            hint="look at alerts.email: is there anything but plain letters?",
+            hint="check alerts.email for non-ASCII and control characters",
         ) from None
     except (smtplib.SMTPException, OSError) as error:
         raise DeliveryError(
@@ -265,8 +266,8 @@ def _encrypt(server: smtplib.SMTP, email: Email) -> None:
         if needed:
             raise DeliveryError(
                 "the mail server offers no STARTTLS",
-                hint="nothing is sent in the clear that must not "
-                "be; use smtps://, or set alerts.email.starttls for a mail server on this host",
+                hint="alerts.email.starttls or alerts.email.user requires it: use smtps://, or, for a mail server on "
+                "this host and without `user`, set alerts.email.starttls",
             )
         return
     # Where encryption is only taken when it is offered, whoever stands in between could take the offer away as well:

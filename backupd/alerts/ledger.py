@@ -109,7 +109,7 @@ class Ledger:
         for incident in self.open:
             rule = rule_of_incident(incident)
             if rule.lasts is not None and now - incident.last_at >= rule.lasts:
-                silence = f"nothing more was heard of it for {format_duration(rule.lasts.total_seconds())}"
+                silence = f"closed automatically: no further event for {format_duration(rule.lasts.total_seconds())}"
                 turns += self._close(incident, now, silence, mailed=is_reminded(incident))
             elif incident.next_reminder is not None and incident.next_reminder <= now:
                 again = replace(incident, reminders=incident.reminders + 1)

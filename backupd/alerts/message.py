@@ -235,8 +235,9 @@ def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit
     letter = letter_about(turns, site, now)
     return Letter(
         f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
-        intro=f"More than {limit} alerts were sent within an hour. Until {format_time(until)} no more are sent; then "
-        "one mail tells what has happened meanwhile. `backupd alerts` lists all that is open now.",
+        intro=f"Alert limit reached: more than {limit} alerts within one hour. backupd sends none until "
+        f"{format_time(until)}, then one mail about what has happened meanwhile. `backupd alerts` lists all open "
+        "alerts.",
         blocks=letter.blocks,
         link=site.page("alerts"),
         footer=site.footer,
@@ -275,7 +276,7 @@ def letter_of_test(site: Site, now: datetime, by: str) -> Letter:
     """The message of `backupd alerts test`."""
     return Letter(
         f"[backupd] TEST from {site.host}",
-        intro=f"This is a test, asked for by {by} at {format_time(now)}. Alerts of backupd come this way.",
+        intro=f"Test message requested by {by} at {format_time(now)}. backupd sends alerts through this channel.",
         blocks=(
             Block(
                 "Nothing is wrong", "good", "An alert says here what happened.", hint="Here it says what to do next."
@@ -333,10 +334,10 @@ def _block(turn: Turn, now: datetime) -> Block:
         facts.append(("job", f"{incident.job_id} (backupd jobs log {incident.job_id})"))
     if not over and turn.often:
         quiet = _span(quiet_after(turn.often))
-        facts.append(("comes and goes", f"{turn.often} times within a day; it counts as over once well for {quiet}"))
+        facts.append(("flapping", f"{turn.often} times within a day; it is over after {quiet} without trouble"))
     if not over and incident.next_reminder is not None:
         enough = f"backupd alerts acknowledge {incident.id}"
-        facts.append(("next reminder", f"{format_time(incident.next_reminder)}; none with: {enough}"))
+        facts.append(("next reminder", f"{format_time(incident.next_reminder)}; to stop reminders: {enough}"))
     if over:
         said = turn.news or "it is over"
         return Block(

@@ -189,8 +189,8 @@ class ClearWay:
             while found := _in_the_way(session, self.longer_than, stages=stages):
                 if time.monotonic() >= until:
                     raise BusyError(
-                        f"{len(found)} statements would keep the snapshots from being opened, and everybody else "
-                        "behind them",
+                        f"{len(found)} long-running statements would block the locks that open the snapshots, and "
+                        "everybody else behind those",
                         detail="\n".join(str(one) for one in found[:_TOLD]),
                         hint="wait for them or end them; or choose another time, or logical.long_queries and "
                         "limits.max_pause in the policy",

@@ -400,9 +400,9 @@ class GarbageCollection:
         if not strange or (self._references.backups and len(strange) <= self._limit.limit(len(kept) + len(strange))):
             return set()
         told = (
-            f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
-            "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
-            "them from another destination"
+            f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and no deletion by "
+            "backupd explains it: what is left of them is kept. To restore the manifests from another destination: "
+            "`backupd verify`"
         )
         self._hold_over_limit(told)
         return strange
@@ -441,8 +441,9 @@ class GarbageCollection:
         if not self._limit.objects_exceeded_by(len(strange), len(pool)):
             return going
         told = (
-            f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
-            "was deleted here explains it. If manifests were lost, put them back before that"
+            f"{len(strange)} of {len(pool)} objects are no longer referenced by any backup, and no deletion by "
+            "backupd explains it: backupd removes them after one day. If manifests were lost, restore them before "
+            "that: `backupd verify`"
         )
         self._hold_over_limit(told)
         return [name for name in going if name not in strange]

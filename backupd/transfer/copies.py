@@ -200,7 +200,7 @@ class _Copy:
         return BusyError(
             f"destination {self._target.name} is removing {len(leaving)} objects that backup {header.backup_id} needs",
             detail="\n".join(leaving[:20]),
-            hint="they are copied again once they are gone; it is tried again by itself",
+            hint="backupd copies them again after their removal, and retries by itself",
         )
 
     def _confirm(self, header: Header) -> None:

@@ -273,14 +273,14 @@ def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit
     if not asked.waiting or not limit.exceeded_by(asked.waiting, present):
         return []
     told = (
-        f"{len(asked.waiting)} of {len(present)} backups are marked deleted, {limit.worst_day(asked.waiting, present)} "
-        f"more in one day than came in it, and no more than {limit.limit(len(present))} may: `backupd retention SERVER "
-        "--apply --really` lets those of a server go"
+        f"mass-deletion limit: {len(asked.waiting)} of {len(present)} backups are marked deleted, "
+        f"{limit.worst_day(asked.waiting, present)} more within one day than were taken in it; the limit is "
+        f"{limit.limit(len(present))}. To remove those of a server: `backupd retention SERVER --apply --really`"
     )
     if asked.strange:
         told += (
-            f". {len(asked.strange)} of these marks were not put by this installation: find out who did it. `backupd "
-            "backups undelete ID` takes a mark away"
+            f". {len(asked.strange)} of these marks were not written by this installation: find out who wrote them. To "
+            "remove a mark: `backupd backups undelete ID`"
         )
     return [HeldBack(told)]
 

@@ -80,8 +80,8 @@ def missing_backups_text(place: str, missing: Collection[Backup]) -> str:
 def no_manifest_text(place: str, objects: int, trace: str) -> str:
     """What to say where not one manifest is there, but objects and other ``trace`` of backups."""
     return (
-        f"{objects} objects at destination {place} stay: there is not one manifest, but {trace} is there, so "
-        "backups were. Is a part of it not mounted, or a folder moved? The next backup there lets this go on"
+        f"{objects} objects at destination {place} are kept: it has no manifest, but {trace} shows that it held "
+        "backups. Check its mounts and folders; removal resumes after the next backup there"
     )
 
 

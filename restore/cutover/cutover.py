@@ -283,8 +283,8 @@ class _Work:
             self._persist(
                 swap,
                 swap.undo,
-                "the cut-over could be neither finished nor taken back",
-                "each name still means the old table, but it may lack triggers and foreign keys: end the "
+                "the cut-over is incomplete, and its rollback failed",
+                "each name still refers to the old table, but that may lack triggers and foreign keys: end the "
                 "transactions that use it, then repeat the command",
                 attempts,
             )
@@ -334,7 +334,7 @@ class _Work:
         if self._cancel is not None and self._cancel.is_set():
             raise CancelledError(f"the cut-over was cancelled; {_AS_IT_WAS}")
         raise BusyError(
-            f"the locks for {names} could not be had in {self._patience.attempts} attempts; {_AS_IT_WAS}",
+            f"could not lock {names} in {self._patience.attempts} attempts; {_AS_IT_WAS}",
             detail=held,
             hint="end the transactions that use these tables, or try again later: what was loaded is still there",
         )
@@ -343,8 +343,8 @@ class _Work:
         problems = self._persist(
             swap,
             swap.complete,
-            "the new tables are in their places, but not all of their foreign keys and triggers are",
-            "repeat the command, which finishes that",
+            "the restored tables are live, but some of their foreign keys or triggers are missing",
+            "repeat the command, which adds them",
             attempts,
         )
         result = self._result(swap.plan, problems)
@@ -453,7 +453,7 @@ def _working(
             number = session.thread_id
             prepare(session, patience.seconds)
             if not session.scalar("SELECT GET_LOCK(%s, %s)", Journal.lock_name(staging), DYING):
-                raise BusyError(f"somebody else hands over tables out of {staging}", hint="wait until that is done")
+                raise BusyError(f"another process runs a cut-over from {staging}", hint="wait until that has ended")
             yield _Work(connection, session, staging, patience, report, cancel)
     except BackupdError:
         raise

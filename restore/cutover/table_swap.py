@@ -197,8 +197,8 @@ class Swap:
             if not inventory.has(move.staged) and not inventory.has(move.waiting)
         ]
         raise LostError(
-            f"{', '.join(gone)}: gone before it became {', '.join(move.target.shown for move in moves)}; no live table "
-            "was replaced",
+            f"{', '.join(gone)}: dropped or renamed before the cut-over put it in place of "
+            f"{', '.join(move.target.shown for move in moves)}; no live table was replaced",
             detail="somebody else renamed or dropped what this cut-over was to move",
             hint="what was begun is taken back: repeat the restore, which brings the table once more",
         )
@@ -227,9 +227,9 @@ class Swap:
             self._move("back", waiting)
         if problems:
             raise ServerError(
-                "not everything could be put back",
+                "the rollback of the cut-over failed",
                 detail="\n".join(problems),
-                hint="the statements are in the detail: run them by hand once the reason is gone",
+                hint="fix the cause, then run the statements in the detail by hand",
             )
 
     def _shelf(self) -> TableInventory:

@@ -104,9 +104,9 @@ def refuse_links(folder: Path) -> None:
     ]
     if found:
         raise DamagedError(
-            f"links or pipes appeared in {folder} while a program worked there",
+            f"a tool that worked in {folder} created links or pipes there",
             found[:20],
-            hint="nothing was put in place; the backup is not what a server gave: look who wrote it",
+            hint="nothing was put in place; no server writes such a backup: find out who wrote it",
         )
 
 
@@ -178,9 +178,9 @@ def refuse_nested(datadir: Path) -> None:
             )
         if why := reserved(folder):
             raise RefusedError(
-                f"{datadir} lies where restores are built: {folder}"
+                f"{datadir} lies in a staging folder of restores: {folder}"
                 if folder != datadir
-                else f"{datadir} bears the name of a place where restores are built",
+                else f"{datadir} has the name of a staging folder of restores",
                 detail=why,
                 hint="restore into another folder, or give it another name: what lies there is removed in the end",
             )

@@ -259,7 +259,7 @@ class Site:
         """Raises RefusedError where a symbolic link came to be on the way to the data directory."""
         if (leads := os.path.realpath(self.datadir)) != str(self.datadir):
             raise RefusedError(
-                f"{self.datadir} is another place by now",
+                f"the path {self.datadir} now resolves to a different directory",
                 detail=f"it leads to {leads}",
                 hint="somebody put a symbolic link on the way there: see who, and put the folder back",
             )

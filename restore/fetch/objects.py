@@ -420,7 +420,7 @@ class _Job:
             )
         if any(damage for _, damage in self._damages):
             raise DamagedError(
-                f"{len(lines)} stored things are damaged or missing, no other copy has them",
+                f"{len(lines)} stored objects are damaged or missing, and no other copy has them",
                 lines,
                 hint="restore another backup (`backupd backups`), or bring these objects back from elsewhere; "
                 "`backupd verify` looks at all of them",

@@ -39,7 +39,7 @@ class InexactError(RefusedError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "this replay may give other rows than the source had",
+            "inexact replay: the restored rows may differ from the source",
             detail=why,
             hint="choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "
             f"binlog_format is exact; to restore it as it is: {ACCEPT}",

@@ -112,7 +112,7 @@ def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
     other = newest if chosen is ahead else ahead
     why = "the clock was set back, or the binary log began again (RESET MASTER, a restored server)"
     choice = f"chosen is {chosen.id}; if that is wrong: --to backup:{other.id}"
-    return [f"{_named(newest)} is the newest by time, {_named(ahead)} is ahead by position: {why}; {choice}"]
+    return [f"the newest backup is ambiguous: {_named(newest)} by time, {_named(ahead)} by position ({why}); {choice}"]
 
 
 def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
@@ -387,8 +387,8 @@ def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:
         raise _torn(leg, f"the segments end before {stop.file}:{stop.pos}")
     if leg.repeats and not material.repeated:
         raise RefusedError(
-            f"branch {leg.branch} cannot be entered at {leg.start.gtid}: its binary logs repeat nothing of what was "
-            "executed by then, so what is missing between cannot be told",
+            f"the replay of branch {leg.branch} cannot start at {leg.start.gtid}: its binary logs repeat nothing of "
+            "what was executed by then, so the transactions that are missing in between are unknown",
             hint="choose a backup that was taken after the fork",
         )
 

@@ -216,9 +216,9 @@ class Older(Document):
     hint: str = field(metadata=HIDDEN)
 
     def __str__(self) -> str:
-        later = "is known to exist" if self.certain else "may exist"
+        later = "are known to exist" if self.certain else "may exist"
         return (
-            f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
+            f"not the newest data: the restore ends at {format_time(self.ends)}; later transactions {later}, up to "
             f"{format_time(self.known)}: {self.why}"
         )
 
@@ -229,11 +229,12 @@ class OlderError(RefusedError):
     problem_type = "older"
 
     def __init__(self, server: str, older: Older) -> None:
-        exists = "something later is known to exist" if older.certain else "something later may exist"
+        exists = "are known to exist" if older.certain else "may exist"
         super().__init__(
-            f"--to latest would end at {format_time(older.ends)}, and {exists}, up to {format_time(older.known)}",
+            f"--to latest would end at {format_time(older.ends)}, but later transactions {exists}, up to "
+            f"{format_time(older.known)}",
             detail=f"{server}: {older.why}",
-            hint=f"{older.hint}; to restore what there is all the same: {ACCEPT}",
+            hint=f"{older.hint}; to restore up to {format_time(older.ends)} anyway: {ACCEPT}",
         )
         self.older = older
 

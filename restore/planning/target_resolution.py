@@ -211,7 +211,9 @@ class Archive:
     def fork_stop(self, branch: Branch) -> Stop:
         """Where a branch parted from its parent, in the parent's writing. Raises RefusedError."""
         if branch.fork is None or branch.parent is None:
-            raise RefusedError(f"nobody knows where branch {branch.id} forked", hint="choose a backup taken after it")
+            raise RefusedError(
+                f"the fork position of branch {branch.id} is unknown", hint="choose a backup taken after it"
+            )
         return self.exactly(self.histories.branch(branch.parent), branch.fork)
 
     def exactly(self, branch: Branch, place: Position) -> Stop:
@@ -289,8 +291,8 @@ class Archive:
         if wanted is not None or later is None or (self.histories.since(later) or later.noticed_at) > moment:
             return []
         other = f"--to {format_time(moment)}@{later.id}"
-        here = f"this is branch {branch.id}, what followed is {other}"
-        return [f"the server's history forked about then ({later.reason}): {here}"]
+        here = f"this is branch {branch.id}; to use the branch that followed: {other}"
+        return [f"the server's history forked near this time ({later.reason}): {here}"]
 
     def _stop_for_time(self, branch: Branch, moment: datetime) -> tuple[Stop, list[str]]:
         """With what is to be said of it. A stop must not depend on the backup that happens to be the nearest: where

@@ -168,11 +168,11 @@ def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[P
     numbers = [_number(name) for name in names]
     wrong = ""
     if not files and not _is_same_place(start, stop):
-        wrong = "no file was given"
+        wrong = "no file given"
     elif len({name.rpartition(".")[0] for name in names}) > 1:
-        wrong = "they have names of different servers"
+        wrong = "the files have different base names, so they are of different servers"
     elif any(later != earlier + 1 for earlier, later in itertools.pairwise(numbers)):
-        wrong = "one is missing, or they are in the wrong order"
+        wrong = "a file is missing or out of order"
     elif start.file in names[1:]:
         wrong = f"the start {start.file}:{start.pos} is not in the first one"
     elif files and stop.file and stop.file != names[-1]:
@@ -181,7 +181,7 @@ def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[P
         wrong = f"{names[-1]} has {size:,} bytes, and the stop is at {stop.pos:,}"
     if wrong:
         raise RefusedError(
-            f"these logs cannot be replayed: {wrong}",
+            f"cannot replay the binary logs: {wrong}",
             detail=" ".join(names),
             hint="`backupd timeline` names the gaps of the archive; fetch the logs again",
         )

@@ -199,8 +199,8 @@ def remarks_on(session: Session, server: str) -> Iterator[str]:
     """Why writing to this server may not be what is wanted. Raises ServerError."""
     if str(session.scalar("SELECT @@GLOBAL.read_only")).upper() not in ("0", "OFF"):
         yield (
-            f"{server} is read_only, and this account may write there all the same: what is restored becomes "
-            "transactions of its own that its source does not have"
+            f"{server} is read_only, but this account can write there: the restore creates transactions that its "
+            "replication source does not have"
         )
     try:
         status = session.records(read_dialect(session).replica_status)

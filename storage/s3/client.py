@@ -235,9 +235,8 @@ class Explainer:
             failed = self._failed(
                 doing,
                 _told(error),
-                f"{endpoint} does not answer as it should: look at the network, "
-                f"the server and endpoint_url; what was not finished is done "
-                f"again later",
+                f"unexpected response from {endpoint}: check endpoint_url, the network and the server; backupd repeats "
+                "later what was not finished",
             )
             if isinstance(error, _SILENT):
                 return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)

@@ -109,7 +109,7 @@ class S3Destination:
         except ObjectMissingError as error:
             raise DestinationError(
                 f"{self._bucket.words.place} accepted {key}, but no longer has it",
-                hint="who else deletes in this bucket? Look at its rules; it is tried again later",
+                hint="check the lifecycle rules of the bucket, and who else deletes in it; backupd retries later",
             ) from error
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
             raise DestinationError(

@@ -317,8 +317,8 @@ class SftpDestination:
         """Raises DestinationError unless the marker is there: an unmounted disk leaves an empty folder in its place."""
         if not self._has_marker(wire):
             hint = (
-                f"is the disk of {self.root} mounted there? A destination that was used before is never made anew by "
-                "itself"
+                f"check that the file system of {self.root} is mounted there; backupd never re-initializes a "
+                "destination that was in use"
             )
             raise self._failed(doing, f"{layout.REPOSITORY} is not there", hint)
 

@@ -317,7 +317,7 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         say("message-not-sent", f"{message.channel}: {message.subject}: {error}", level=logging.WARNING)
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "`backupd alerts messages` lists what waits"
-            lost = "; it is given up" if given_up else "; it is tried again with growing pauses"
+            lost = "; backupd does not retry" if given_up else "; backupd retries with increasing intervals"
             Incidents(catalog).broken(
                 DELIVERY,
                 Event(
@@ -364,7 +364,7 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
                 DELIVERY.broken,
                 Severity.ERROR,
                 subject=recipient(mailbox),
-                message=f"{mailbox} gets no messages: the mail server refuses them",
+                message=f"the mail server rejects recipient {mailbox}, who gets no messages",
                 detail=redacted(answer),
                 hint="look at alerts.email.to, and at what the mail server's log says",
             ),

@@ -22,8 +22,9 @@ from storage import layout
 from storage.destination import Destination, repository_id
 
 _HINT = (
-    "keep only one of the names in the configuration: under two, the same copies count twice and expire by two "
-    "rules. A separate destination needs a folder or bucket that was not copied from this one"
+    "remove all but one of these names from the configuration: with two names, backupd counts each copy twice and "
+    "applies two retention rules to it. A separate destination needs a folder or bucket that was not copied from "
+    "this one"
 )
 
 

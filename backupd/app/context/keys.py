@@ -207,8 +207,8 @@ def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge
     asked = wiring.catalog.challenges.get(challenge_id)
     if not matches(phrase, asked.digest):
         raise RefusedError(
-            f"that is not the phrase of challenge {challenge_id}",
-            hint=f"it is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}",
+            f"wrong phrase for challenge {challenge_id}",
+            hint=f"the phrase is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}",
         )
     if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
         raise _lapsed(wiring, asked)

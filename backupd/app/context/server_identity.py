@@ -306,8 +306,8 @@ def problem_of(found: Identity | None, record: BackupRecord) -> BackupdError | N
     if found is None or not found.is_stranger:
         return None
     return RefusedError(
-        f"backup {record.id} was taken of another server than {record.server}, so it is kept apart: no target but its "
-        "own id means it, and no rule counts it",
+        f"backup {record.id} was taken from a different server than {record.server}: no retention rule counts it, and "
+        f"only --to backup:{record.id} restores it",
         detail=_detail(found),
         hint=accept_hint(record.server),
     )
@@ -350,9 +350,9 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
     strangers = sorted((one for one in known if one.is_stranger), key=lambda one: one.seen_at)
     if not strangers:
         raise RefusedError(
-            f"no other server answered under the name {server}, so there is nothing to accept",
+            f"cannot accept {server}: no other server answered under this name",
             detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
-            hint=f"`backupd check {server}` compares the server that answers now",
+            hint=f"to compare the server that answers now: backupd check {server}",
         )
     for one in strangers[:-1]:  # a copy of the data directory stands by its address, and by its branch
         if one.address and one.address == strangers[-1].address:

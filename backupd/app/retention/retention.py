@@ -303,8 +303,8 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
         told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
             told.append(
-                f"{server}: {len(decisions.expired)} expired, but that is more than half at once: backupd "
-                f"retention {server} --apply --really lets them go"
+                f"{server}: the rules expire {len(decisions.expired)}, which is more than half at once; to apply them: "
+                f"backupd retention {server} --apply --really"
             )
     raise DestinationFullError(
         f"destination {error.destination} is full, and nothing there may be deleted",

@@ -133,7 +133,11 @@ def given_up(leg: Leg, handled: datetime, now: datetime, why: str) -> tuple[Acti
     passed = _between(leg, handled, now)
     return (
         _missed(
-            leg, passed, passed[-1], why, "its schedule was taken out of the configuration, so nothing makes up for it"
+            leg,
+            passed,
+            passed[-1],
+            why,
+            "the schedule was removed from the configuration: backupd does not make up for it",
         )
         if passed
         else ()
@@ -539,8 +543,8 @@ def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime)
         kind="clock-jump",
         severity=Severity.WARNING,
         subject="schedules",
-        message=f"{' and '.join(said)} {format_time(furthest)}, which is still to come: the clock was wrong then. They "
-        f"go on from now",
+        message=f"the host clock was wrong: {' and '.join(said)} {format_time(furthest)}, which is in the future. "
+        "backupd continues them from the current time",
         detail=", ".join(job.id for job in jobs),
-        hint="look at this host's time service, and at the jobs of that time, which went by the wrong clock",
+        hint="check this host's time service, and the jobs of that time, which went by the wrong clock",
     )

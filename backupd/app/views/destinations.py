@@ -216,7 +216,7 @@ def _place(
     trouble = (
         seen.trouble
         if hanging is None
-        else (f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
+        else f"no response for {format_duration(hanging.total_seconds())}: the check is still running"
     )
     made = DestinationView(
         name=name,

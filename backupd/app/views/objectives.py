@@ -162,7 +162,7 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                 now,
                 RPO.broken,
                 Severity.ERROR,
-                f"{name} cannot be recovered at all, and objectives.rpo promises that at most {limit} of work are lost",
+                f"{name} is not recoverable at all; objectives.rpo is {limit}",
                 server=name,
                 hint=f"take a dump now: backupd backup {name} --kind logical"
                 if timeline.tables_only
@@ -182,11 +182,10 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                 now,
                 RPO.broken,
                 Severity.ERROR,
-                f"were {name} lost now, {format_duration(lost.total_seconds())} of work would be lost; "
-                f"objectives.rpo promises {limit}",
+                f"data loss if {name} failed now: {format_duration(lost.total_seconds())}; objectives.rpo is {limit}",
                 server=name,
                 detail="\n".join(["the latest moment that can be restored from", *lines, *timeline.warnings]),
-                hint=f"see what holds it up: backupd binlog status {name}; backupd jobs {name}",
+                hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
             ),
             True,
         )
@@ -232,14 +231,14 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, ne
                 now,
                 PLACE_RPO.broken,
                 Severity.WARNING,
-                f"were {name} and everything but {reach.name} lost now, {lost}; objectives.rpo promises {limit}",
+                f"if only {reach.name} survived, {lost}; objectives.rpo of {name} is {limit}",
                 server=name,
                 subject=reach.name,
                 detail=reach.trouble,
-                hint=f"see what it lacks: backupd replicate {name} --to {reach.name}; what is copied there only later "
-                "cannot keep a shorter promise than the copying takes"
+                hint=f"to copy the missing data: backupd replicate {name} --to {reach.name}. A destination in "
+                "destinations.others is always behind: if it is too far, raise objectives.rpo, or make it required"
                 if reach.name in server.others
-                else f"see what holds it up: backupd binlog status {name}; backupd check {name}",
+                else f"to find the cause: backupd binlog status {name}; backupd check {name}",
             ),
             (
                 None

@@ -232,7 +232,7 @@ def _reasons(
     if not server.usable:
         yield Reason(
             Status.BAD,
-            f"its policy {made.policy} cannot be used, so nothing starts by itself",
+            f"its policy {made.policy} cannot be used: no scheduled job of this server starts",
             "; ".join(str(problem) for problem in server.problems[:3]),
         )
     yield from _of_recovery(made, stands)
@@ -254,8 +254,8 @@ def _reasons(
     if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
         yield Reason(
             Status.WARNING,
-            f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
-            "few verified copies at enough places",
+            f"no protected backup for {_span(now - stands.unprotected_since)}: too few verified copies at the "
+            "destinations",
             f"backupd replicate {made.name}",
         )
     yield from _of_gaps(made, stands, around, now)
@@ -279,9 +279,9 @@ def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]
     kind = " --kind logical" if made.tables_only else ""
     if stands.trouble:
         message, _line, rest = stands.trouble.partition("\n")
-        yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
+        yield Reason(Status.BAD, f"the recoverable points in time cannot be determined: {message}", rest)
     elif stands is UNSEEN:
-        yield Reason(Status.WARNING, "it has not been looked at yet", "ask again in a moment")
+        yield Reason(Status.WARNING, "its state is not determined yet", "repeat the request in a few seconds")
     elif made.latest is None and made.first_due is not None:
         runs = any(job.kind in BACKUPS for job in made.running)
         when = "is running" if runs else f"starts at {format_time(made.first_due)}"
@@ -296,7 +296,7 @@ def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]
         yield Reason(
             Status.BAD,
             f"{_span(made.rpo)} of work would be lost; objectives.rpo promises {_span(made.rpo_objective)}",
-            f"backupd timeline {name} shows what holds it up",
+            f"to find the cause: backupd timeline {name}",
         )
     if made.rto_kept is False and made.rto is not None and made.rto_objective is not None:
         yield Reason(
@@ -332,9 +332,9 @@ def _of_last_proof(made: ServerOverview) -> Iterator[Reason]:
     elif proof.older:
         yield Reason(
             Status.WARNING,
-            "the last test restore shows nothing of the server's newest data: "
-            f"{next(iter(proof.warnings), 'something later exists')}",
-            f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}",
+            "the last test restore did not cover the server's newest data: "
+            f"{next(iter(proof.warnings), 'later transactions exist')}",
+            f"to find the cause: backupd timeline {name}; then backupd test-restore {name}",
         )
 
 
@@ -385,7 +385,8 @@ def _of_gaps(made: ServerOverview, stands: ServerStatus, around: _Now, now: date
         yield Reason(
             Status.WARNING,
             f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
-            f"backupd timeline {made.name} shows which moments are lost; a full backup begins anew",
+            f"to see the lost points in time: backupd timeline {made.name}; to start a new recovery window: backupd "
+            f"backup {made.name} --kind full",
         )
 
 

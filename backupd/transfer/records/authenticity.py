@@ -61,8 +61,8 @@ _COPY_LIMIT = 4 * 1024**3
 """Most bytes of a sealed copy of the catalog or of the configuration."""
 _UNSIGNED = "it has no signature"
 _NOT_OURS = (
-    "somebody put another one there: find out who writes there, then `backupd verify` puts back what another "
-    "destination has"
+    "the document was replaced: find out who writes to the destination, then run `backupd verify`, which restores it "
+    "from another destination"
 )
 
 
@@ -81,8 +81,8 @@ def sign(signing: Signing, document: bytes) -> bytes:
     """A detached, armored signature. Raises KeyUnusableError where there is no key that signs, or gpg cannot use it."""
     if signing.key is None:
         raise KeyUnusableError(
-            "nothing can be signed here: no key is named for it",
-            hint="name one as encryption.signing_key, or take `signed` out of the policy",
+            "cannot sign: encryption.signing_key is not set",
+            hint="set encryption.signing_key, or remove `signed` from the policy",
         )
     with Status() as status:
         command = gpg(
@@ -327,16 +327,16 @@ class SignedDestination(ForwardingDestination):
     def _hint(self, key: str, problem: str) -> str:
         if layout.is_copy(key):
             return (
-                "it is ignored: somebody else put it there, or it is older than the signing key. "
-                "What the catalog still knows is put anew, and signed: backupd catalog copy"
+                "it is ignored: it was written by somebody else, or before the signing key was configured. "
+                "To write what the catalog still knows anew, and signed: backupd catalog copy"
             )
         if problem == _UNSIGNED:
             # Of binary logs no catalog has a digest.
             known = "" if key.endswith(f"/{layout.MANIFEST}") else " --unproven"
             return (
-                "somebody else put it there, or it is older than the signing key: if so, sign it: "
-                f"backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as one "
-                "whose policy says so, until the policy is mended"
+                "the document was written by somebody else, or before the signing key was configured. In the second "
+                f"case, sign it: backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as "
+                "one with `signed: true`, until the policy is corrected"
             )
         return (
             "restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "

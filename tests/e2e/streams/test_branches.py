@@ -175,7 +175,7 @@ def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branc
         _rows(source, 32)
         source.stream()
         said = source.is_refused("latest")
-        assert "something later is known to exist, up to 20" in said
+        assert "later transactions are known to exist, up to 20" in said
         assert "hint: take a full backup now: backupd backup shop-db1 --kind full; to restore what there is" in said
         assert "--accept-older" in house.fails("plan", SERVER, "--to", "latest").all
         planned = house.ok("plan", SERVER, "--to", "latest", "--accept-older")
@@ -183,13 +183,13 @@ def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branc
         assert planned["older"]["ends"] < planned["older"]["known"]
         datadir = house.base / "older"
         accepted = house.ok("restore", SERVER, "--to", "latest", "--accept-older", "--datadir", str(datadir))
-        assert accepted["warnings"][0].startswith("this is not the newest: it ends at ")
+        assert accepted["warnings"][0].startswith("not the newest data: the restore ends at ")
         house.remove_datadir(datadir)
 
         done = house.fails("test-restore", SERVER, "--json")
         proof = json.loads(done.out)
         assert (proof["outcome"], proof["older"]) == ("restored", True)
-        assert proof["warnings"][0].startswith("this is not the newest: it ends at ")
+        assert proof["warnings"][0].startswith("not the newest data: the restore ends at ")
         assert house.ok("timeline", SERVER)["last_proof"]["older"]
 
 

@@ -85,7 +85,7 @@ def test_a_stream_that_comes_and_goes_all_day_is_few_mails_and_mutes_nobody(desk
     found = desk.told()
     assert len(found) == 6, found
     assert found[-1].startswith("STILL ERROR")
-    assert any("comes and goes" in one.content for one in desk.wiring.catalog.messages.list())
+    assert any("flapping" in one.content for one in desk.wiring.catalog.messages.list())
     desk.happen(RPO.broken)
     desk.go()
     assert desk.told() == ["ERROR db1: recovery point objective is broken"]

@@ -166,7 +166,7 @@ def test_without_the_secret_key_copies_fail_in_words(wiring: Wiring) -> None:
         text = file.read_text().replace("signing_key: ", "trusted_signers: [")
         file.write_text(text.replace("}\nrestore", "]}\nrestore"))
         for told in write_copies(Wiring(load_settings(file), wiring.catalog, wiring.clock), now=True):
-            assert "no key is named for it" in told.problem
+            assert "encryption.signing_key is not set" in told.problem
 
 
 def test_the_row_of_a_backup_has_the_digest_of_the_manifest_that_its_run_stored(

@@ -73,7 +73,7 @@ def test_forged_confirmations_do_not_release_the_brake_and_are_told_while_there_
     forge(one, *ids, reason=REASON)
     sweep_destination(one.wiring, one.at())
     (event,) = one.events("removal-braked")
-    assert "14 of these marks were not put by this installation" in event.detail
+    assert "14 of these marks were not written by this installation" in event.detail
     for _day in range(3):
         one.clock.move(days=1, hours=1)
         sweep_destination(one.wiring, one.at())

@@ -93,7 +93,7 @@ def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_is_little_ag
     assert desk.look() == []
     assert desk.look(3 * MINUTE) == ["rpo-broken"]
     (event,) = desk.wiring.catalog.events.list()
-    assert "3m of work would be lost; objectives.rpo promises 2m" in event.message
+    assert "failed now: 3m; objectives.rpo is 2m" in event.message
     assert "local: 2026-11-21T12:00:00" in event.detail
     assert desk.look(MINUTE) == []
     desk.latest = desk.now
@@ -147,9 +147,9 @@ def test_an_incident_says_what_is_so_now_and_its_event_what_was_then(desk: Desk)
     incidents.record(ledger.changed, (), {})
     assert desk.look(4 * MINUTE) == []
     (incident,) = incidents.open()
-    assert "7m of work would be lost" in incident.message
+    assert "failed now: 7m;" in incident.message
     assert incident.opened_at == event.at
-    assert "3m of work would be lost" in desk.wiring.catalog.events.list()[0].message
+    assert "failed now: 3m;" in desk.wiring.catalog.events.list()[0].message
 
 
 def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise_once_its_first_backup_was_due(desk: Desk) -> None:
@@ -163,7 +163,7 @@ def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise_once_its_fi
     )
     assert desk.look(due - NOW - MINUTE) == []
     assert desk.look(5 * MINUTE) == ["rpo-broken"]
-    assert "cannot be recovered at all" in desk.wiring.catalog.events.list()[0].message
+    assert "is not recoverable at all" in desk.wiring.catalog.events.list()[0].message
     desk.latest = desk.now
     assert desk.look(MINUTE) == ["rpo-kept"]
 

@@ -412,7 +412,7 @@ def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monke
         desk.backup(server="db2")
         bad, good = overview(desk.wiring, NOW)
         assert [(one.text, one.hint) for one in bad.reasons] == [
-            ("nobody can say what can be recovered: its history contradicts itself", "hint: mend it")
+            ("the recoverable points in time cannot be determined: its history contradicts itself", "hint: mend it")
         ]
         assert (bad.status, bad.looked_at, good.status) == (Status.BAD, None, Status.GOOD)
 
@@ -498,7 +498,7 @@ def test_with_very_many_servers_nobody_waits_for_the_last_one(short_tmp: Path, m
             desk.backup(one, server=f"db{one}")
         found = overview(desk.wiring, NOW)
         assert all((one.looked_at, one.status) == (None, Status.WARNING) for one in found)
-        assert found[0].reasons[0].text == "it has not been looked at yet"
+        assert found[0].reasons[0].text == "its state is not determined yet"
         deadline = time.monotonic() + 240
         while any(one.looked_at is None for one in overview(desk.wiring, desk.clock.now)):
             assert time.monotonic() < deadline
@@ -657,11 +657,11 @@ def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pyte
     assert not desk.catalog.events.list(kind="destination-unreachable"), "it may be slow"
     found = places(desk.wiring, NOW + 4 * MINUTE)[0]
     assert (found.reachable, found.status, found.checked_at) == (False, Status.BAD, None)
-    assert "nothing has been heard of it for 4m" in found.reasons[0].text
+    assert "no response for 4m" in found.reasons[0].text
     for _ in range(2):
         watch.step(desk.wiring, NOW + 4 * MINUTE)
     (told,) = desk.catalog.events.list(kind="destination-unreachable")
-    assert "nothing has been heard of it for 4m" in told.message
+    assert "no response for 4m" in told.message
     go_on.set()
     assert _settled(desk).initialised is False
 

@@ -264,7 +264,7 @@ class TestRefusals:
         reader = shop.server.connect(autocommit=False)
         with reader.cursor() as cursor:
             cursor.execute("SELECT * FROM shop.orders")
-            with pytest.raises(ServerError, match="neither finished nor taken back"):
+            with pytest.raises(ServerError, match="the cut-over is incomplete, and its rollback failed"):
                 shop.hand(goal, patience=Patience(seconds=1, attempts=1))
         reader.close()
         assert shop.hand(goal).tables[0][0] == ORDERS

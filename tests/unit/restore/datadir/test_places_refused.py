@@ -99,7 +99,7 @@ def test_a_link_that_came_on_the_way_to_the_data_directory_is_not_followed(tmp_p
     site = staged(tmp_path / "a" / "one")
     (tmp_path / "a").rename(tmp_path / "elsewhere" / "a")
     (tmp_path / "a").symlink_to(tmp_path / "elsewhere" / "a")
-    with pytest.raises(RefusedError, match="is another place by now"):
+    with pytest.raises(RefusedError, match="now resolves to a different directory"):
         place(site, STATE, find_account(pwd.getpwuid(os.geteuid()).pw_name), ())
     assert not (tmp_path / "elsewhere" / "a" / "one").exists()
 

@@ -56,7 +56,7 @@ def test_a_table_that_lives_within_what_is_replayed_is_none_of_these() -> None:
 
 def test_the_refusal_names_the_option() -> None:
     assert str(InexactError(why(READ, before=(MADE,)))) == (
-        "this replay may give other rows than the source had\n"
+        "inexact replay: the restored rows may differ from the source\n"
         "detail: 0-1-10 of 2026-11-21T12:00:00Z uses the temporary table tmp1, which was open at the position of "
         "backup B and is in no backup\n"
         "hint: choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "

@@ -165,19 +165,19 @@ def test_the_latest_of_a_branch_that_the_server_left_is_refused_with_both_moment
     with pytest.raises(OlderError) as refused:
         plan("latest", at(1), confirmed=at(12), branches=(BRANCH, LATER), more=(beyond,))
     assert str(refused.value) == (
-        "--to latest would end at 2026-11-21T12:12:00Z, and something later is known to exist, up to "
+        "--to latest would end at 2026-11-21T12:12:00Z, but later transactions are known to exist, up to "
         "2026-11-21T12:18:00Z\n"
         "detail: shop: this is not the server's present history: since 2026-11-21T12:15:00Z it goes on as branch "
         "20261121T121500Z-00000002 (failover), of which nothing can be restored yet\n"
-        "hint: take a full backup now: backupd backup shop --kind full; to restore what there is all the same: "
-        "--accept-older"
+        "hint: take a full backup now: backupd backup shop --kind full; to restore up to "
+        "2026-11-21T12:12:00Z anyway: --accept-older"
     )
     accepted = plan("latest", at(1), confirmed=at(12), branches=(BRANCH, LATER), more=(beyond,), preferences=ACCEPTED)
     assert accepted.older is not None
     assert (accepted.older.ends, accepted.older.known) == (at(12), at(18))
     assert accepted.warnings[0].startswith(
-        "this is not the newest: it ends at 2026-11-21T12:12:00Z, and something "
-        "later is known to exist, up to 2026-11-21T12:18:00Z: this is not the"
+        "not the newest data: the restore ends at 2026-11-21T12:12:00Z; later "
+        "transactions are known to exist, up to 2026-11-21T12:18:00Z: this is not the"
     )
     assert plan(f"latest@{BRANCH.id}", at(1), confirmed=at(12), branches=(BRANCH, LATER)).older is None, "it was named"
 
@@ -203,9 +203,10 @@ def test_a_stream_that_failed_or_is_late_is_refused_and_one_that_is_behind_for_a
     with pytest.raises(OlderError) as refused:
         latest(Stream("the stream of shop is failed since 2026-11-21T12:04:00Z: the account is gone", failed=True))
     assert str(refused.value) == (
-        "--to latest would end at 2026-11-21T12:05:00Z, and something later may exist, up to 2026-11-21T12:20:00Z\n"
+        "--to latest would end at 2026-11-21T12:05:00Z, but later transactions may exist, up to 2026-11-21T12:20:00Z\n"
         "detail: shop: the stream of shop is failed since 2026-11-21T12:04:00Z: the account is gone\n"
-        "hint: see what holds it up: backupd binlog status shop; to restore what there is all the same: --accept-older"
+        "hint: see what holds it up: backupd binlog status shop; to restore up to 2026-11-21T12:05:00Z anyway: "
+        "--accept-older"
     )
     with pytest.raises(OlderError) as refused:
         latest(Stream(limit=timedelta(minutes=10), promised=True))

@@ -232,8 +232,8 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
     torn = logs(quiet.source, folder / "torn", quiet.after_base, replace(quiet.stop, pos=quiet.stop.pos - 5))
     inside = logs(quiet.source, folder / "inside", quiet.after_base, replace(quiet.stop, pos=quiet.stop.pos - 31))
     for what, said in (
-        (replace(quiet.logs, files=(two, one)), "wrong order"),
-        (replace(quiet.logs, files=(one, renamed)), "one is missing"),
+        (replace(quiet.logs, files=(two, one)), "out of order"),
+        (replace(quiet.logs, files=(one, renamed)), "a file is missing"),
         (replace(quiet.logs, files=(one, Path("/tmp/other.000003"))), "different servers"),
         (replace(quiet.logs, files=(one,)), "not in the last"),
         (replace(quiet.logs, files=()), "no file"),

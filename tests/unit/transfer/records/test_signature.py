@@ -252,7 +252,7 @@ def test_without_the_secret_key_nothing_is_put_and_the_message_says_what_to_do(
 ) -> None:
     for signing, words in (
         (Signing(signers.public, signers.signer, ()), "cannot sign"),
-        (Signing(signers.home, None, ()), "no key is named for it"),
+        (Signing(signers.home, None, ()), "encryption.signing_key is not set"),
     ):
         blocked = SignedDestination(bucket, signing, {SERVER}.__contains__)
         with pytest.raises(KeyUnusableError, match=words):
