@@ -236,7 +236,7 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, ne
                 subject=reach.name,
                 detail=reach.trouble,
                 hint=f"to copy the missing data: backupd replicate {name} --to {reach.name}. A destination in "
-                "destinations.others is always behind: if it is too far, raise objectives.rpo, or make it required"
+                "destinations.others is always behind: if that is too much, raise objectives.rpo, or make it required"
                 if reach.name in server.others
                 else f"to find the cause: backupd binlog status {name}; backupd check {name}",
             ),

@@ -335,8 +335,8 @@ class SignedDestination(ForwardingDestination):
             known = "" if key.endswith(f"/{layout.MANIFEST}") else " --unproven"
             return (
                 "the document was written by somebody else, or before the signing key was configured. In the second "
-                f"case, sign it: backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as "
-                "one with `signed: true`, until the policy is corrected"
+                f"case, sign it: backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts "
+                "as one with `signed: true`, until the policy is corrected"
             )
         return (
             "restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
