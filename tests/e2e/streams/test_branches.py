@@ -176,7 +176,7 @@ def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branc
         source.stream()
         said = source.is_refused("latest")
         assert "later transactions are known to exist, up to 20" in said
-        assert "hint: take a full backup now: backupd backup shop-db1 --kind full; to restore what there is" in said
+        assert "hint: take a full backup now: backupd backup shop-db1 --kind full; to restore up to 20" in said
         assert "--accept-older" in house.fails("plan", SERVER, "--to", "latest").all
         planned = house.ok("plan", SERVER, "--to", "latest", "--accept-older")
         assert planned["older"]["certain"]

@@ -195,7 +195,7 @@ def test_without_a_catalog_objects_stay_where_there_is_no_manifest_and_yet_a_tra
         done = collect(place, clock=clock, limit=NO_LIMIT)
         assert done.objects == 0
         assert done.side_files == []
-        assert any("not one manifest" in line for line in done.over_limit)
+        assert any("it has no manifest" in line for line in done.over_limit)
     assert len(pool(place)) == 2
 
 

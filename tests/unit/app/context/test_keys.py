@@ -108,7 +108,7 @@ def test_a_holder_proves_the_key_with_plain_gpg_and_the_phrase_is_stored_nowhere
     for path in safe.base.rglob("*"):
         if path.is_file() and not path.is_socket():
             assert phrase.strip().encode() not in path.read_bytes(), path
-    with pytest.raises(RefusedError, match="not the phrase"):
+    with pytest.raises(RefusedError, match="wrong phrase for challenge"):
         answer(safe.wiring, mine.challenge.id, "0000-0000", "ann")
     safe.later(1)
     done = answer(safe.wiring, mine.challenge.id, phrase, "ann")
@@ -197,7 +197,7 @@ def test_an_old_challenge_proves_nothing_and_its_late_answer_begins_a_new_one(sa
     ann = keys(wiring)[0]
     assert (ann.overdue, ann.waiting) == (True, ())
     assert "keys challenge --recipient ann@example.com" in findings(wiring)[0].hint
-    with pytest.raises(RefusedError, match="not the phrase"):
+    with pytest.raises(RefusedError, match="wrong phrase for challenge"):
         answer(wiring, old.challenge.id, "0000-0000", "ann")
     assert not keys(wiring)[0].waiting
     with pytest.raises(RefusedError, match="30 days") as refused:

@@ -193,7 +193,7 @@ def test_marks_of_another_installation_go_by_the_brake_of_whoever_sweeps_and_one
     one.clock.move(days=1, hours=1)
     sweep_destination(two.wiring, two.at())
     assert one.present() == set(ids), "eleven at once: the other one asks first"
-    assert "not put by this installation" in two.events("removal-braked")[0].detail
+    assert "not written by this installation" in two.events("removal-braked")[0].detail
     sweep_destination(one.wiring, one.at())
     assert one.present() == set(ids[:3])
 

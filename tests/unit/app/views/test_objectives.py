@@ -132,7 +132,7 @@ def test_a_place_that_alone_would_lose_too_much_is_told_whether_required_or_not(
         assert desk.look() == ["destination-rpo-broken"]
         (event,) = catalog.events.list()
         assert event.subject == "far"
-        assert "everything but far lost now, 5m of work" in event.message
+        assert "if only far survived, 5m of work" in event.message
         desk.far = desk.latest = NOW + 5 * MINUTE
         assert desk.look(5 * MINUTE) == ["destination-rpo-kept"]
         assert desk.look(3 * MINUTE) == ["rpo-broken"], "by all of them: that far has no more says nothing new"

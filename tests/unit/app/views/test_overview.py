@@ -361,7 +361,7 @@ def test_backups_that_nobody_verified_in_time_are_told(desk: Desk) -> None:
         replace(samples.backup(server="db1", copies=(Copy("local", "complete", at),)), started_at=at, finished_at=at)
     )
     assert desk.look().protected == 0
-    assert "no backup of the last 1d 6h is protected" in desk.why()[0][1]
+    assert "no protected backup for 1d 6h" in desk.why()[0][1]
     desk.catalog.backups.mark_copy_verified(samples.backup().id, "local", NOW)
     assert (desk.look().protected, desk.look().status) == (1, Status.GOOD)
 

@@ -38,7 +38,7 @@ def test_a_name_that_restores_use_for_themselves_is_refused_before_it_is_there(
 ) -> None:
     dump = dumped(tmp_path / "dump")
     for refuse in (refuse_nested, lambda folder: write_sql(dump, folder)):
-        with pytest.raises(RefusedError, match="where restores are built") as told:
+        with pytest.raises(RefusedError, match="a staging folder of restores") as told:
             refuse(tmp_path / name / below)
         assert name in told.value.detail
     assert not (tmp_path / name).exists()

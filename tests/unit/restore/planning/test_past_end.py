@@ -240,5 +240,5 @@ def test_a_backup_alone_is_late_only_where_its_stream_does_not_go_on() -> None:
     limit = timedelta(minutes=1)
     assert latest(None).older is None
     assert latest(Stream(limit=limit)).older is None
-    with pytest.raises(OlderError, match="something later may exist"):
+    with pytest.raises(OlderError, match="later transactions may exist"):
         latest(Stream("the binary log of shop is not streamed now", limit=limit, promised=True))
