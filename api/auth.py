@@ -141,7 +141,7 @@ def _check_csrf(request: HTTPConnection, session: Session) -> None:
         if not secrets.compare_digest(given.encode(), session.csrf.encode()):
             raise ForbiddenError(
                 "the CSRF token is missing or does not belong to this session",
-                hint=f"send the page's word as {CSRF_HEADER}, or use a bearer token without a cookie",
+                hint=f"send the CSRF token of the page in {CSRF_HEADER}, or use a bearer token and no cookie",
             )
 
 

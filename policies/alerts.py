@@ -49,16 +49,18 @@ class Email(Section):
     refused: ClassVar = {"password": KEPT_IN_FILE.format("password_file")}
 
     smtp: SmtpUrl = Field(description="The mail server.", examples=["smtp://localhost:25"])
-    sender: MailAddress = Field(alias="from", description="Who writes.", examples=["backupd@example.com"])
-    to: tuple[MailAddress, ...] = Field(min_length=1, description="Who reads.", examples=[["dba@example.com"]])
+    sender: MailAddress = Field(alias="from", description="Sender address.", examples=["backupd@example.com"])
+    to: tuple[MailAddress, ...] = Field(
+        min_length=1, description="Recipient addresses.", examples=[["dba@example.com"]]
+    )
     user: Words | None = Field(None, description="The account at the mail server.", examples=["backupd"])
     password_file: LocalPath | None = Field(
         None, description="A file whose first line is its password.", examples=["/etc/backupd/smtp-password"]
     )
     starttls: Literal["auto", "required", "never"] = Field(
         "auto",
-        description="Whether a connection that begins in the clear is turned into an encrypted one: `auto` "
-        "where the mail server offers it. With an account it is required in any case.",
+        description="Use of STARTTLS on smtp:// connections. `auto`: if the mail server offers it. With `user`, "
+        "STARTTLS is always required.",
         examples=["required"],
     )
     ca_file: LocalPath | None = Field(

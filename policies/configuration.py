@@ -103,8 +103,8 @@ class Api(Section):
     metrics: Literal["auto", "open", "token"] = Field(
         "auto",
         examples=["token"],
-        description="Who may read /metrics: anybody who can connect, or holders of a token; `auto` asks for a token "
-        "where others than this host can connect, by listen or by way of url.",
+        description="Who may read /metrics: anybody who can connect, or holders of a token; `auto` requires a token "
+        "if other hosts can connect (through `listen` or `url`).",
     )
     session: Duration = Field(
         "12h", validate_default=True, examples=["12h"], description="How long somebody stays logged in to the web page."
@@ -195,7 +195,7 @@ class PriceTable(Section):
     classes: dict[StorageClass, ClassPrice] = Field(
         default_factory=dict,
         examples=[{"DEEP_ARCHIVE": {"minimum_days": 180}}],
-        description="By storage class. Of one that is given all is as it says here; of the others the list counts.",
+        description="Prices by storage class. An entry replaces the built-in prices of its class completely.",
     )
 
     def as_prices(self) -> Prices:
@@ -288,9 +288,9 @@ class Server(Section):
         None,
         examples=["verify-full"],
         description="How the connection to a host is secured. `verify-full`: its certificate has to be of a known CA "
-        "and for the name in `host`; `verify-ca`: of a known CA; `required`: any, so that nobody reads "
-        "along, but anybody may answer; `off`: none. Only `verify-full` holds against somebody who stands "
-        "between. A socket, and a loopback address, need none. Without it the option file decides.",
+        "and for the name in `host`; `verify-ca`: of a known CA; `required`: encryption without "
+        "verification, so an attacker can impersonate the server; `off`: no encryption. Only `verify-full` prevents "
+        "man-in-the-middle attacks. A socket, and a loopback address, need none. Without it the option file decides.",
     )
     tls_ca: LocalPath | None = Field(
         None,
@@ -393,7 +393,7 @@ class SftpDestination(SftpConfig):
         description="The private key, without a passphrase.", examples=["/etc/backupd/sftp-key"]
     )
     known_hosts: LocalPath = Field(
-        description="The file of known host keys, as ssh writes it; a host that is not in it is not talked to.",
+        description="OpenSSH known_hosts file. backupd refuses to connect to a host that is not listed in it.",
         examples=["/etc/backupd/known_hosts"],
     )
 
@@ -444,7 +444,8 @@ class Encryption(Section):
         "90d",
         validate_default=True,
         examples=["90d"],
-        description="How often the holder of each key has to show that it still opens what is sealed for it.",
+        description="Interval of the key challenges: how often the holder of each key must prove that it still "
+        "decrypts.",
     )
 
 
@@ -470,7 +471,7 @@ class Brake(Section):
 
 
 class Retention(Section):
-    """How deleting by rule is kept within bounds. The rules themselves are those of the policies."""
+    """Limits on deletions by retention. The retention rules are in the policies."""
 
     brake: Brake = Field(default_factory=lambda: Brake.model_validate({}), description="Limit on mass deletions.")
 
@@ -562,8 +563,8 @@ class Configuration(Section):
     )
     programs: dict[Name, LocalPath] = Field(
         default_factory=dict,
-        description="Programs that are not to be searched in PATH, by name: `mysqld`, `xtrabackup`, `mariadb-backup`, "
-        "... A server's own release unpacked elsewhere, for example.",
+        description="Paths of programs, by name: `mysqld`, `xtrabackup`, `mariadb-backup`, ... Default: found in "
+        "PATH. Use it for a server release that is unpacked elsewhere.",
         examples=[{"mysqld": "/opt/mysql-8.4/bin/mysqld"}],
     )
     servers: dict[Name, Server] = Field(description="The database servers, by name.")

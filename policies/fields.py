@@ -62,7 +62,7 @@ def parse_cron(text: str) -> tuple[frozenset[int], ...]:
     values = [_field(word, *rule) for word, rule in zip(words, _FIELDS, strict=True)]
     days, months, weekdays = values[2], values[3], values[4]
     if words[4] == "*" and not any(min(days) <= _LONGEST[month - 1] for month in months):
-        raise ValueError(f"{text!r} never comes: none of its months has so many days")
+        raise ValueError(f"{text!r} never matches: none of its months has that day")
     values[4] = frozenset(day % 7 for day in weekdays)
     return tuple(values)
 

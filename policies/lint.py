@@ -220,7 +220,7 @@ def _chains(policy: Policy) -> Iterator[Contradiction]:
     if physical is not None and physical.incremental is not None and physical.max_chain == 0:
         yield Contradiction(
             ("physical", "max_chain"),
-            "0 increments may build on a full backup, and physical.incremental asks for some: leave out one of the two",
+            "physical.max_chain is 0, but physical.incremental is set: remove one of them",
         )
 
 
@@ -330,7 +330,7 @@ def _missing(policy: Policy) -> Iterator[str]:
         yield "destinations: only one; a second place, away from the first, survives its loss"
     if policy.test_restore is None:
         if policy.physical is not None or policy.logical is None:  # dumps are not restored for a test
-            yield "test_restore: missing; a backup that was never restored is a hope"
+            yield "test_restore: missing; backupd does not prove that these backups can be restored"
     elif policy.test_restore.schedule is None:
         yield "test_restore.schedule: missing; nobody restores by hand for long"
     if policy.verify is None:
@@ -350,8 +350,8 @@ def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[s
     wanted, away = policy.protection, sum(place.is_off_site for place in places)
     if not away and wanted.off_site:
         yield (
-            "destinations: all of them are folders of this host's file systems; fire, theft and an intruder take "
-            "them together with the server (a folder that is not on this site is one with `off_site: true`)"
+            "destinations: all are folders of this host's file systems; fire, theft or an intruder can destroy them "
+            "together with the server. Add a remote destination, or set `off_site: true` on a folder at another site"
         )
     elif away < wanted.off_site:
         yield (

@@ -147,7 +147,8 @@ def _shared_places(configuration: Configuration | None, node: Node, path: Path) 
                 str(path),
                 line,
                 dotted,
-                f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): each needs a place of its own",
+                f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): "
+                "give each destination its own folder, bucket or prefix",
             )
         )
     return problems

@@ -197,16 +197,16 @@ class Logical(Section):
         validate_default=True,
         le=LONGEST_LOCK,
         examples=["1s"],
-        description="The longest that commits may be held up while the snapshots are opened. When it does not suffice, "
-        "the locks are given back and it is tried again.",
+        description="Maximum time for which commits are blocked while the snapshots are opened. If it is exceeded, "
+        "backupd releases the locks and retries.",
     )
     long_queries: Duration = Field(
         "60s",
         validate_default=True,
         examples=["60s"],
-        description="A statement that runs for longer than this would keep the locks from being had, and everybody "
-        "else would wait behind them. On servers without BACKUP STAGE (all but MariaDB 10.4 and later) a "
-        "second is the most.",
+        description="Maximum runtime of other statements when the dump requests its locks. A longer statement would "
+        "block the locks and all sessions behind them; `on_long_queries` defines what happens then. On servers "
+        "without BACKUP STAGE (all but MariaDB 10.4 and later) the maximum is 1s.",
     )
     on_long_queries: Literal["wait", "fail"] = Field(
         "wait",
@@ -245,8 +245,8 @@ class Binlog(Section):
         validate_default=True,
         ge=SHORTEST_CHECKPOINT,
         le=LONGEST_CHECKPOINT,
-        description="How often what has arrived is stored at each destination, 1s to 1h; the most that a lost host can "
-        "cost.",
+        description="Interval at which received binary log is stored at each destination, 1s to 1h: the maximum data "
+        "loss if the host is lost.",
         examples=["10s"],
     )
     max_spool: Size = Field(
@@ -388,8 +388,8 @@ class Verify(Section):
         ge=timedelta(days=1),
         examples=["30d"],
         description="Everything is read again within this time: each run reads as much as that takes, and more after "
-        "one that was missed. What lies in an archive class is compared by the checksum that the place "
-        "took when it was stored.",
+        "one that was missed. Archived objects are verified by the checksum that the destination stored "
+        "with them.",
     )
     cold_sample: int = Field(
         1,
@@ -423,8 +423,8 @@ class Keep(Section):
     early_deletion: bool = Field(
         False,
         examples=[True],
-        description="Whether backups may go before the minimum storage time of their storage class is over. That time "
-        "is paid for in any case, so by default they stay until then.",
+        description="Whether retention may delete backups before the end of the minimum storage duration of their "
+        "storage class. Default: false, because that duration is charged anyway.",
     )
 
     @model_validator(mode="after")
@@ -441,7 +441,9 @@ class Objectives(Section):
     """What the business was promised."""
 
     rpo: Duration | None = Field(None, description="Recovery point objective: maximum data loss.", examples=["60s"])
-    rto: Duration | None = Field(None, description="The longest that a restore may take.", examples=["2h"])
+    rto: Duration | None = Field(
+        None, description="Recovery time objective: maximum duration of a restore.", examples=["2h"]
+    )
 
 
 class Protection(Section):
@@ -525,14 +527,16 @@ class Policy(Section):
         None,
         examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
-        "signed with encryption.signing_key, and none that is unsigned or altered is believed. Where the "
-        "policy does not say it: yes, as soon as a signing_key is named.",
+        "signed with encryption.signing_key, and backupd rejects unsigned or altered ones. Default: true "
+        "if encryption.signing_key is set.",
     )
     timing: Timing = Field(
         default_factory=lambda: Timing.model_validate({}), description="What holds for all schedules."
     )
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")
-    hooks: Hooks | None = Field(None, description="What takes the server out of rotation around each backup.")
+    hooks: Hooks | None = Field(
+        None, description="Commands that take the server out of rotation before a backup and return it afterwards."
+    )
     limits: Limits = Field(
         default_factory=lambda: Limits.model_validate({}), description="What backups may take from the server."
     )

@@ -160,8 +160,8 @@ def validate_policy(asked: Annotated[ValidationRequest, Depends(_asked)], servic
 
 @policy_routes.post("/policies/reload", dependencies=[ADMIN], response_model=Reloaded, status_code=202)
 def reload_policies(actor: CurrentActor, site: OnSite) -> JSONResponse:
-    """Ask the service to read its configuration and policies anew, as SIGHUP does. What is wrong with them is an event;
-    then it goes on with those that it has."""
+    """Reload configuration and policies, as SIGHUP does. If they are invalid, the service keeps the active ones and
+    records an event."""
     require_all(actor)
     site.reload()
     audit(site.wiring, actor, "policies-reloaded")

@@ -56,11 +56,11 @@ async def healthz() -> Response:
     responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}},
 )
 def readyz(site: OnSite) -> Response:
-    """Ready is: the catalog answers and can be written, and a service follows the policies."""
+    """Ready is: the catalog answers and can be written, and a service runs the schedules."""
     reasons = []
     try:
         if site.wiring.catalog.watch.is_held() is False:
-            reasons.append("no service follows the policies: nothing starts by itself (is `backupd serve` running?)")
+            reasons.append("no backupd service is running: scheduled jobs do not start (check `backupd serve`)")
         site.wiring.catalog.holds.all()
         if not site.trial.works(site.wiring.catalog):
             reasons.append("the catalog cannot be written (is its disk full? the service's log says why)")

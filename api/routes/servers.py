@@ -122,26 +122,26 @@ def set_hold(asked: HoldRequest, service: Acting) -> JSONResponse:
 
 @hold_routes.delete("/holds", dependencies=[ADMIN], response_model=Released)
 def release_hold(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JSONResponse:
-    """Let the rules go on."""
+    """Resume retention of the server."""
     return _released(service, query.server, HoldKind.HOLD)
 
 
 @hold_routes.get("/pauses", dependencies=[VIEWER], response_model=list[Hold])
 def list_pauses(service: Acting) -> JSONResponse:
-    """Of which servers nothing starts by itself."""
+    """List the servers whose scheduled jobs are suspended."""
     return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.PAUSE)
 
 
 @hold_routes.post("/pauses", dependencies=[ADMIN], response_model=Paused, status_code=201)
 def set_pause(asked: PauseRequest, service: Acting) -> JSONResponse:
-    """Start nothing of a server by itself until that is released; its binary log is not streamed meanwhile, either."""
+    """Suspend a server's scheduled jobs and its binary log stream until the pause is released."""
     paused = service.retention.pause(asked.server, asked.reason, stop_running=asked.stop_running)
     return JSONResponse(paused.as_json(), 201)
 
 
 @hold_routes.delete("/pauses", dependencies=[ADMIN], response_model=Released)
 def release_pause(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JSONResponse:
-    """Let its jobs start by themselves again."""
+    """Resume its scheduled jobs."""
     return _released(service, query.server, HoldKind.PAUSE)
 
 

@@ -222,7 +222,7 @@ class Alive(Shape):
 class Ready(Shape):
     """Whether backups are taken and can be asked for, and what is in the way of it."""
 
-    model_config = example({"ready": False, "reasons": ["no service follows the policies: nothing starts by itself"]})
+    model_config = example({"ready": False, "reasons": ["no backupd service is running: scheduled jobs do not start"]})
 
     ready: bool
     reasons: list[str] = Field(description="Empty when it is ready.")

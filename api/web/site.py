@@ -131,10 +131,10 @@ NOTICES: Mapping[str, str] = {
     "paused": "Paused: scheduled jobs of this server are suspended.",
     "released": "The hold was released: the rules go on.",
     "released-not-everywhere": "Released here, but a destination still has the hold: release it again later.",
-    "resumed": "Jobs start by themselves again.",
+    "resumed": "Scheduled jobs start again.",
     "acknowledged": "Acknowledged: no more reminders of this incident.",
     "alerts-tested": "A test message is on its way to every channel.",
-    "policies-reloaded": "The service was asked to read its files again. Events tell what came of it.",
+    "policies-reloaded": "Reload requested. If a file is invalid, the active settings are kept and an alert opens.",
     "token-revoked": "The token was revoked: whoever holds it is locked out as of now.",
     "logged-out": "You are logged out.",
 }

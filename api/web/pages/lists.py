@@ -135,7 +135,7 @@ def _urgency(incident: Incident) -> tuple[bool, int, float]:
 
 SERVERS_OF_A_PAGE = 200
 """Servers on one page."""
-_NAMES = {"bad": "not recoverable as promised", "warning": "needs attention", "good": "well"}
+_NAMES = {"bad": "below its recovery objectives", "warning": "needs attention", "good": "well"}
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 
 overview_routes = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.VIEWER))])

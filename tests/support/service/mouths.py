@@ -19,11 +19,11 @@ from backupd.model.text import format_time, parse_time
 Command = Callable[..., Any]
 """``command("timeline", "db1")``: the JSON document of a command, whatever its exit code."""
 RANK = {"good": 0, "warning": 1, "bad": 2}
-BADGES = {"good": "well", "warning": "needs attention", "bad": "not recoverable as promised"}
+BADGES = {"good": "well", "warning": "needs attention", "bad": "below its recovery objectives"}
 VERDICTS = {
-    "good": "could be recovered as promised",
-    "warning": "should be looked at",
-    "bad": "could not be recovered as promised",
+    "good": "meets its recovery objectives",
+    "warning": "server needs attention",
+    "bad": "does not meet its recovery objectives",
 }
 
 
@@ -177,7 +177,7 @@ class Mouths:
         assert BADGES[state.status] in own
         assert VERDICTS[state.status] in first
         if server["latest"] is None:
-            assert "could be recovered now" not in first, first
+            assert "recoverable now" not in first, first
         for page in (first, own):
             moment = re.search(r"(?:ago|now) (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z", page) if server["latest"] else None
             assert moment is not None or "✗ nothing" in page, page

@@ -43,7 +43,7 @@ def test_it_is_ready_while_a_service_is_on_watch(house: Rig) -> None:
     answer = house.client().get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["reasons"] == [
-        "no service follows the policies: nothing starts by itself (is `backupd serve` running?)"
+        "no backupd service is running: scheduled jobs do not start (check `backupd serve`)"
     ]
     assert house.catalog.watch.take("a test")
     try:

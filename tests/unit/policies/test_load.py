@@ -253,7 +253,7 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
         ("physical: {}", "physical.full", "is missing: When full backups"),
         ('physical: {full: "0 2 * * *", parallel: 0}', "physical.parallel", "greater than or equal to 1"),
         ('physical: {full: "0 2 * * *", parallel: 1.5}', "physical.parallel", "whole number"),
-        ('physical: {full: "0 2 30 2 *"}', "physical.full", "never comes"),
+        ('physical: {full: "0 2 30 2 *"}', "physical.full", "never matches"),
         ('logical: {schedule: "0 2 * * *", incremental: false}', "logical.incremental", "weekly-logical"),
         ("logical: {}", "logical", "is never done: give it a schedule, or sets"),
         (
@@ -308,7 +308,11 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
         ("limits: {hang: 36526d}", "limits.hang", "at most 36525d, a hundred years"),
         ("limits: {hang: " + "9" * 5000 + "d}", "limits.hang", "9...' is too long a time"),
         ('physical: {incremental: "0 2 * * *"}', "physical.full", "is missing: When full backups"),
-        ('physical: {full: "0 2 * * *", incremental: "0 3 * * *", max_chain: 0}', "physical.max_chain", "0 increments"),
+        (
+            'physical: {full: "0 2 * * *", incremental: "0 3 * * *", max_chain: 0}',
+            "physical.max_chain",
+            "max_chain is 0",
+        ),
         ('timing: {blackout: ["01:00-03:00"]}', "timing.blackout", "covers every time of physical.full (`0 2 * * *`)"),
         ('timing: {blackout: ["00:00-24:00"]}', "timing.blackout", "leave some time of the week free"),
         ('timing: {blackout: ["sun-sat 22:00-02:01"]}', "timing.blackout", "move the schedule, or cut the window"),
@@ -527,7 +531,10 @@ def test_one_place_under_two_names_is_an_error_that_names_both(
     tmp_path: Path, first: str, second: str, how: str, field: str
 ) -> None:
     file = _two_places(tmp_path, first, second)
-    told = f"destination `two` {how} `one` (destinations.one.{field}, line 5): each needs a place of its own"
+    told = (
+        f"destination `two` {how} `one` (destinations.one.{field}, line 5): give each destination its own folder, "
+        "bucket or prefix"
+    )
     assert problems(file) == [("backupd.yaml", 6, f"destinations.two.{field}", told)]
 
 

@@ -162,7 +162,7 @@ def test_every_page_that_can_be_reached_is_whole_and_shows_names_as_text(
 def test_the_first_page_says_what_is_wrong_first_and_what_to_do(viewer: httpx.Client) -> None:
     text = page(viewer, "/")
     told = words(text)
-    assert "2 of 3 servers could not be recovered as promised" in told
+    assert "2 of 3 servers do not meet their recovery objectives" in told
     assert text.index(f">{LEGACY}<") < text.index(f">{SHOP}<"), "the worst is first"
     assert re.search(rf"the full backup of {LEGACY} failed three times.*?Next: backupd check {LEGACY}", told)
     only = words(page(viewer, "/?status=bad"))
@@ -208,7 +208,7 @@ def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
     monkeypatch.setattr(Installation, "destinations", lambda _self: ())
     text = page(viewer, "/")
     count = SERVERS_OF_A_PAGE + 5
-    assert f"All {count} servers could be recovered as promised The oldest last proof is of 3h ago" in words(text)
+    assert f"All {count} servers meet their recovery objectives The oldest last proof is of 3h ago" in words(text)
     assert "Next:" not in text
     assert text.count('class="server-name"') == SERVERS_OF_A_PAGE
     assert page(viewer, "/?page=2").count('class="server-name"') == 5
@@ -421,7 +421,7 @@ def test_a_plan_out_of_an_archive_tells_hours_and_cost_of_each_tier_and_lists_no
     )
     assert [(tier, hours, here) for tier, hours, _cost, here in tiers] == [
         ("bulk", "48 h", ""),
-        ("standard", "12 h", "counts with this one"),
+        ("standard", "12 h", "used for the estimate"),
     ]
     assert 0 < float(tiers[0][2].split()[0]) < float(tiers[1][2].split()[0])
     assert re.search(r"Prices of \d{4}-\d\d-\d\d", told)
