@@ -54,7 +54,8 @@ def rebuild(
         option(
             "--failed-at",
             "TIME",
-            "Until when backups were taken: an older store was possibly rolled back.",
+            "Time up to which the installation is known to have worked. backupd reports a possible rollback if the "
+            "destination ends earlier.",
             parser=moment,
         ),
     ] = None,
@@ -140,8 +141,8 @@ def sign(
         bool,
         typer.Option(
             "--unproven",
-            help="Also what agrees with a catalog that cannot prove it: you know that "
-            "nobody tampered with this destination.",
+            help="Also sign documents that agree with the catalog although it holds no digest of them. Use this only "
+            "if you are certain that this destination was not tampered with.",
         ),
     ] = False,
 ) -> None:
@@ -163,7 +164,9 @@ def _counters(given: list[str]) -> dict[str, int]:
     for text in given:
         server, _, number = text.rpartition("=")
         if not server or not number.isascii() or not number.isdigit():
-            raise UsageError(f"--counter {text}: it must be SERVER=N", hint="as the last report mail tells it")
+            raise UsageError(
+                f"--counter {text}: expected SERVER=N", hint="the last report mail contains the counter of each server"
+            )
         found[server] = int(number)
     return found
 
@@ -223,9 +226,9 @@ def bring_back(
         bool, typer.Option("--yes", help="Apply the changes. Without this option, the command only lists them.")
     ] = False,
 ) -> None:
-    """Bring back what was deleted or overwritten in a bucket with versions since a time.
+    """Restore objects that were deleted or overwritten in a versioned bucket after a given time.
 
-    What was gone, or marked deleted, at that time stays so.
+    Objects that were already deleted, or marked as deleted, before that time are not restored.
     """
     from backupd.cli.progress import reporting
 
@@ -285,8 +288,8 @@ def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:
     _list(screen, "did not come back", done.failed, style="yellow")
     screen.line()
     screen.line(
-        f"{len(done.keys)} files are what is seen again"
-        + (f"; {len(done.unmarked)} marks of deletion are withdrawn" if done.unmarked else "")
+        f"{len(done.keys)} objects restored"
+        + (f"; {len(done.unmarked)} deletion marks removed" if done.unmarked else "")
     )
     screen.line(
         "-> first revoke the credentials that deleted the objects; then run `backupd fsck --repair` (updates the "

@@ -120,15 +120,16 @@ def rotate_signing(
         bool,
         typer.Option(
             "--unproven",
-            help="Also backups that the catalog knows from a destination only: you know "
-            "that the former key was not stolen before they were taken in.",
+            help="Also sign backups that the catalog only imported from a destination. Use this only if you are "
+            "certain that the old key was not stolen before that import.",
         ),
     ] = False,
 ) -> None:
-    """Put another signing key into the place of one that was stolen or lost.
+    """Replace a lost or stolen signing key.
 
-    Twice: first it makes the new key and signs everything with it, too; then, when the configuration names it, with
-    --from. Neither needs the former key.
+    Run it twice. First without --from: backupd creates a new key, or takes that of --to, and adds its signatures. Then
+    set encryption.signing_key and run it with --from OLD_FINGERPRINT to retire the old key. Neither run needs the old
+    key.
     """
     if new_key is not None and former is not None:
         raise UsageError(

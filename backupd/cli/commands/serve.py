@@ -50,7 +50,11 @@ def run_stream(
     run: Run,
     server: Server,
     once: Annotated[
-        bool, typer.Option("--once", help="End when everything that the server has by now is stored everywhere.")
+        bool,
+        typer.Option(
+            "--once",
+            help="Exit when the binary log that exists at the start of the command is stored at every destination.",
+        ),
     ] = False,
     settings: Settings = None,
 ) -> None:
