@@ -55,7 +55,7 @@ ThawTier = Annotated[
     one_of(
         TierName,
         "--thaw",
-        "What lies in an archive class is thawed at this tier: bulk, standard or expedited.",
+        "Thaw archived objects at this tier first: bulk, standard or expedited.",
         metavar="TIER",
         show_default=False,
     ),
@@ -87,7 +87,7 @@ def thaw(
         option("--raise", "ID", "Request the remaining objects of this thaw job at a faster --tier."),
     ] = None,
 ) -> None:
-    """Thaw what a restore to a target needs; without a target list what was asked for."""
+    """Thaw the archived objects that a restore needs. Without --to: list thaw jobs."""
     if raise_id is not None and (target or days or tables or server):
         raise typer.BadParameter("--raise takes --tier and nothing else")
     if raise_id is not None and tier is None:
@@ -119,8 +119,8 @@ def thaw(
     run.screen.line(_sentence(done.job, done.thawing))
     if done.job.state is JobState.WAITING:
         run.screen.line(
-            f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
-            f"Faster: backupd thaw --raise {done.job.id} --tier TIER"
+            f"-> job {done.job.id}: the service tracks it; to check on it and show its state: backupd thaw. "
+            f"To speed it up: backupd thaw --raise {done.job.id} --tier TIER"
         )
 
 
@@ -211,7 +211,7 @@ AcceptOlder = Annotated[
     bool,
     typer.Option(
         "--accept-older",
-        help="Of latest: go to the newest moment that can be restored although something later is known to exist.",
+        help="With --to latest: accept the newest recoverable point in time even if later data is known to exist.",
     ),
 ]
 
@@ -219,8 +219,8 @@ AcceptInexact = Annotated[
     bool,
     typer.Option(
         "--accept-inexact",
-        help="Replay although statements use temporary tables that were open at the "
-        "backup's position: rows may be missing.",
+        help="Replay even if statements use temporary tables that were open at the backup position. Rows may be "
+        "missing or differ from the source.",
     ),
 ]
 
@@ -330,7 +330,7 @@ def restore(
     with reporting() as report:
         outcome = run.service.foreground.restore(request, report)
     document = outcome.as_json()
-    ending = "was made" if outcome.is_good else "ended, not all of it well"
+    ending = "was made" if outcome.is_good else "finished with problems"
     run.screen.done = f"the restore into {datadir} {ending}"
     run.screen.document(document)
     from backupd.cli.render import show_restore

@@ -41,8 +41,8 @@ As = Annotated[
     option(
         "--as",
         "NAME",
-        "Another name for them: TABLE, SCHEMA.TABLE, or with a * for the old name ('*_restored', 'SCHEMA.*'). "
-        "Without it they take the place of the live tables, which are renamed aside.",
+        "New name: TABLE, SCHEMA.TABLE, or a pattern in which * stands for the old name ('*_restored', 'SCHEMA.*'). "
+        "Without it, the restored tables replace the live tables; backupd keeps those under new names.",
     ),
 ]
 Sql = Annotated[
@@ -54,7 +54,8 @@ Confirm = Annotated[
     option(
         "--confirm",
         "SERVER",
-        "The name of the --into server once more: live tables may be replaced. A terminal is asked instead.",
+        "Repeat the name of the --into server to confirm that live tables may be replaced. On a terminal, backupd "
+        "prompts for it.",
     ),
 ]
 Compare = Annotated[
@@ -163,7 +164,8 @@ def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, ke
             typer.echo(difference_text(_document(difference), keys or _SHOWN), err=True)
         return bool(
             typer.prompt(
-                f"These tables of {into} are to be replaced (and renamed aside). Type {into} to go on",
+                f"The listed tables on {into} will be replaced; backupd keeps them under new names. "
+                f"Type {into} to continue",
                 default="",
                 show_default=False,
                 err=True,
@@ -212,7 +214,7 @@ def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     screen.line()
     as_files = any(one["how"] != "rows" for one in outcome["tables"])
     screen.table(
-        ("TABLE", "BECAME", "ROWS", *(("LOADED AS",) if as_files else ()), "THE ONE BEFORE IT"),
+        ("TABLE", "RESTORED AS", "ROWS", *(("METHOD",) if as_files else ()), "PREVIOUS TABLE"),
         (
             (
                 one["source"],
@@ -237,8 +239,8 @@ def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     show_phases(screen, outcome["phases"])
     for saved in outcome["saved"]:
         screen.line(
-            f"note: {saved['aside']} has no longer what only {saved['table']} can have; this puts it back "
-            "when it gets that name again:",
+            f"note: {saved['aside']} lost triggers, foreign keys or checks that only {saved['table']} can have. To "
+            "restore them after renaming it back, run:",
             style="yellow",
         )
         screen.text(saved["script"])
@@ -374,23 +376,23 @@ def leftovers(
     for one in found:
         if one.pending is not None:
             names = ", ".join(name.shown for name in one.pending.tables)
-            run.screen.line(f"{one.restore_id}: {_hand_over_text(names, one)}", style="yellow")
+            run.screen.line(f"{one.restore_id}: {_cut_over_text(server, names, one)}", style="yellow")
     if not found:
         run.screen.line("nothing")
 
 
-def _hand_over_text(names: str, one: Leftover) -> str:
+def _cut_over_text(server: str, names: str, one: Leftover) -> str:
     if one.dropped:
         return (
-            f"the hand-over of {names} was finished: the new tables are in their places"
+            f"the cut-over of {names} was completed: the restored tables have their final names"
             if one.finished
-            else f"the hand-over of {names} was taken back: every table is as it was"
+            else f"the cut-over of {names} was rolled back: every table is as it was"
         )
     if one.staging.active:
-        return f"hands over {names} right now"
+        return f"cut-over of {names} in progress"
     return (
-        f"{names}: the new tables are in their places, foreign keys and triggers may be missing; the same restore, "
-        "or --drop, finishes that"
+        f"{names}: the restored tables have their final names, but foreign keys and triggers may be missing. To "
+        f"complete the cut-over, repeat the restore or run backupd leftovers {server} --drop {one.restore_id}"
         if one.pending is not None and one.pending.renamed
         else f"was stopped before it replaced {names}; the same restore, or --drop, takes back what it had begun"
     )
