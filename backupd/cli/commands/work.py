@@ -147,7 +147,7 @@ def replicate(
         option("--to", "DESTINATION", "Destination to bring up to date. Default: all destinations of the policy."),
     ] = None,
 ) -> None:
-    """Copy what destinations lack of backups and binary logs, and read again what was stored there."""
+    """Copy missing backups and binary logs to the destinations, then read the copies back to verify them."""
     from backupd.cli.progress import reporting
 
     with reporting() as report:
@@ -170,7 +170,7 @@ def _show(screen: Screen, one: Replicated) -> None:
         style="bold" if one.ok else "bold red",
     )
     if one.lost:
-        screen.line(f"  was gone, and nobody marked it deleted: {', '.join(one.lost)}", style="yellow")
+        screen.line(f"  missing at {one.destination}, not deleted by backupd: {', '.join(one.lost)}", style="yellow")
     for copied in one.copied:
         screen.line(f"  copied {copied.header.backup_id}: {rate_text(copied)}")
         for remark in copied.remarks:
@@ -186,7 +186,7 @@ def _show(screen: Screen, one: Replicated) -> None:
         if damage.repaired_from:
             screen.line(f"  put right from {damage.repaired_from}: {damage}", style="yellow")
     for name, why in one.declined:
-        screen.line(f"  not copied: {name}: {one.destination} would not keep it: {why}")
+        screen.line(f"  not copied to {one.destination}: {name}: {why}")
     for name, why in one.waiting.items():
         screen.line(f"  waits: {name}: {why}", style="yellow")
     for text in one.examined.troubles:
@@ -202,9 +202,10 @@ server_app = Commands(help="Which database server a name of the configuration st
 
 @server_app.command()
 def accept(run: Run, server: Server) -> None:
-    """Say that the other server that answers under this name is the right one from now on.
+    """Accept the other database server that now answers under this name as the right one.
 
-    Its backups and binary logs, kept apart until then, count as those of the server; so do those before it.
+    backupd keeps its backups and binary logs separate until then. Afterwards they count as those of this server, and so
+    do those of the server before it.
     """
     found = run.service.servers.accept(server)
     run.screen.done = f"{found.uuid} was accepted as {server}"

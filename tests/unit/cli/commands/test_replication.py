@@ -57,7 +57,7 @@ def test_it_tells_what_was_copied_how_fast_and_what_was_not(
         "shop-db1 at offsite: up to date",
         "6.0 MiB in 2.0s, 3.0 MiB/s",
         "4 segments copied",
-        "not copied: b0",
+        "not copied to offsite: b0: ",
         "read elsewhere: local",
         "verified: ",
     ):
