@@ -84,9 +84,9 @@ def _kept(error: Exception) -> str:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write("\n".join(redact(line) for line in lines) + "\n")
     except OSError as problem:
-        return f"report this; where it happened could not be written to a file: {reason_of(problem)}"
+        return f"report this error; the traceback could not be saved: {reason_of(problem)}"
     except BackupdError as problem:
-        return f"report this; where it happened could not be written to a file: {problem.message}"
+        return f"report this error; the traceback could not be saved: {problem.message}"
     return f"report this with the file {path}, which says where it happened"
 
 

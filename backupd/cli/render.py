@@ -212,7 +212,7 @@ def _until_text(plan: Plan) -> str:
     if stop is None:
         return ""
     at = f", last commit {stop.at:%Y-%m-%d %H:%M:%S.%f}Z" if stop.at else ""
-    following = f"; not any more: {stop.next_gtid or 'the next transaction'}" if stop.next_at else ""
+    following = f"; first transaction not replayed: {stop.next_gtid or 'the next one'}" if stop.next_at else ""
     after = f" of {stop.next_at:%Y-%m-%d %H:%M:%S.%f}Z" if stop.next_at else ""
     return position_text(stop.file, stop.pos, stop.gtids) + f" on branch {stop.branch}{at}{following}{after}"
 
@@ -269,7 +269,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
             else "but not compared with a witness of the source"
         ),
         "withdrawn": f"WITHDRAWN: {proof.withdrawn}",
-        "undecided": "NOT TESTED: something kept the test from its end, which says nothing about the backup",
+        "undecided": "NOT TESTED: the test restore did not complete; whether the backup can be restored is unknown",
         "inexact": "INEXACT: restored, and it may hold other rows than the source had",
     }.get(proof.outcome, "FAILED")
     if proof.older:
@@ -318,7 +318,7 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     if outcome["cold"]:
         unseen = f"; {outcome['unseen']} of them have none" if outcome["unseen"] else ""
         screen.line(
-            f"{outcome['cold']} files in archive classes were compared by the checksum that the place has{unseen}"
+            f"{outcome['cold']} archived files were compared by the checksum that the destination stores{unseen}"
         )
     for sample in outcome["samples"]:
         screen.line(sample)
@@ -328,7 +328,7 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
             "server, kind, times or sizes were changed; new backups are bound"
         )
     for damage in aged:
-        screen.line(f"written anew, not damaged: {damage['destination']}: {damage['key']}: {damage['problem']}")
+        screen.line(f"rewritten (aged, not damaged): {damage['destination']}: {damage['key']}: {damage['problem']}")
     for damage in damages:
         screen.line(f"  {damage['destination']}: {damage['key']}: {damage['problem']}")
         screen.line(f"    needed by {', '.join(damage['backups']) or 'no backup'}")
@@ -338,8 +338,8 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
             screen.line(f"    not repaired: {damage['trouble']}")
     if any(damage["problem"].endswith(_UNSIGNED) for damage in left):
         screen.line(
-            "-> what has no signature was stored before a signing key was named, or by somebody else. If by "
-            "you: `backupd catalog sign DESTINATION`, then `backupd verify` again"
+            "-> unsigned documents were stored before a signing key was configured, or by an unauthorized writer. If "
+            "they are yours: run `backupd catalog sign DESTINATION`, then `backupd verify` again"
         )
     if any(not damage["problem"].endswith(_UNSIGNED) for damage in left):
         screen.line("-> these backups are marked as damaged; take a full backup now, it stores the data afresh")
@@ -358,7 +358,9 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
         if not _is_kept(finding, unread):
             screen.line(_finding_text(finding), style="yellow" if finding["repairable"] else "bold red")
     for place, count in sorted(kept.items()):
-        screen.line(f"{place}: {count} objects are named by no manifest that can be read; none of them is removed")
+        screen.line(
+            f"{place}: {count} objects are not referenced by any readable manifest; backupd does not remove them"
+        )
     if unread:
         screen.line(
             "-> manifests that are not what was stored, or not signed: `backupd verify` puts right what "

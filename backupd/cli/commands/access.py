@@ -37,7 +37,8 @@ def create(
     run.screen.line(f"token {token.id} of {token.name}, {token.role} of {_scope(token)}{_until(token)}")
     if token.expires_at is None:
         run.screen.line(
-            f"it never expires: with --expires 90d it would end by itself; `backupd token revoke {token.id}` ends it",
+            f"the token does not expire; to revoke it: backupd token revoke {token.id}; to set a lifetime, create it "
+            "with --expires 90d",
             style="yellow",
         )
     run.screen.line("its secret, shown this once:")
@@ -111,8 +112,8 @@ def audit(
     if verified.problems:
         raise typer.Exit(1)
     run.screen.line(
-        "each follows from the one before it; that none was cut off at the end shows by this digest, "
-        "which the service's log has, too"
+        "the digest chain is unbroken; to rule out removed entries at the end, compare the newest digest with the "
+        "service's log"
     )
 
 

@@ -80,7 +80,9 @@ def keep(
     run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
     run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
     for problem in problems:
-        run.screen.line(f"NOT written at {problem}; say it again later", style="bold red")
+        run.screen.line(
+            f"NOT recorded at {problem}; repeat the command when the destination is reachable", style="bold red"
+        )
 
 
 @app.command()
@@ -169,7 +171,9 @@ def retention(
             "--apply", help="Mark expired backups as deleted. backupd removes their data after the grace period."
         ),
     ] = False,
-    really: Annotated[bool, typer.Option("--really", help="Even when more than half of all backups would go.")] = False,
+    really: Annotated[
+        bool, typer.Option("--really", help="Apply the rules even if they expire more than half of the backups.")
+    ] = False,
 ) -> None:
     """Show what the rules keep and what they let go, and why. Changes nothing without --apply."""
     if really and not apply:
@@ -238,7 +242,8 @@ def hold(
     reason: Reason = "",
     release: Annotated[bool, typer.Option("--release", help="Release the hold. Retention applies again.")] = False,
 ) -> None:
-    """Keep everything of a server: nothing of it is deleted until it is released. Alone: list holds and pauses."""
+    """Suspend every deletion of a server's backups and binary logs until the hold is released. Without SERVER and
+    --all: list holds and pauses."""
     whom = _whom(server, everyone, needed=False)
     if whom is None and (release or reason):
         raise typer.BadParameter("name a server, or say --all")
@@ -252,7 +257,9 @@ def hold(
         run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
         for problem in found.problems:
             run.screen.line(
-                f"NOT written at {problem}; say it again later, or others may delete there", style="bold red"
+                f"NOT recorded at {problem}; repeat the command when the destination is reachable, or others may "
+                "delete there",
+                style="bold red",
             )
 
 
@@ -265,7 +272,7 @@ def pause(
         bool, typer.Option("--stop-running", help="Also cancel the server's running and queued jobs.")
     ] = False,
 ) -> None:
-    """Start nothing of a server by itself until it is resumed; its binary log is not streamed meanwhile, either."""
+    """Suspend a server's scheduled jobs and its binary log stream until it is resumed."""
     whom = _whom(server, everyone, needed=True) or ""
     found = run.service.retention.pause(whom, reason, stop_running=stop_running)
     run.screen.done = f"{_named(whom)} was paused"
@@ -301,7 +308,10 @@ def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> Non
     screen.document({"server": whom, "kind": str(kind), "released": True, "problems": list(problems)})
     screen.line(f"{_named(whom)} is {word}")
     for problem in problems:
-        screen.line(f"it may still be written at {problem}; say it again later", style="bold red")
+        screen.line(
+            f"it may still be recorded at {problem}; repeat the command when the destination is reachable",
+            style="bold red",
+        )
 
 
 def _list(screen: Screen, found: tuple[Hold, ...]) -> None:

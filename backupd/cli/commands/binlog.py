@@ -210,7 +210,9 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
             style="bold",
         )
         if found.tables_only:
-            screen.line("the server as a whole is not: its policy takes dumps only, and dumps restore tables")
+            screen.line(
+                "the whole server is not recoverable: its policy takes only logical backups, which restore tables"
+            )
             screen.line(
                 f"-> all of its tables: backupd restore {found.server} --to latest --tables '*.*' --sql DIR, "
                 "or --into SERVER"

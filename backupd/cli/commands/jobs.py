@@ -104,5 +104,5 @@ def cancel(run: Run, job_id: JobId) -> None:
     run.screen.line(
         f"{job_id} is cancelled"
         if record.state is JobState.CANCELLED
-        else f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has"
+        else f"stop requested for {job_id}; to check whether it has ended: backupd jobs show {job_id}"
     )

@@ -95,7 +95,7 @@ def test_what_is_said_where_only_a_port_of_the_database_host_is_reached_is_true(
         assert "copies the binary log, and holds nothing back" in checked.out
         told = house.run("timeline", SERVER).out
         assert "tables of shop-db1 are recoverable up to" in told
-        assert "the server as a whole is not" in told
+        assert "the whole server is not recoverable" in told
         assert "objectives.rpo is 1m: kept" in told
         for command in (["plan"], ["test-restore"], ["restore", "--datadir", str(house.base / "whole")]):
             whole = house.fails(command[0], SERVER, *command[1:], "--to", "latest").all

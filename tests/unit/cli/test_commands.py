@@ -365,7 +365,7 @@ def test_a_traceback_that_cannot_be_kept_does_not_hide_the_failure(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     service.failure = KeyError("x")
     assert main(["check"]) == 1
-    assert "could not be written to a file" in capsys.readouterr().err
+    assert "the traceback could not be saved" in capsys.readouterr().err
 
 
 def test_what_held_a_deletion_back_is_told_and_is_no_success(

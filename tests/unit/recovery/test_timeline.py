@@ -108,7 +108,7 @@ def test_of_a_server_of_which_only_dumps_are_taken_the_moments_are_those_of_tabl
     shown = capsys.readouterr().out
     assert shown.startswith(
         "tables of shop are recoverable up to 2026-11-21 11:54:00Z, 6m ago\n"
-        "the server as a whole is not: its policy takes dumps only, and dumps restore tables\n"
+        "the whole server is not recoverable: its policy takes only logical backups, which restore tables\n"
     )
     assert "--kind full" not in shown
     nothing = timeline("shop", (), (FIRST,), WHOLE, now=NOW, objectives=promised, by_dumps=True)

@@ -206,7 +206,7 @@ def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_obje
     show_disagreements(Screen(as_json=False), document, repaired=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "no-orphan-object" not in text
-    assert "objects are named by no manifest that can be read; none of them is removed" in text
+    assert "objects are not referenced by any readable manifest; backupd does not remove them" in text
     assert "`backupd verify` puts right what another destination has" in text
 
 

@@ -122,7 +122,7 @@ def test_cancelling_says_whether_it_is_over_or_only_asked_for(
     service: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["jobs", "cancel", ID]) == 0
-    assert "was asked to stop" in capsys.readouterr().out
+    assert "stop requested for" in capsys.readouterr().out
     service.found = replace(RUNNING, state=JobState.CANCELLED)
     assert main(["jobs", "cancel", ID]) == 0
     assert "is cancelled" in capsys.readouterr().out

@@ -119,7 +119,7 @@ def test_a_hold_is_set_released_and_listed(asked: list[Any], capsys: pytest.Capt
     assert "every server is released" in shown
     assert "audit until March" in shown
     assert main(["hold", "--all", "--reason", "fire"]) == 0
-    assert "NOT written at offsite" in capsys.readouterr().out
+    assert "NOT recorded at offsite" in capsys.readouterr().out
 
 
 def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(
