@@ -61,9 +61,10 @@ def living() -> list[Path]:
     return [path for path in _made if path.exists() and path.name.startswith("bt-") and "-" not in path.name[3:]]
 
 
-def make_short_directory(prefix: str = "bt-") -> Path:
-    """A new folder such as ``/tmp/bt-x3k9``, 0755 and owned by the database's user."""
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=os.environ.get("BACKUPD_TEST_TMP", "/tmp")))
+def make_short_directory(prefix: str = "bt-", base: str = "") -> Path:
+    """A new folder such as ``/tmp/bt-x3k9``, 0755 and owned by the database's user; in ``base``, or where the
+    environment wants it."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=base or os.environ.get("BACKUPD_TEST_TMP", "/tmp")))
     path.chmod(0o755)
     give_to_database(path)
     _made.append(path)
@@ -71,9 +72,9 @@ def make_short_directory(prefix: str = "bt-") -> Path:
 
 
 @contextlib.contextmanager
-def short_directory(prefix: str = "bt-") -> Iterator[Path]:
+def short_directory(prefix: str = "bt-", base: str = "") -> Iterator[Path]:
     """``make_short_directory`` that is removed at the end."""
-    path = make_short_directory(prefix)
+    path = make_short_directory(prefix, base)
     try:
         yield path
     finally:
