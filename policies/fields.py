@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -49,6 +50,7 @@ _YEARS = timedelta(days=8 * 366)
 _ITEM = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?")
 
 
+@cache
 def parse_cron(text: str) -> tuple[frozenset[int], ...]:
     """The values of each field: minutes, hours, days, months, days of the week (0 is Sunday).
 
@@ -70,10 +72,6 @@ def parse_cron(text: str) -> tuple[frozenset[int], ...]:
 def comes_on(text: str, day: date) -> bool:
     """Does the expression name any time of ``day``? Where both days are restricted either suffices (crontab(5))."""
     _minutes, _hours, days, months, weekdays = parse_cron(text)
-    return _comes(text, days, months, weekdays, day)
-
-
-def _comes(text: str, days: frozenset[int], months: frozenset[int], weekdays: frozenset[int], day: date) -> bool:
     _minute, _hour, day_word, _month, weekday_word = text.split()
     by_day, by_weekday = day.day in days, day.isoweekday() % 7 in weekdays
     either = not day_word.startswith("*") and not weekday_word.startswith("*")
@@ -88,14 +86,13 @@ def times_of_day(text: str) -> tuple[int, ...]:
 
 def gaps(text: str) -> tuple[timedelta, timedelta]:
     """The shortest and the longest time between two of its moments, by the clock on the wall."""
-    _minutes, _hours, days, months, weekdays = parse_cron(text)
     times = times_of_day(text)
     found = [timedelta(minutes=after - before) for before, after in pairwise(times)]
     over_night = timedelta(minutes=times[0] - times[-1])
     last: date | None = None
     for number in range(_YEARS.days):
         day = _ERA + timedelta(days=number)
-        if _comes(text, days, months, weekdays, day):
+        if comes_on(text, day):
             if last is not None:
                 found.append(day - last + over_night)
             last = day

@@ -56,7 +56,6 @@ class StreamEventKind(StrEnum):
     FAILED = "failed"
     """It will not work again before somebody changes something."""
     PAUSED = "paused"
-    RESUMED = "resumed"
     BRANCH = "branch"
     """A branch began; ``branch`` tells why."""
     MENDED = "mended"

@@ -39,7 +39,6 @@ from backupd.catalog.rows import (
 )
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Proof, Witness
-from backupd.model.server_facts import Position
 
 proofs = Table(
     "proofs",
@@ -175,21 +174,6 @@ class Witnesses(Rows):
     def of_backup(self, backup_id: str) -> Witness | None:
         """The witness that was read in the moment of this backup."""
         return self._first(_newest().where(witnesses.c.backup_id == backup_id))
-
-    def at_position(self, server: str, position: Position) -> Witness | None:
-        """The newest witness of exactly this place in the binary log.
-
-        File and offset decide where the server writes a binary log. Without one (empty file) the GTID does, and
-        with neither nothing can be said: None.
-        """
-        query = _newest().where(witnesses.c.server == server)
-        if position.file:
-            return self._first(
-                query.where(witnesses.c.position_file == position.file, witnesses.c.position_pos == position.pos)
-            )
-        if position.gtid:
-            return self._first(query.where(witnesses.c.position_gtid == position.gtid))
-        return None
 
     def between(
         self,

@@ -20,7 +20,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -350,13 +350,6 @@ def decode_entry(line: dict[str, Any]) -> Entry:
         bundle=line.get("bundle", ""),
         sparse=bool(line.get("sparse", False)),
     )
-
-
-def encode_body(body: Body) -> Iterator[bytes]:
-    """The body as JSON lines, one chunk of bytes per line."""
-    yield encode_facts(body.facts, len(body.entries))
-    for entry in body.entries:
-        yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
 
 
 def bound(header: Header, body: Body) -> tuple[Header, bytes]:

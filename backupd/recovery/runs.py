@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Generic, TypeVar
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import Branch, Ending, Gap, MariadbGtids, MysqlGtids, Run, Segment, SegmentKey, covers, plus
+from backupd.model.binlog import Branch, Ending, Gap, MariadbGtids, MysqlGtids, Run, Segment, covers, plus
 from backupd.model.errors import UnknownNameError
 from backupd.model.server_facts import Position
 
@@ -149,35 +149,6 @@ def linked(one: Run, other: Run) -> Run:
         transactions=transactions,
         remarks=tuple(dict.fromkeys(one.remarks + other.remarks)),
     )
-
-
-def runs_of(
-    segments: Iterable[Segment], destination: str, stored: Mapping[SegmentKey, int] | None = None
-) -> tuple[Run, ...]:
-    """The runs of what one destination holds, by branch and in log order. What lies within a longer segment of the
-    same file counts as that."""
-    sizes = stored or {}
-    found: list[Run] = []
-    for segment in _outermost(sorted(segments, key=lambda s: (s.branch, s.number, s.start, -s.end, not s.is_final))):
-        one = run_of(segment, destination, sizes.get(segment.key, 0))
-        if found and follows(found[-1], one):
-            found[-1] = linked(found[-1], one)
-        else:
-            found.append(one)
-    return tuple(found)
-
-
-def _outermost(ordered: Iterable[Segment]) -> Iterator[Segment]:
-    last: Segment | None = None
-    for segment in ordered:
-        inside = (
-            last is not None
-            and (last.branch, last.number) == (segment.branch, segment.number)
-            and (segment.end < last.end or (segment.end == last.end and (last.is_final or not segment.is_final)))
-        )
-        if not inside:
-            last = segment
-            yield segment
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:

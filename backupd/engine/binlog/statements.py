@@ -81,8 +81,10 @@ _OF_TABLES = frozenset({"TRUNCATE", "RENAME", "ANALYZE", "OPTIMIZE", "REPAIR", "
 _OF_THE_SERVER = frozenset({"FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL", "RESET", "PURGE", "SHUTDOWN"})
 _ACCOUNTS = frozenset({"USER", "ROLE", "SERVER", "TABLESPACE", "LOGFILE", "UNDO", "RESOURCE", "INSTANCE"})
 _NOT_DATA = frozenset({"LOCK", "UNLOCK", "USE", "BINLOG", "CACHE", "COMMIT", "ROLLBACK", "BEGIN"})
-NO_ROWS = _OF_TABLES | _OF_THE_SERVER | _NOT_DATA.union(_DDL) - {"BINLOG", "CACHE"}
-"""Verbs of statements that change no rows: definitions, accounts, control of sessions and transactions."""
+_NOT_LOGGED = frozenset({"RESET", "PURGE", "SHUTDOWN"})
+NO_ROWS = (_OF_TABLES | _OF_THE_SERVER | _NOT_DATA.union(_DDL)) - {"BINLOG", "CACHE"} - _NOT_LOGGED
+"""Verbs of statements that change no rows: definitions, accounts, control of sessions and transactions. What no server
+logs is not among them: nobody knows what it would be."""
 _END_OF_TABLES = frozenset({"SET", "WHERE", "VALUES", "VALUE", "SELECT", "ORDER", "LIMIT", "RETURNING"})
 _JOIN = frozenset({"JOIN", "STRAIGHT_JOIN", ",", "FROM", "USING"})
 

@@ -6,7 +6,7 @@ It knows nothing of runs, windows and routes: states are lists of transactions, 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -15,7 +15,7 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, C
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, MysqlGtids, Run, Segment, SegmentKey
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import runs_of
+from backupd.recovery.runs import follows, linked, run_of
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 HEADER = 100
@@ -421,3 +421,32 @@ class World:
 
 def _number(name: str) -> int:
     return int(name.rpartition(".")[2])
+
+
+def runs_of(
+    segments: Iterable[Segment], destination: str, stored: Mapping[SegmentKey, int] | None = None
+) -> tuple[Run, ...]:
+    """The runs of what one destination holds, by branch and in log order. What lies within a longer segment of the
+    same file counts as that."""
+    sizes = stored or {}
+    found: list[Run] = []
+    for segment in _outermost(sorted(segments, key=lambda s: (s.branch, s.number, s.start, -s.end, not s.is_final))):
+        one = run_of(segment, destination, sizes.get(segment.key, 0))
+        if found and follows(found[-1], one):
+            found[-1] = linked(found[-1], one)
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _outermost(ordered: Iterable[Segment]) -> Iterator[Segment]:
+    last: Segment | None = None
+    for segment in ordered:
+        inside = (
+            last is not None
+            and (last.branch, last.number) == (segment.branch, segment.number)
+            and (segment.end < last.end or (segment.end == last.end and (last.is_final or not segment.is_final)))
+        )
+        if not inside:
+            last = segment
+            yield segment

@@ -14,7 +14,7 @@ from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
 from backupd.model.errors import NotFoundError
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import runs_of
+from tests.support.catalog.world import runs_of
 from tests.support.dice import rounds, thrown
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -171,7 +171,7 @@ def test_what_a_backup_lacks_comes_back_and_nobody_looked_is_not_nothing(catalog
     assert catalog.backups.get(found.id).missing == ()
 
 
-def test_witnesses_are_found_by_id_backup_server_and_position(catalog: Catalog) -> None:
+def test_witnesses_are_found_by_id_backup_and_server(catalog: Catalog) -> None:
     here, there = samples.witness(1), samples.witness(2, position=Position("mysql-bin.000043", 4, ""))
     bare = samples.witness(3, position=Position(gtid="0-1-9"))
     catalog.witnesses.add("w1", here, backup_id="b1")
@@ -180,12 +180,6 @@ def test_witnesses_are_found_by_id_backup_server_and_position(catalog: Catalog) 
     assert catalog.witnesses.get("w1") == here
     assert catalog.witnesses.of_backup("b1") == here
     assert catalog.witnesses.latest("shop-db1") == bare
-    assert catalog.witnesses.at_position("shop-db1", samples.POSITION) == here
-    assert catalog.witnesses.at_position("shop-db1", Position("mysql-bin.000043", 4, "0-1-9")) == there
-    assert catalog.witnesses.at_position("shop-db1", Position("mysql-bin.000043", 5)) is None
-    assert catalog.witnesses.at_position("shop-db1", Position(gtid="0-1-9")) == bare
-    assert catalog.witnesses.at_position("shop-db1", Position()) is None
-    assert catalog.witnesses.at_position("other", samples.POSITION) is None
     catalog.witnesses.forget("b1")
     assert catalog.witnesses.of_backup("b1") is None
 

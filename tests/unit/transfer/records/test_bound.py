@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
-from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
+from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_facts, encode_header
 from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import mark, sweep
@@ -43,9 +43,11 @@ def stored(place: MemoryDestination, keys: Keys, *, version: int = 2) -> tuple[H
     stock = Stock(place)
     header = replace(stock.add(1, {"a": b"a"}), version=version)
     body = stock.body(header)
-    plain = b"".join(encode_body(body))
+    bound_header, plain = bound(header, body)
     if version > 1:
-        header, plain = bound(header, body)
+        header = bound_header
+    else:
+        plain = encode_facts(body.facts, len(body.entries)) + plain.partition(b"\n")[2]
     sealed = Sealer([keys.fingerprint], keys.public_home).seal(plain)
     header = replace(header, body=described(layout.BODY, sealed))
     put_bytes(place, layout.body_key(header.server, header.backup_id), sealed)
