@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from api.schemas.access import ValidationRequest
 from api.schemas.base import Problem
+from api.schemas.examples import example_of
 from api.schemas.restores import Plan, RefusedRestore
 
 _PROBLEMS = {
@@ -141,8 +142,12 @@ def _shown(base: type[BaseModel] = BaseModel) -> Iterator[tuple[str, list[Any]]]
 
 
 def _examples(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[Any]:
+    """Those that a shape declares; of an answer that declares none one is made."""
     if "$ref" in schema:
-        yield from schemas[schema["$ref"].removeprefix(_REFERENCE)].get("examples", ())
+        shape = schemas[schema["$ref"].removeprefix(_REFERENCE)]
+        if shape.get("type") == "object":
+            shape.setdefault("examples", [example_of(schema, schemas)])
+        yield from shape.get("examples", ())
     elif schema.get("type") == "array":
         for value in _examples(schema["items"], schemas):
             yield [value]

@@ -5,7 +5,7 @@ Policies: what they say, and what is wrong with them.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,25 +14,10 @@ from backupd.app.views import policies
 from backupd.model import access, errors
 from backupd.model.access import Role, Via
 
-_TOKEN: dict[str, Any] = {
-    "id": "20261121T120000Z-0badcafe",
-    "name": "grafana",
-    "role": "viewer",
-    "servers": None,
-    "created_at": "2026-11-21T12:00:00Z",
-    "created_by": "anna",
-    "expires_at": "2027-11-21T12:00:00Z",
-    "revoked_at": None,
-    "revoked_by": None,
-    "last_used_at": "2026-11-21T12:00:30Z",
-}
-
 
 @of(access.Token)
 class Token(Shape):
     """Who may come in."""
-
-    model_config = example(_TOKEN)
 
 
 class TokenRequest(Asked):
@@ -46,8 +31,6 @@ class TokenRequest(Asked):
 
 class NewToken(Token):
     """`token` is what lets in: it is shown this once and kept nowhere."""
-
-    model_config = example({**_TOKEN, "last_used_at": None, "token": "bkd_..."})
 
     token: str
 
@@ -73,23 +56,6 @@ class AuditQuery(Dated):
 class AuditEntry(Shape):
     """Who did what, from where."""
 
-    model_config = example(
-        {
-            "number": 12,
-            "at": "2026-11-21T12:00:00Z",
-            "actor": "anna",
-            "role": "admin",
-            "via": "api",
-            "address": "192.0.2.7",
-            "action": "backup-deleted",
-            "server": "shop-db1",
-            "subject": "20261121T020000Z-7f3a9c01",
-            "outcome": "done",
-            "detail": "",
-            "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-        }
-    )
-
     via: Via
 
 
@@ -97,40 +63,9 @@ class AuditEntry(Shape):
 class WhoAmI(Shape):
     """What this token may do."""
 
-    model_config = example(
-        {
-            "name": "grafana",
-            "role": "viewer",
-            "via": "api",
-            "servers": None,
-            "token": "20261121T120000Z-0badcafe",
-            "address": "192.0.2.7",
-        }
-    )
-
 
 class Key(Shape):
     """A key that opens backups: when its holder last proved that, and how many backups depend on it."""
-
-    model_config = example(
-        {
-            "name": "ops@example.com",
-            "fingerprint": "6D2A9C1E4B7F00112233445566778899AABBCCDD",
-            "configured": True,
-            "user_ids": ["Operations <ops@example.com>"],
-            "expires_at": None,
-            "problem": None,
-            "warning": None,
-            "proved_at": "2026-10-01T08:00:00Z",
-            "proved_by": "anna",
-            "due_at": "2026-12-30T08:00:00Z",
-            "overdue": False,
-            "open_challenge": None,
-            "secret_here": False,
-            "backups": 42,
-            "only_this_key": 42,
-        }
-    )
 
     name: str
     fingerprint: str
@@ -150,7 +85,6 @@ class Key(Shape):
 
 
 _TEXT = 'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n'
-_PROBLEM: dict[str, Any] = {"file": "gold.yaml", "line": 2, "field": "physical.ful", "message": "is not known here"}
 
 
 @of(errors.Problem)
@@ -161,18 +95,6 @@ class FileProblem(Shape):
 @of(policies.PolicyView)
 class Policy(Shape):
     """A policy file, and the servers that follow it."""
-
-    model_config = example(
-        {
-            "name": "gold",
-            "file": "/etc/backupd/policies/gold.yaml",
-            "servers": ["shop-db1"],
-            "problems": [],
-            "advice": [],
-            "text": _TEXT,
-            "in_force": True,
-        }
-    )
 
 
 class ValidationRequest(Asked):
@@ -188,12 +110,8 @@ class ValidationRequest(Asked):
 class Validation(Shape):
     """Everything that is wrong with it, by line."""
 
-    model_config = example({"valid": False, "problems": [_PROBLEM], "advice": []})
-
 
 class Reloaded(Shape):
     """The service was told; whether it took the files over is an event (`GET /v1/events`)."""
-
-    model_config = example({"asked": True})
 
     asked: bool

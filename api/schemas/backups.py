@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,46 +11,6 @@ from api.schemas.jobs import Job
 from backupd.app.retention import rules
 from backupd.model import backup_record, proof, server_facts
 from backupd.model.backup_record import BackupKind, BackupState
-
-_BACKUP: dict[str, Any] = {
-    "id": "20261121T020000Z-7f3a9c01",
-    "server": "shop-db1",
-    "kind": "physical-full",
-    "state": "complete",
-    "parent": None,
-    "started_at": "2026-11-21T02:00:00Z",
-    "finished_at": "2026-11-21T02:07:12Z",
-    "bytes_source": 2147483648,
-    "bytes_stored": 734003200,
-    "bytes_new": 52428800,
-    "files": 412,
-    "files_linked": 377,
-    "position": {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"},
-    "flavour": "mariadb",
-    "server_version": "10.11.19",
-    "tool_version": "10.11.19",
-    "pinned": False,
-    "warnings": [],
-    "from_lsn": 0,
-    "to_lsn": 48211022,
-    "reason": "",
-    "set": "",
-    "tables_missing": 0,
-    "protected": True,
-    "apart": False,
-    "partial": False,
-    "missing": [],
-    "doubtful": "",
-    "foreign": False,
-    "copies": [
-        {
-            "destination": "local",
-            "state": "complete",
-            "stored_at": "2026-11-21T02:07:12Z",
-            "verified_at": "2026-11-21T05:00:00Z",
-        }
-    ],
-}
 
 
 @of(server_facts.Position)
@@ -69,23 +29,10 @@ class Copy(Shape):
 class Backup(Shape):
     """A backup. Sizes are bytes: of the data, as stored, and of it what no earlier backup had stored."""
 
-    model_config = example(_BACKUP)
-
 
 @of(backup_record.BackupDetail)
 class BackupDetail(Shape):
     """A backup with what its manifest adds."""
-
-    model_config = example(
-        {
-            **_BACKUP,
-            "objects": 431,
-            "codec": "zstd",
-            "recipients": ["6D2A9C1E4B7F00112233445566778899AABBCCDD"],
-            "bound": True,
-            "runbook_sha256": "9f" * 32,
-        }
-    )
 
 
 class BackupsQuery(Dated):
@@ -120,10 +67,6 @@ class DeleteQuery(Query):
 class Deleted(Shape):
     """What became of a deletion."""
 
-    model_config = example(
-        {"id": "20261121T020000Z-7f3a9c01", "removed": False, "held": [], "forgotten": [], "job": None}
-    )
-
     id: str
     removed: bool = Field(description="It is gone; else it is marked, and can be undeleted until it is removed.")
     held: list[str] = Field(description="Reasons why backupd could not remove an object immediately.")
@@ -134,8 +77,6 @@ class Deleted(Shape):
 class Kept(Shape):
     """Whether rules may delete it."""
 
-    model_config = example({"id": "20261121T020000Z-7f3a9c01", "pinned": True, "problems": []})
-
     id: str
     pinned: bool
     problems: list[str] = Field(description="Destinations that could not be told, with why.")
@@ -144,15 +85,11 @@ class Kept(Shape):
 class Undeleted(Shape):
     """The backups that came back: what it builds on comes with it."""
 
-    model_config = example({"undeleted": ["20261121T020000Z-7f3a9c01"]})
-
     undeleted: list[str]
 
 
 class Runbook(Shape):
     """How to do it by hand, as Markdown."""
-
-    model_config = example({"id": "20261121T020000Z-7f3a9c01", "runbook": "# Restoring shop-db1 by hand\n"})
 
     id: str
     runbook: str
@@ -191,47 +128,6 @@ class Span(Shape):
 class Decisions(Shape):
     """What the rules say of everything of a server at one destination."""
 
-    model_config = example(
-        {
-            "server": "shop-db1",
-            "destination": "local",
-            "at": "2026-11-21T09:41:10Z",
-            "hold": None,
-            "keep": 1,
-            "expire": 0,
-            "bytes_expire": 0,
-            "note": "bytes that they name; what others share stays",
-            "backups": [
-                {
-                    "id": "20261121T020000Z-7f3a9c01",
-                    "kind": "physical-full",
-                    "parent": None,
-                    "finished_at": "2026-11-21T02:07:12Z",
-                    "bytes": 734003200,
-                    "marked": False,
-                    "keep": True,
-                    "rules": ["keep_fulls"],
-                    "reasons": ["one of the 2 newest full backups"],
-                }
-            ],
-            "binlogs": [
-                {
-                    "name": "mysql-bin.000001 .. mysql-bin.000042",
-                    "from": "2026-11-14T00:00:00Z",
-                    "to": "2026-11-21T09:41:03Z",
-                    "bytes": 104857600,
-                    "keep": True,
-                    "reasons": ["a kept backup can be rolled forward with it"],
-                }
-            ],
-            "recoverable": [
-                {"from": "2026-11-21T02:07:12Z", "to": "2026-11-21T09:41:03Z", "base": "20261121T020000Z-7f3a9c01"}
-            ],
-            "stopped": [],
-            "warnings": [],
-        }
-    )
-
     server: str
     destination: str
     at: Time
@@ -255,27 +151,6 @@ class ApplyRequest(Asked):
     really: bool = Field(False, description="Even when more than half of all backups would go.")
 
 
-PROOF: dict[str, Any] = {
-    "id": "20261121T060000Z-0a1b2c3d",
-    "server": "shop-db1",
-    "backup": "20261121T020000Z-7f3a9c01",
-    "target": "2026-11-21T05:12:44Z",
-    "outcome": "proved",
-    "started_at": "2026-11-21T06:00:00Z",
-    "finished_at": "2026-11-21T06:04:31Z",
-    "seconds": 271.4,
-    "phases": [{"name": "fetch", "seconds": 61.2, "bytes": 734003200}],
-    "checks": [{"name": "checksums", "outcome": "passed", "detail": "37 tables are equal to the source's"}],
-    "tables_compared": 37,
-    "tables_present": 2,
-    "not_looked_at": 0,
-    "withdrawn": "",
-    "error": "",
-    "warnings": [],
-    "older": False,
-}
-
-
 @of(proof.Check)
 class Check(Shape):
     """One question asked of the restored data."""
@@ -286,8 +161,6 @@ class Check(Shape):
 @of(proof.Proof)
 class Proof(Shape):
     """A test restore."""
-
-    model_config = example(PROOF)
 
     outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from api.schemas.backups import Position
 from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example, of
-from api.schemas.jobs import QUEUED_JOB, Job, Progress
+from api.schemas.jobs import Job, Progress
 from backupd.app.restores import progress
 from backupd.model import binlog, thaw
 from backupd.model.job import JobState
@@ -29,101 +29,6 @@ _TABLES: dict[str, Any] = {
     "tables": ["shop.orders"],
     "into": "shop-db1",
     "as": "*_restored",
-}
-_REQUEST: dict[str, Any] = {
-    "server": "shop-db1",
-    "target": "2026-11-21T09:41:03.250Z",
-    "mode": "new-server",
-    "datadir": "/srv/restored",
-    "start": True,
-    "tables": [],
-    "into": "",
-    "as": "",
-    "sql": "",
-    "compare": False,
-    "triggers": "backup",
-    "exclude_gtid": [],
-    "replay_with": "",
-    "thaw": "",
-    "source": "",
-    "accept_older": False,
-    "accept_inexact": False,
-}
-_PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
-_STOP: dict[str, Any] = {
-    "branch": "20261101T000000Z-11223344",
-    "file": "mysql-bin.000042",
-    "pos": 91823,
-    "gtid": "0-1-1180",
-    "at": "2026-11-21T09:41:03.120000Z",
-    "next_gtid": "0-1-1181",
-    "next_at": "2026-11-21T09:41:03.401000Z",
-}
-_PLAN: dict[str, Any] = {
-    "server": "shop-db1",
-    "target": "2026-11-21T09:41:03.250000Z",
-    "backup": "20261121T020000Z-7f3a9c01",
-    "chain": ["20261121T020000Z-7f3a9c01"],
-    "destinations": ["local"],
-    "position": _PLACE,
-    "reason": "the newest backup before the target",
-    "bytes": 734003200,
-    "bytes_stored": 734003200,
-    "bytes_source": 2147483648,
-    "seconds": 340.5,
-    "steps": [
-        {
-            "name": "fetch",
-            "title": "fetch and unpack",
-            "bytes": 734003200,
-            "seconds": 61.2,
-            "estimate": "measured in 12 restores",
-            "commands": [],
-        }
-    ],
-    "warnings": [],
-    "replay": {
-        "method": "applier",
-        "reason": "in parallel, by the server's own applier",
-        "bytes": 1048576,
-        "transactions": 81,
-        "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}],
-        "exclude": [],
-        "doubtful": [],
-    },
-    "until": _STOP,
-    "thaw": None,
-    "older": None,
-    "inexact": "",
-    "rto": {"objective": 7200.0, "kept": True},
-}
-_RESTORE: dict[str, Any] = {
-    "id": "20261121T094500Z-aabbccdd",
-    "server": "shop-db1",
-    "backup": "20261121T020000Z-7f3a9c01",
-    "target": "2026-11-21T09:41:03.250000Z",
-    "datadir": "/srv/restored",
-    "state": "running",
-    "started_at": "2026-11-21T09:45:00Z",
-    "finished_at": None,
-    "error": "",
-    "job": "20261121T094500Z-01020304",
-    "request": _REQUEST,
-    "resumable": False,
-    "phases": [
-        {"name": "fetched", "state": "done", "seconds": 58.1, "bytes": 734003200, "estimate": 61.2},
-        {"name": "prepared", "state": "running", "seconds": None, "bytes": None, "estimate": 40.0},
-    ],
-    "progress": {
-        "phase": "prepare",
-        "bytes": 0,
-        "bytes_total": None,
-        "files": 0,
-        "files_total": None,
-        "note": "",
-        "seconds_left": None,
-    },
-    "outcome": None,
 }
 
 
@@ -309,17 +214,6 @@ class TableGoal(Shape):
 class Plan(Shape):
     """What a restore does, how many bytes it moves, and how long it takes. Its id starts it, until it expires."""
 
-    model_config = example(
-        {
-            "id": "20261121T094300Z-5e6f7a8b",
-            "made_at": "2026-11-21T09:43:00Z",
-            "made_by": "anna",
-            "expires_at": "2026-11-21T10:43:00Z",
-            "request": _REQUEST,
-            **_PLAN,
-        }
-    )
-
     id: str
     made_at: Time
     made_by: str
@@ -381,8 +275,6 @@ class RestorePhase(Shape):
 class Restore(Shape):
     """A restore, and how far it is."""
 
-    model_config = example(_RESTORE)
-
     id: str
     server: str
     backup: str
@@ -409,18 +301,6 @@ class RestoresQuery(Dated):
 
 class RestoreStarted(Shape):
     """A restore was begun."""
-
-    model_config = example(
-        {
-            "job": {**QUEUED_JOB, "kind": "restore"},
-            "restore": {
-                **_RESTORE,
-                "state": "queued",
-                "progress": None,
-                "phases": [{**_RESTORE["phases"][1], "state": "waiting"}],
-            },
-        }
-    )
 
     job: Job
     restore: Restore
@@ -452,23 +332,8 @@ class ThawState(Shape):
     destinations: list[str]
 
 
-_THAW: dict[str, Any] = {
-    "objects": 44,
-    "bytes": 734003200,
-    "ready": 12,
-    "bytes_ready": 201326592,
-    "failed": 0,
-    "not_asked_yet": 0,
-    "expected_at": "2026-11-22T09:00:00Z",
-    "ready_until": None,
-    "destinations": ["vault"],
-}
-
-
 class Thaw(Shape):
     """A thaw and its job."""
-
-    model_config = example({"job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"}, "thaw": _THAW})
 
     job: Job
     thaw: ThawState
@@ -476,17 +341,6 @@ class Thaw(Shape):
 
 class Thawed(Shape):
     """What a thaw was asked for; without a job nothing has to be thawed that is not on its way already."""
-
-    model_config = example(
-        {
-            "server": "shop-db1",
-            "target": "latest",
-            "chain": ["20261121T020000Z-7f3a9c01"],
-            "needed": None,
-            "job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"},
-            "thaw": _THAW,
-        }
-    )
 
     server: str
     target: str
@@ -498,8 +352,6 @@ class Thawed(Shape):
 
 class RestoreRunbook(Shape):
     """How to do this restore by hand, as Markdown."""
-
-    model_config = example({"id": "20261121T094500Z-aabbccdd", "runbook": "# Restoring shop-db1 by hand\n"})
 
     id: str
     runbook: str
