@@ -26,7 +26,7 @@ from api.schemas.access import (
     WhoAmI,
 )
 from backupd.app.context.access import audit, create_token, require_all, revoke_token
-from backupd.catalog.rows import Listed, number_of
+from backupd.catalog.row_mapping import Listed, number_of
 from policies.reference import policy_schema
 
 router = router_of("access")

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from api.auth import allowed
 from api.schemas.base import Whole
-from backupd.catalog.rows import Listed
+from backupd.catalog.row_mapping import Listed
 from backupd.model.access import Actor, Role
 from backupd.model.errors import UsageError
 from backupd.model.job import JobRecord

@@ -21,7 +21,7 @@ from api.schemas.backups import ReplicationRequest, TestRestoreRequest, Verifica
 from api.schemas.base import Name, Page
 from api.schemas.jobs import Accepted, AcceptedJobs, Event, EventsQuery, Job, JobLog, JobsQuery, LogQuery
 from api.schemas.restores import Thaw, Thawed, ThawRequest
-from backupd.catalog.rows import Listed
+from backupd.catalog.row_mapping import Listed
 from backupd.model.job import JobRecord
 from backupd.model.thaw import Thawing
 

@@ -29,7 +29,7 @@ from api.schemas.servers import (
     Server,
     Timeline,
 )
-from backupd.catalog.rows import Listed
+from backupd.catalog.row_mapping import Listed
 from backupd.model.backup_record import HoldKind
 
 router = router_of("servers")

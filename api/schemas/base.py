@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from backupd.catalog.rows import Span
+from backupd.catalog.row_mapping import Span
 from backupd.model.document import Document, entries
 
 MOST = 1000

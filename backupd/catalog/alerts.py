@@ -24,7 +24,18 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, narrowed, number_of, record_of, row_of
+from backupd.catalog.row_mapping import (
+    EVER,
+    FreeText,
+    Listed,
+    Span,
+    UtcTime,
+    metadata,
+    narrowed,
+    number_of,
+    record_of,
+    row_of,
+)
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
 

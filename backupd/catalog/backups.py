@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import (
+from backupd.catalog.row_mapping import (
     EVER,
     FreeText,
     Listed,

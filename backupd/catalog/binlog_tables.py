@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.rows import FreeText, UtcTime, metadata, record_of, row_of
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 

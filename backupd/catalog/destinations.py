@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.catalog.rows import FreeText, UtcTime, metadata, record_of, row_of
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
 from backupd.model.backup_record import Sighting
 from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.job import JobRecord

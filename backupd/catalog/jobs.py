@@ -37,7 +37,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.alerts import insert_events
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import (
+from backupd.catalog.row_mapping import (
     EVER,
     FreeText,
     Listed,

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata, narrowed, record_of, row_of
+from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, record_of, row_of
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
 

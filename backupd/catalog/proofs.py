@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.rows import (
+from backupd.catalog.row_mapping import (
     EVER,
     FreeText,
     Listed,

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import OPEN, insert_jobs, jobs
 from backupd.catalog.proofs import proofs
-from backupd.catalog.rows import (
+from backupd.catalog.row_mapping import (
     EVER,
     FreeText,
     Listed,

@@ -29,7 +29,7 @@ from backupd.catalog.overview import Glances
 from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens, audit, challenges
 from backupd.catalog.proofs import Proofs, Witnesses, proofs, witnesses
 from backupd.catalog.restores import Plans, Rates, Restores, restores
-from backupd.catalog.rows import metadata
+from backupd.catalog.row_mapping import metadata
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError
 

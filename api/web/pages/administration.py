@@ -21,7 +21,7 @@ from api.web.site import Form, back_to, form, link, login_form, own_path, render
 from api.web.words import problem_of
 from backupd.app.context.access import require_all
 from backupd.app.service.facade import Service
-from backupd.catalog.rows import number_of
+from backupd.catalog.row_mapping import number_of
 from backupd.model.access import Role, Token
 from backupd.model.errors import BackupdError, UnauthenticatedError
 from policies import reference

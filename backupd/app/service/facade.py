@@ -25,7 +25,7 @@ from backupd.app.context.access import Facade, command_line, require_all, requir
 from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.catalog.database import WANTED
-from backupd.catalog.rows import EVER, Span
+from backupd.catalog.row_mapping import EVER, Span
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
 from backupd.model.event import Incident, Message, MessageState, Severity

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from backupd.app.context.access import require_known, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.jobs import OPEN
-from backupd.catalog.rows import EVER, Listed, Span
+from backupd.catalog.row_mapping import EVER, Listed, Span
 from backupd.model.access import Actor
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError

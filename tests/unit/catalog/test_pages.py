@@ -11,7 +11,7 @@ import pytest
 
 from backupd.catalog.backups import Absence
 from backupd.catalog.restores import StoredPlan
-from backupd.catalog.rows import Listed
+from backupd.catalog.row_mapping import Listed
 from backupd.catalog.session import Catalog
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
