@@ -55,7 +55,7 @@ class Seen(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Document):
     """What an ended file was: its size, and SHA-256 of its beginning and its end."""
 
     branch: str

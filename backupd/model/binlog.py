@@ -299,7 +299,7 @@ class SegmentKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Document):
     """An archived binary log, or an archived piece of one. Pieces are cut between transactions.
 
     ``file``: its name at the source. ``start`` is 0 for the beginning of the file (its magic number), ``end`` excluded.
@@ -382,7 +382,7 @@ class BranchReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Document):
     """One unbroken history of a server.
 
     ``id``: of model.ids, so branches sort by when they were noticed (``noticed_at``). ``since``: until when the branch
@@ -407,7 +407,7 @@ class Branch:
     fork: Position | None = None
     names_go_on: bool = False
     note: str = ""
-    baseline: str = ""
+    baseline: str = field(default="", metadata=json_key(later=True))
 
     def executed(self, told: str) -> str:
         """All that is executed at a place of the branch where its files tell of ``told``. Raises ValueError."""
@@ -455,7 +455,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Document):
     """Binary logs that are not there: nothing between ``after`` and ``before`` can be replayed.
 
     ``destination`` empty: at none. ``after``/``before``: the last place before it and the first after it; None where

@@ -18,17 +18,15 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from backupd.engine.binlog.scan import clear_flag, index_head, index_line
-from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
+from backupd.model.binlog import Branch, Segment, Transaction
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, StreamError, UsageError
 from backupd.model.manifest import CODEC, PART_SIZE, StoredObject, version_of
-from backupd.model.server_facts import Position
-from backupd.model.text import format_time, is_id, is_name, parse_time
+from backupd.model.text import is_id, is_name
 from backupd.process.folders import sync_folder, write_private
 from backupd.transfer.records.sealing import Sealer
 from storage import layout
@@ -104,27 +102,9 @@ def segment_digest(header: SegmentHeader) -> str:
 
 
 def _segment_document(header: SegmentHeader) -> dict[str, Any]:
-    segment = header.segment
     return {
         "format": f"{SEGMENT_FORMAT}{header.version}",
-        "server": segment.server,
-        "branch": segment.branch,
-        "file": segment.file,
-        "number": segment.number,
-        "start": segment.start,
-        "end": segment.end,
-        "ending": str(segment.ending),
-        "gtids_before": segment.gtids_before,
-        "gtids_after": segment.gtids_after,
-        "transactions": segment.transactions,
-        "first_at": _moment(segment.first_at),
-        "last_at": _moment(segment.last_at),
-        "precise": segment.precise,
-        "server_ids": list(segment.server_ids),
-        "flavour": segment.flavour,
-        "server_version": segment.server_version,
-        "sha256": segment.sha256,
-        "remarks": list(segment.remarks),
+        **header.segment.as_json(),
         "codec": header.codec,
         "recipients": list(header.recipients),
         "parts": [_part(part) for part in header.parts],
@@ -140,25 +120,7 @@ def decode_segment(raw: bytes, *, where: str) -> SegmentHeader:
 
 def encode_branch(branch: Branch) -> bytes:
     """``branch.json`` as it is stored; ``decode_branch`` reads it."""
-    return _sealed_off(
-        {
-            "format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}",
-            "server": branch.server,
-            "id": branch.id,
-            "noticed_at": format_time(branch.noticed_at),
-            "reason": str(branch.reason),
-            "server_uuid": branch.server_uuid,
-            "flavour": branch.flavour,
-            "basename": branch.basename,
-            "first_number": branch.first_number,
-            "since": _moment(branch.since),
-            "parent": branch.parent,
-            "fork": branch.fork.as_json() if branch.fork else None,
-            "names_go_on": branch.names_go_on,
-            "note": branch.note,
-            "baseline": branch.baseline,
-        }
-    )
+    return _sealed_off({"format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}", **branch.as_json()})
 
 
 def decode_branch(raw: bytes, *, where: str) -> Branch:
@@ -180,26 +142,7 @@ def is_log_name(name: str, number: int) -> bool:
 
 
 def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
-    segment = Segment(
-        server=document["server"],
-        branch=document["branch"],
-        file=document["file"],
-        number=document["number"],
-        start=document["start"],
-        end=document["end"],
-        ending=Ending(document["ending"]),
-        gtids_before=document["gtids_before"],
-        gtids_after=document["gtids_after"],
-        transactions=document["transactions"],
-        first_at=_read_moment(document["first_at"]),
-        last_at=_read_moment(document["last_at"]),
-        precise=document["precise"],
-        server_ids=tuple(document["server_ids"]),
-        flavour=document["flavour"],
-        server_version=document["server_version"],
-        sha256=document["sha256"],
-        remarks=tuple(document["remarks"]),
-    )
+    segment = Segment.from_json(document)
     check_fields(segment)
     if not is_log_name(segment.file, segment.number):
         raise ValueError(f"{segment.file[:120]!r} is not the name of binary log {segment.number}")
@@ -222,22 +165,7 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
 
 
 def _read_branch(document: Mapping[str, Any]) -> Branch:
-    branch = Branch(
-        server=document["server"],
-        id=document["id"],
-        noticed_at=parse_time(document["noticed_at"]),
-        reason=BranchReason(document["reason"]),
-        server_uuid=document["server_uuid"],
-        flavour=document["flavour"],
-        basename=document["basename"],
-        first_number=document["first_number"],
-        since=_read_moment(document["since"]),
-        parent=document["parent"],
-        fork=Position.from_json(document["fork"]) if document["fork"] else None,
-        names_go_on=document["names_go_on"],
-        note=document["note"],
-        baseline=document["baseline"],
-    )
+    branch = Branch.from_json(document)
     check_fields(branch)
     if not is_name(branch.server) or not all(is_id(name) for name in (branch.id, branch.parent or branch.id)):
         raise ValueError("it names no server and branch of ours")
@@ -284,14 +212,6 @@ def _read_part(data: list[Any], expected: str) -> SealedPart:
     if name != expected:
         raise ValueError(f"a part is called {str(name)[:120]!r} where {expected} belongs")
     return SealedPart(StoredObject(name, size, sha256), plain_size, plain_sha256)
-
-
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else format_time(moment)
-
-
-def _read_moment(text: str | None) -> datetime | None:
-    return None if text is None else parse_time(text)
 
 
 INDEX_PART = 8 * 1024 * 1024
