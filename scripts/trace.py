@@ -235,7 +235,12 @@ def cpu() -> dict[str, Any]:
         settings = two_servers(Path(folder))
         with open_catalog(settings.catalog) as catalog:
             fill(Wiring(settings, catalog))
-        environment = {**os.environ, "BACKUPD_CONFIG": str(settings.file), "BACKUPD_RUNTIME": f"{folder}/run"}
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            "PYTHONPYCACHEPREFIX": f"{folder}/pyc",  # as installed: what was compiled once is read
+            "BACKUPD_CONFIG": str(settings.file),
+            "BACKUPD_RUNTIME": f"{folder}/run",
+        }
         for words in READING:
             seconds = []
             for _ in range(ROUNDS):

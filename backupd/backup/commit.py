@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, DestinationError, RefusedError
 from backupd.model.manifest import (
@@ -41,6 +41,9 @@ from backupd.transfer.records.sealing import Sealer
 from storage import layout
 from storage.destination import Destination
 from storage.throttle_and_breaker import throttled
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Connection
 
 
 @dataclass(frozen=True, slots=True)

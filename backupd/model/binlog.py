@@ -298,6 +298,13 @@ class SegmentKey:
     end: int
 
 
+STATEMENTS = "data was changed by statements, not rows: a replay may give other values"
+TEMPORARY = "temporary tables in statements: a replay that begins while one is open is inexact"
+OF_TEMPORARY = frozenset({TEMPORARY, "temporary tables in statements: a replay that begins between them fails"})
+"""As segments of older versions say it, too."""
+ELSEWHERE = "files outside of the data directory are made by statements: no replay goes past them"
+
+
 @dataclass(frozen=True, slots=True)
 class Segment(Document):
     """An archived binary log, or an archived piece of one. Pieces are cut between transactions.

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from backupd.engine.binlog.changes import OF_TEMPORARY, STATEMENTS
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
-from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.binlog import OF_TEMPORARY, STATEMENTS, ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import DumpsOnlyError, NotFoundError, RefusedError, UnknownNameError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.plan import measured_rates
+from backupd.app.restores.usable_backups import measured_rates
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.server.binary_logs import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence

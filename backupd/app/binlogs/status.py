@@ -12,7 +12,6 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner_is_alive
 from backupd.binlog.stream_status import StreamState
-from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.binlog import Branch, Run
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError
@@ -194,6 +193,8 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
 def _missed(wiring: Wiring, server: ServerSettings) -> str:
     """What the server, asked now, has in its binary log behind all that is archived of it; "" where that is nothing,
     and where it does not answer or another one does: then nobody knows."""
+    from backupd.engine.server.binary_logs import BinlogSource
+
     branches = own_branches(wiring, server.name)
     runs = [run for run in wiring.catalog.binlogs.runs(server.name) if branches and run.branch == branches[-1].id]
     if not runs:

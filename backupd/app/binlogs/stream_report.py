@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backupd.app.context.incidents import DESTINATION, PURGE, SPOOL, STREAM, Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
 from backupd.app.runtime.child_process import CatalogWriter
-from backupd.binlog.archiver import Behind
-from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
@@ -27,7 +25,11 @@ from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.text import Clock, format_duration, format_size, format_time
 from backupd.recovery.runs import without
-from policies.schema import Policy
+
+if TYPE_CHECKING:
+    from backupd.binlog.archiver import Behind
+    from backupd.binlog.spool_files import Spool
+    from policies.schema import Policy
 
 OUT_OF_REACH = timedelta(minutes=1)
 """A server that cannot be reached for so long is an incident; a restart of it takes less."""

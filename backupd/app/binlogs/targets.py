@@ -17,9 +17,11 @@ from backupd.app.binlogs.transactions import Indexes, Logbook, Met, Moments
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.engine.binlog.changes import ELSEWHERE, OF_TEMPORARY, STATEMENTS
 from backupd.model.binlog import (
+    ELSEWHERE,
     FIRST_EVENT,
+    OF_TEMPORARY,
+    STATEMENTS,
     Branch,
     Ending,
     MariadbGtids,

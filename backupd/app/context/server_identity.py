@@ -10,20 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine
-from backupd.binlog.connection_start import first_shared, is_kin
-from backupd.binlog.continuity import Comparison
-from backupd.binlog.session import fetch
-from backupd.binlog.spool_files import Spool
-from backupd.engine.log_client import binlog_tool, connection_id
-from backupd.engine.server.binary_logs import BinlogSource, SourceState, missing_evidence
-from backupd.engine.server.probe import examine
-from backupd.engine.sql.client import Connection, Session
-from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
@@ -33,8 +25,10 @@ from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, 
 from backupd.model.text import format_time
 from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
-from backupd.transfer.records.manifests import read
-from restore.datadir.staging import restored_by
+
+if TYPE_CHECKING:
+    from backupd.engine.server.binary_logs import SourceState
+    from backupd.engine.sql.client import Connection, Session
 
 CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"
@@ -61,6 +55,9 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
 
     Raises CatalogError, ServerError; RefusedError for a copy of our data directory: its backups would say to be ours.
     """
+    from backupd.engine.sql.dialect import dialect_of
+    from restore.datadir.staging import restored_by
+
     known = known_of(wiring, server)
     address = session.connection.address
     if dialect_of(info.flavour, info.version).keeps_uuid_in_datadir and _has_moved(known, info.server_uuid, address):
@@ -321,6 +318,8 @@ def stranger_refused(found: Identity, what: str) -> RefusedError:
 def refuse_stranger(wiring: Wiring, server: str, connection: Connection, what: str) -> None:
     """Raises RefusedError where another server than the one that is meant answers; ``what``: see ``stranger_refused``.
     Raises CatalogError, ServerError, too."""
+    from backupd.engine.server.probe import examine
+
     with connection.connect() as session:
         met = meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False)
     if met is not None and met.is_stranger:
@@ -451,6 +450,13 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
 def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> tuple[bool, bool]:
     """By the newest file of our own stream: does the binary log of this server hold it byte for byte, at an address
     where ours was; and is it, of MariaDB, that of a replica of ours? What cannot be read shows nothing."""
+    from backupd.binlog.connection_start import first_shared, is_kin
+    from backupd.binlog.continuity import Comparison
+    from backupd.binlog.session import fetch
+    from backupd.binlog.spool_files import Spool
+    from backupd.engine.log_client import binlog_tool, connection_id
+    from backupd.engine.server.binary_logs import BinlogSource
+
     ours = [one for one in known if not one.is_stranger]
     try:
         spool = Spool(spool_folder(wiring.settings, server))
@@ -488,6 +494,9 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
 
 def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
     """Does the server's binary log hold the bytes that it held right before the place of our newest physical backup?"""
+    from backupd.engine.server.binary_logs import missing_evidence
+    from backupd.transfer.records.manifests import read
+
     if not info.log_bin:
         return False
     newest = next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +15,9 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.request import DEFAULT_OPTIONS, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import with_thaw
-from backupd.catalog.restores import Rate as Measured
+from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
 from backupd.engine.sql.dialect import pipes_everything
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
     ConfigurationError,
@@ -25,18 +25,14 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from backupd.model.text import format_time
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
 from restore.fetch.sources import NO_THAW_WAIT, Sources, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
-from restore.planning.plan import DEFAULT_RATES, Plan, Rate
+from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.target import AtBackup, AtTime, parse_target
 from storage.destination import Destination
-
-_NO_BYTES = 1e18
-"""Bytes a second for a phase whose time does not depend on the size."""
 
 
 def plan(
@@ -230,65 +226,9 @@ def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sour
     )
 
 
-def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
-    """``records`` without copies at destinations that are not configured any more."""
-    configured = wiring.settings.destinations
-    return tuple(
-        replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
-        for record in records
-    )
-
-
 def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
     names = {copy.destination for record in records for copy in record.copies}
     return tuple(
         f"destination {name} is not configured any more, so what it holds is not read"
         for name in sorted(names - set(wiring.settings.destinations))
-    )
-
-
-def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) -> tuple[str, ...]:
-    """What to say of whole backups that nothing shows to be ours, of those that ended after ``since``. Where an older
-    catalog was put back, they are."""
-    found = [
-        record
-        for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
-        if record.foreign and (since is None or record.finished_at > since)
-    ]
-    if not found:
-        return ()
-    newest = max(found, key=lambda record: record.finished_at)
-    words = (
-        f"{len(found)} backups are not used, the newest {newest.id} of "
-        f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
-        f"them; if an older catalog was put back, check them, then: backupd catalog adopt {newest.id}"
-    )
-    return (words,)
-
-
-def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapping[str, Rate]:
-    """Measured rates of a server by phase, as the planner wants them; with ``tables`` of restores of tables, too."""
-    found = wiring.catalog.rates.of(server)
-    if tables:
-        found = {**found, **wiring.catalog.rates.of_tables(server)}
-    return {
-        name: _replay_rate(rate)
-        if name == "rolled_forward"
-        else Rate(
-            bytes_per_second=rate.bytes_per_second or _NO_BYTES,
-            seconds=0.0 if rate.bytes_per_second else rate.seconds,
-            samples=rate.samples,
-        )
-        for name, rate in found.items()
-    }
-
-
-def _replay_rate(measured: Measured) -> Rate:
-    """Of a replay both what it takes to begin and its speed count; what was not measured is assumed."""
-    usual = DEFAULT_RATES["rolled_forward"]
-    return Rate(
-        measured.bytes_per_second or usual.bytes_per_second,
-        measured.start if measured.start is not None else usual.seconds,
-        measured.samples,
-        speed_assumed=measured.bytes_per_second is None,
     )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from backupd.app.binlogs.targets import Targets
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.plan import measured_rates, plan, sources
+from backupd.app.restores.plan import plan, sources
 from backupd.app.restores.request import TableOptions
 from backupd.app.restores.thaw_wait import with_thaw
+from backupd.app.restores.usable_backups import measured_rates
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.probe import CLONE
 from backupd.engine.sql.dialect import Dialect, dialect_of

@@ -16,10 +16,10 @@ from backupd.app.restores.plan import (
     plan,
     sources,
     statements,
-    within_reach,
 )
 from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_wait import refuse_cold
+from backupd.app.restores.usable_backups import within_reach
 from backupd.app.verify.missing_tables import doubt, settle_doubts
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop

@@ -4,9 +4,9 @@ The calendar is pure. A cadence is wall-clock time in a zone: crontab(5)'s five 
 1970-01-01T00:00Z, so that a restart shifts nothing. Each time on the wall comes once a day: one that the clocks skip in
 spring comes in the moment after the gap, one that they repeat in autumn comes the first time only.
 
-The only importer of APScheduler. Its CronTrigger is asked about a calendar without time zones (in UTC), where it is
-right; by itself it would fire twice in a repeated hour or an hour late after a skipped one, counts weekdays from
-Monday, and demands day of the month *and* weekday where crontab wants either.
+The only importer of APScheduler, and only where a time is computed. Its CronTrigger is asked about a calendar without
+time zones (in UTC), where it is right; by itself it would fire twice in a repeated hour or an hour late after a skipped
+one, counts weekdays from Monday, and demands day of the month *and* weekday where crontab wants either.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
-
-from apscheduler.executors.debug import DebugExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.cron import CronTrigger
-from apscheduler.triggers.date import DateTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 
 from backupd.app.context.settings import Settings
 from backupd.model.job import JobKind
 from policies.fields import WindowTimes, every, parse_cron, parse_window
 from policies.schema import Policy, Verify
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
+    from apscheduler.triggers.interval import IntervalTrigger
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -264,6 +262,8 @@ def _fire(trigger: CronTrigger | IntervalTrigger, start: datetime) -> datetime |
 
 @lru_cache(maxsize=4096)
 def _interval(interval: timedelta) -> IntervalTrigger:
+    from apscheduler.triggers.interval import IntervalTrigger
+
     return IntervalTrigger(seconds=int(interval.total_seconds()), start_date=EPOCH, timezone=UTC)
 
 
@@ -274,6 +274,8 @@ def _triggers(cadence: str) -> tuple[CronTrigger, ...]:
     As in every crontab since the eighties, a field that begins with ``*`` restricts, but is not "restricted":
     ``*/2`` and a weekday must both fit.
     """
+    from apscheduler.triggers.cron import CronTrigger
+
     minutes, hours, days, months, weekdays = parse_cron(cadence)
     _minute, _hour, day, _month, weekday = cadence.split()
     either = not day.startswith("*") and not weekday.startswith("*")
@@ -353,6 +355,9 @@ class AlarmClock:
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
+        from apscheduler.executors.debug import DebugExecutor
+        from apscheduler.schedulers.background import BackgroundScheduler
+
         self._ring = ring
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
@@ -371,6 +376,8 @@ class AlarmClock:
 
     def set(self, moments: frozenset[datetime]) -> None:
         """Ring at these moments, and at none of those that were set before."""
+        from apscheduler.triggers.date import DateTrigger
+
         with self._lock:
             for gone in self._set - moments:
                 if self._scheduler.get_job(gone.isoformat()) is not None:

@@ -29,7 +29,7 @@ from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import is_protected, protection_of, sites_of, verified
-from backupd.app.restores.plan import measured_rates, not_believed, within_reach
+from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
 from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.objectives import first_to_come
 from backupd.catalog.overview import Marker

@@ -12,11 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import TOKEN
 from backupd.engine.sql.tables import ForeignKey
 from backupd.model.table import TableName
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Session
 
 _ELSEWHERE = re.compile(r"DIRECTORY|DATAFILE", re.IGNORECASE)
 

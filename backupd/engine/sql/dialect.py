@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backupd.engine.sql.client import Session
 from backupd.model.server_facts import Flavour, Version
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Session
 
 
 @dataclass(frozen=True, slots=True)

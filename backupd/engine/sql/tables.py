@@ -19,11 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backupd.engine.sql.client import Session, error_code
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName, quote_name
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Session
 
 SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
 
@@ -228,6 +230,8 @@ def table_ids(session: Session, innodb_tables: str) -> TableIds:
     ``innodb_tables``: the dialect's. An id follows its table through RENAME and is new after a rebuild.
     Needs PROCESS. Raises ServerError.
     """
+    from backupd.engine.sql.client import error_code
+
     try:
         rows = session.query(_DECODED_IDS.format(list=innodb_tables))
     except ServerError as error:

@@ -84,3 +84,17 @@ def test_a_command_that_decides_and_only_shows_imports_no_library_of_others(
     configuration: Path, command: tuple[str, ...]
 ) -> None:
     assert sorted(OF_OTHERS & loaded(configuration, *command)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (("timeline", "db1"), {"apscheduler", "zstandard"}),  # when the first backup is due; remarks of binary logs
+        (("retention", "db1"), OF_WORK - {"apscheduler", "pymysql"}),  # every destination is asked for holds
+    ],
+    ids=["timeline", "retention"],
+)
+def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_asks_alone(
+    configuration: Path, command: tuple[str, ...], needed: set[str]
+) -> None:
+    assert sorted(OF_WORK & loaded(configuration, *command) - needed) == []

@@ -13,8 +13,7 @@ from backupd.app.binlogs.targets import Targets
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
-from backupd.engine.binlog.changes import STATEMENTS, TEMPORARY
-from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
+from backupd.model.binlog import STATEMENTS, TEMPORARY, Ending, ReplayLeg, Stop, Transaction
 from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.recovery.windows import RouteLeg, Span
