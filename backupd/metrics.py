@@ -38,28 +38,26 @@ _J = ("server", "kind", "leg")
 
 METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_build_info", "Always 1; the label tells the version that answers.", ("version",)),
-    Gauge(
-        "backupd_service_on_watch", "1 while the backupd service runs the schedules; no job starts by itself otherwise."
-    ),
+    Gauge("backupd_service_on_watch", "1 while a backupd service runs the schedules; 0: no scheduled job starts."),
     Gauge("backupd_collect_seconds", "How long it took to collect these values."),
     Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
     Gauge("backupd_server_recoverable", "1 when the server can be recovered to any moment at all.", _S),
     Gauge(
         "backupd_server_tables_recoverable",
-        "1 when tables of the server can be recovered to any moment at all, from physical or logical backups; the "
-        "latter restore no whole server.",
+        "1 if tables of the server are recoverable, from physical or logical backups. Logical backups restore "
+        "no whole server.",
         _S,
     ),
     Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),
     Gauge("backupd_server_first_recoverable_timestamp_seconds", "The earliest moment that can be restored.", _S),
     Gauge("backupd_server_rpo_seconds", "Seconds of commits that are not archived yet (current recovery point).", _S),
-    Gauge("backupd_server_rpo_objective_seconds", "What the policy promises as objectives.rpo.", _S),
+    Gauge("backupd_server_rpo_objective_seconds", "objectives.rpo of the policy.", _S),
     Gauge(
         "backupd_server_rto_predicted_seconds",
         "How long a restore to the latest moment would take, by what restores took so far.",
         _S,
     ),
-    Gauge("backupd_server_rto_objective_seconds", "What the policy promises as objectives.rto.", _S),
+    Gauge("backupd_server_rto_objective_seconds", "objectives.rto of the policy.", _S),
     Gauge("backupd_server_windows", "Windows of moments that can be restored.", _S),
     Gauge("backupd_server_gaps", "Gaps in the archived binary logs.", _S),
     Gauge("backupd_server_gap_noticed_timestamp_seconds", "When the newest gap was detected.", _S),
@@ -67,7 +65,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.", _S),
     Gauge("backupd_server_stored_bytes", "Stored bytes of the server's backups, each shared object once.", _S),
     Gauge("backupd_server_held", "1 while nothing of the server is deleted (hold).", _S),
-    Gauge("backupd_server_paused", "1 while no job of the server starts by itself (pause).", _S),
+    Gauge("backupd_server_paused", "1 while scheduled jobs of the server are suspended (pause).", _S),
     Gauge("backupd_server_absent", "1 while a backup has taken the server out of rotation.", _S),
     Gauge("backupd_server_next_run_timestamp_seconds", "When the next run of a schedule starts.", ("server", "leg")),
     Gauge("backupd_backup_last_success_timestamp_seconds", "When the newest complete backup of a kind ended.", _B),

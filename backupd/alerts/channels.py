@@ -170,7 +170,7 @@ def notify(name: str, url: str, title: str, body: str) -> Delivered:
     if not courier(name, url).notify(title=title, body=body, body_format="text"):
         raise DeliveryError(
             f"delivery to channel {name} failed",
-            hint="check that what its URL needs (token, room) is still valid, then run `backupd alerts test`",
+            hint="check the token and the room of its URL, then run `backupd alerts test`",
         )
     return Delivered()
 
@@ -218,7 +218,7 @@ def ping(url: str, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise DeliveryError(
-            "the heartbeat's watcher does not answer",
+            "the heartbeat URL does not answer",
             detail=str(reason) if isinstance(reason, OSError) else type(error).__name__,
             hint="can this host reach it? Mail is not concerned",
         ) from None

@@ -54,8 +54,8 @@ def _bare(letter: Letter, email: Email, envelope: Envelope, trouble: str) -> str
     """The message by hand, of nothing that could go wrong."""
     sender = email.sender if email.sender.isascii() and email.sender.isprintable() else "backupd@localhost"
     why = (
-        f"This mail has substitute headers, because one of its headers could not be written "
-        f"({one_line(trouble, 300)}): check the addresses in alerts.email."
+        f"This message has substitute headers, because a header could not be encoded ({one_line(trouble, 300)}): "
+        "check the addresses in alerts.email."
     )
     text = f"{letter.as_text()}\n{why}\n".encode("utf-8", "replace")
     subject = base64.b64encode(one_line(letter.subject, 40).encode("utf-8", "replace")).decode()
@@ -135,10 +135,9 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError(
-            "the mail server does not support a required extension",
+            f"the mail server {_place(email)} does not support an extension that is required",
             detail=str(error),
-            hint="if STARTTLS or AUTH is disabled there, enable it, or change "
-            "alerts.email.starttls or alerts.email.user",
+            hint="enable it there (STARTTLS, AUTH or SMTPUTF8), or change starttls, user or addresses in alerts.email",
         ) from None
     except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
         raise DeliveryError(
@@ -156,15 +155,15 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except ssl.SSLError as error:
         raise DeliveryError(
-            "the TLS connection to the mail server failed",
+            f"TLS handshake with the mail server {_place(email)} failed",
             detail=str(error),
-            hint="check the host name in its certificate, and the CA in alerts.email.ca_file",
+            hint="check the host name in its certificate and the CA in alerts.email.ca_file",
         ) from None
     except ValueError as error:  # what a command of the protocol cannot hold
         raise DeliveryError(
-            "the user, the password or an address has characters that SMTP cannot transmit",
+            "user, password or an address contains characters that SMTP cannot send",
             detail=type(error).__name__,
-            hint="check alerts.email for non-ASCII and control characters",
+            hint="use ASCII characters only, without line breaks, in alerts.email and in its password file",
         ) from None
     except (smtplib.SMTPException, OSError) as error:
         raise DeliveryError(
@@ -266,8 +265,8 @@ def _encrypt(server: smtplib.SMTP, email: Email) -> None:
         if needed:
             raise DeliveryError(
                 "the mail server offers no STARTTLS",
-                hint="alerts.email.starttls or alerts.email.user requires it: use smtps://, or, for a mail server on "
-                "this host and without `user`, set alerts.email.starttls",
+                hint="alerts.email.starttls or alerts.email.user requires TLS: use smtps://, or, for a mail server on "
+                "this host without user, set alerts.email.starttls: never",
             )
         return
     # Where encryption is only taken when it is offered, whoever stands in between could take the offer away as well:

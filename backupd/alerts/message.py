@@ -235,9 +235,8 @@ def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit
     letter = letter_about(turns, site, now)
     return Letter(
         f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
-        intro=f"Alert limit reached: more than {limit} alerts within one hour. backupd sends none until "
-        f"{format_time(until)}, then one mail about what has happened meanwhile. `backupd alerts` lists all open "
-        "alerts.",
+        intro=f"Alert limit reached: more than {limit} alerts within one hour. backupd suppresses alerts until "
+        f"{format_time(until)} and then sends one summary. To list the open incidents: backupd alerts",
         blocks=letter.blocks,
         link=site.page("alerts"),
         footer=site.footer,
@@ -334,7 +333,9 @@ def _block(turn: Turn, now: datetime) -> Block:
         facts.append(("job", f"{incident.job_id} (backupd jobs log {incident.job_id})"))
     if not over and turn.often:
         quiet = _span(quiet_after(turn.often))
-        facts.append(("flapping", f"{turn.often} times within a day; it is over after {quiet} without trouble"))
+        facts.append(
+            ("flapping", f"{turn.often} times within one day; backupd closes it after {quiet} without a failure")
+        )
     if not over and incident.next_reminder is not None:
         enough = f"backupd alerts acknowledge {incident.id}"
         facts.append(("next reminder", f"{format_time(incident.next_reminder)}; to stop reminders: {enough}"))

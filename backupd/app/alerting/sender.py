@@ -317,7 +317,7 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         say("message-not-sent", f"{message.channel}: {message.subject}: {error}", level=logging.WARNING)
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "`backupd alerts messages` lists what waits"
-            lost = "; backupd does not retry" if given_up else "; backupd retries with increasing intervals"
+            lost = "; backupd stopped retrying" if given_up else "; backupd retries with increasing intervals"
             Incidents(catalog).broken(
                 DELIVERY,
                 Event(
@@ -435,7 +435,7 @@ class Heartbeat:
         self._failures, self._trouble = 0, ""
         self._incidents.mended(
             HEARTBEAT,
-            HEARTBEAT.over(self._wiring.clock(), "the heartbeat's watcher answers again", subject="heartbeat"),
+            HEARTBEAT.over(self._wiring.clock(), "the heartbeat URL answers again", subject="heartbeat"),
         )
 
     def _failed(self, error: DeliveryError) -> None:

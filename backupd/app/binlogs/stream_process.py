@@ -461,7 +461,7 @@ class LogFollower(threading.Thread):
                     message=f"{self.destination} lacks binary logs of {name} since {late}: they are at "
                     f"{', '.join(self._server.required)} only",
                     detail=told,
-                    hint="they are copied when it takes them; it is tried again with growing pauses",
+                    hint="they are copied when it accepts them; backupd retries with increasing intervals",
                 ),
             )
         self._asked = None

@@ -208,7 +208,7 @@ def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge
     if not matches(phrase, asked.digest):
         raise RefusedError(
             f"wrong phrase for challenge {challenge_id}",
-            hint=f"the phrase is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}",
+            hint=f"the phrase is the output of gpg -d {_file(wiring, challenge_id)} with the key {asked.name}",
         )
     if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
         raise _lapsed(wiring, asked)

@@ -349,7 +349,7 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
     strangers = sorted((one for one in known if one.is_stranger), key=lambda one: one.seen_at)
     if not strangers:
         raise RefusedError(
-            f"cannot accept {server}: no other server answered under this name",
+            f"cannot accept {server}: backupd has seen no other server under this name",
             detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
             hint=f"to compare the server that answers now: backupd check {server}",
         )

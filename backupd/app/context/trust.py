@@ -112,7 +112,7 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
     ours = signing(settings)
     if ours.key is None:
         raise RefusedError(
-            "encryption.signing_key is not set: nobody can tell a forged RECOVER.md from a true one",
+            "encryption.signing_key is not set: RECOVER.md cannot be verified",
             hint="`backupd keys make-signing` makes a signing key and says what to add to the configuration",
         )
     command = _COMMAND.format(key=ours.key)
@@ -156,7 +156,7 @@ def prove_signing(ours: Signing) -> None:
     """Raises KeyUnusableError where its key cannot sign here, RefusedError where that would not be believed."""
     if problem := problem_of(ours, _SAMPLE, sign(ours, _SAMPLE)):
         raise RefusedError(
-            f"this installation does not accept signatures of key {ours.key}: {problem}",
+            f"cannot verify signatures of key {ours.key}: {problem}",
             hint=f"import its public half: gpg --homedir {ours.home} --import FILE",
         )
 

@@ -485,7 +485,7 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
             subject=done.destination,
             message=f"{what}: {error.message}",
             detail="\n".join(dict.fromkeys(lines)),
-            hint=error.hint or "it is tried again with growing pauses; everything else goes on meanwhile",
+            hint=error.hint or "backupd retries with increasing intervals; other work continues meanwhile",
         ),
     )
 

@@ -136,7 +136,7 @@ def remind(wiring: Wiring) -> None:
 
 def _lasting(one: Hold, now: datetime) -> str:
     age = format_duration((now - one.since).total_seconds())
-    effect = "nothing is deleted" if one.kind is HoldKind.HOLD else "nothing starts by itself"
+    effect = "nothing is deleted" if one.kind is HoldKind.HOLD else "scheduled jobs are suspended"
     return f"{_named(one.server)} has been {_WORDS[one.kind][0]} for {age}, {effect}: {one.text}"
 
 

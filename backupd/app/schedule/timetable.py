@@ -535,7 +535,7 @@ def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime)
     furthest = max([*(row.handled for row in rows), *(job.queued_at for job in jobs)])
     said = []
     if rows:
-        said.append(f"{len(rows)} schedules had been dealt with up to")
+        said.append(f"{len(rows)} schedules were handled up to")
     if jobs:
         said.append(f"{len(jobs)} jobs were queued at")
     return Event(
@@ -544,7 +544,7 @@ def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime)
         severity=Severity.WARNING,
         subject="schedules",
         message=f"the host clock was wrong: {' and '.join(said)} {format_time(furthest)}, which is in the future. "
-        "backupd continues them from the current time",
+        "backupd reset these times to the current time",
         detail=", ".join(job.id for job in jobs),
         hint="check this host's time service, and the jobs of that time, which went by the wrong clock",
     )

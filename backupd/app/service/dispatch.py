@@ -127,7 +127,7 @@ def of_proof(proof: Proof) -> Result:
         problem = BackupdError(
             f"{told}shows nothing of the newest data",
             detail="\n".join(proof.warnings),
-            hint=f"see what holds it up: backupd timeline {proof.server}",
+            hint=f"to find the cause: backupd timeline {proof.server}",
         )
     elif not proof.is_good:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]

@@ -184,7 +184,7 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                 Severity.ERROR,
                 f"data loss if {name} failed now: {format_duration(lost.total_seconds())}; objectives.rpo is {limit}",
                 server=name,
-                detail="\n".join(["the latest moment that can be restored from", *lines, *timeline.warnings]),
+                detail="\n".join(["latest recoverable point in time, by destination", *lines, *timeline.warnings]),
                 hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
             ),
             True,
@@ -220,23 +220,19 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, ne
                 False,
             )
             continue
-        lost = (
-            "nothing could be recovered"
-            if reach.rpo is None
-            else f"{format_duration(reach.rpo.total_seconds())} of work would be lost"
-        )
+        lost = "everything" if reach.rpo is None else format_duration(reach.rpo.total_seconds())
         yield (
             PLACE_RPO,
             Event(
                 now,
                 PLACE_RPO.broken,
                 Severity.WARNING,
-                f"if only {reach.name} survived, {lost}; objectives.rpo of {name} is {limit}",
+                f"data loss if only {reach.name} survived: {lost}; objectives.rpo of {name} is {limit}",
                 server=name,
                 subject=reach.name,
                 detail=reach.trouble,
-                hint=f"to copy the missing data: backupd replicate {name} --to {reach.name}. A destination in "
-                "destinations.others is always behind: if that is too much, raise objectives.rpo, or make it required"
+                hint=f"copy the missing data: backupd replicate {name} --to {reach.name}. If the destination is "
+                "always behind, raise objectives.rpo or add it to destinations.required"
                 if reach.name in server.others
                 else f"to find the cause: backupd binlog status {name}; backupd check {name}",
             ),
@@ -264,11 +260,11 @@ def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                 now,
                 RTO.broken,
                 Severity.ERROR,
-                f"a restore of {name} would take {format_duration(timeline.predicted_rto.total_seconds())}; "
-                f"objectives.rto promises {limit}",
+                f"estimated restore time of {name}: {format_duration(timeline.predicted_rto.total_seconds())}; "
+                f"objectives.rto is {limit}",
                 server=name,
-                hint=f"take full backups more often, so that less is replayed: backupd plan {name} tells what "
-                "takes how long",
+                hint="take full backups more often, so that less is replayed; to see how long each step takes: "
+                f"backupd plan {name}",
             ),
             True,
         )

@@ -262,7 +262,7 @@ def _reasons(
     if made.paused is not None:
         yield Reason(
             Status.WARNING,
-            f"nothing starts by itself: {made.paused.text}",
+            f"scheduled jobs are suspended: {made.paused.text}",
             f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else made.name}",
         )
     if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
@@ -279,9 +279,9 @@ def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]
     kind = " --kind logical" if made.tables_only else ""
     if stands.trouble:
         message, _line, rest = stands.trouble.partition("\n")
-        yield Reason(Status.BAD, f"the recoverable points in time cannot be determined: {message}", rest)
+        yield Reason(Status.BAD, f"cannot determine the recoverable points in time: {message}", rest)
     elif stands is UNSEEN:
-        yield Reason(Status.WARNING, "its state is not determined yet", "repeat the request in a few seconds")
+        yield Reason(Status.WARNING, "its state is not determined yet", "repeat in a few seconds")
     elif made.latest is None and made.first_due is not None:
         runs = any(job.kind in BACKUPS for job in made.running)
         when = "is running" if runs else f"starts at {format_time(made.first_due)}"
@@ -295,14 +295,14 @@ def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]
     elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:
         yield Reason(
             Status.BAD,
-            f"{_span(made.rpo)} of work would be lost; objectives.rpo promises {_span(made.rpo_objective)}",
+            f"data loss if the server failed now: {_span(made.rpo)}; objectives.rpo is {_span(made.rpo_objective)}",
             f"to find the cause: backupd timeline {name}",
         )
     if made.rto_kept is False and made.rto is not None and made.rto_objective is not None:
         yield Reason(
             Status.BAD,
-            f"a restore would take {_span(made.rto)}; objectives.rto promises {_span(made.rto_objective)}",
-            f"backupd plan {name} tells what takes how long",
+            f"estimated restore time: {_span(made.rto)}; objectives.rto is {_span(made.rto_objective)}",
+            f"to see how long each step takes: backupd plan {name}",
         )
 
 
@@ -386,7 +386,7 @@ def _of_gaps(made: ServerOverview, stands: ServerStatus, around: _Now, now: date
             Status.WARNING,
             f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
             f"to see the lost points in time: backupd timeline {made.name}; to start a new recovery window: backupd "
-            f"backup {made.name} --kind full",
+            f"backup {made.name} --kind {'logical' if made.tables_only else 'full'}",
         )
 
 

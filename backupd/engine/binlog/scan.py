@@ -331,7 +331,7 @@ class Conflicts:
                     self._schemas.setdefault(change.schema.lower(), gtid)
             return
         if done.wild and (by := next(iter((*self._rows.values(), *self._statements.values())), "")):
-            self._conflict(by, "", "nobody knows which tables its statement changes")
+            self._conflict(by, "", "the tables that its statement changes are unknown")
         for change in done.changes:
             if by := self._touched(change):
                 shown = f"{change.schema}.{change.name}" if change.name else change.schema

@@ -111,7 +111,9 @@ def test_a_pause_is_told_by_the_check_and_beside_every_outlook(wiring: Wiring, c
     clock.sleep(timedelta(days=9))
     (finding,) = held(wiring, ["db1"])
     assert (finding.subject, finding.hint) == ("pause", "backupd resume db1")
-    assert finding.message.startswith("server db1 has been paused for 9d, nothing starts by itself: moving (paused by")
+    assert finding.message.startswith(
+        "server db1 has been paused for 9d, scheduled jobs are suspended: moving (paused by"
+    )
     assert held(wiring, ["db2"]) == []
     policy = tmp_path / "policies" / "gold.yaml"
     assert f"pause: {finding.message}" in explain_here(wiring, policy, "db1").warnings

@@ -57,7 +57,8 @@ def test_whoever_paused_or_held_something_is_reminded_every_day(wiring: Wiring) 
     (event,) = wiring.catalog.events.list()
     assert (event.kind, event.severity, event.hint) == ("paused", Severity.WARNING, "backupd resume --all")
     assert event.message.startswith(
-        "every server has been paused for 3d, nothing starts by itself: storage move (every server is paused by anna"
+        "every server has been paused for 3d, scheduled jobs are suspended: storage move (every server is paused by "
+        "anna"
     )
 
 

@@ -93,7 +93,7 @@ def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_is_little_ag
     assert desk.look() == []
     assert desk.look(3 * MINUTE) == ["rpo-broken"]
     (event,) = desk.wiring.catalog.events.list()
-    assert "failed now: 3m; objectives.rpo is 2m" in event.message
+    assert "data loss if db1 failed now: 3m; objectives.rpo is 2m" in event.message
     assert "local: 2026-11-21T12:00:00" in event.detail
     assert desk.look(MINUTE) == []
     desk.latest = desk.now
@@ -132,7 +132,7 @@ def test_a_place_that_alone_would_lose_too_much_is_told_whether_required_or_not(
         assert desk.look() == ["destination-rpo-broken"]
         (event,) = catalog.events.list()
         assert event.subject == "far"
-        assert "if only far survived, 5m of work" in event.message
+        assert "if only far survived: 5m;" in event.message
         desk.far = desk.latest = NOW + 5 * MINUTE
         assert desk.look(5 * MINUTE) == ["destination-rpo-kept"]
         assert desk.look(3 * MINUTE) == ["rpo-broken"], "by all of them: that far has no more says nothing new"
@@ -197,7 +197,7 @@ def test_a_destination_that_was_added_is_no_incident_until_its_first_copies_are_
         if grace is not None:
             desk.latest = NOW + grace
             assert desk.look(grace) == ["destination-rpo-broken"]
-            assert "nothing could be recovered" in catalog.events.list()[0].message
+            assert "if only far survived: everything;" in catalog.events.list()[0].message
 
 
 def test_a_restore_that_would_take_too_long_is_told_and_nothing_is_said_where_nothing_is_known(desk: Desk) -> None:

@@ -271,13 +271,13 @@ def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> 
 def test_a_promise_that_is_not_kept_is_bad(streamed: Desk) -> None:
     ((status, text),) = streamed.why()
     assert status == "bad"
-    assert text.startswith("a restore would take 1d 12h"), "terabytes, at a speed that nobody has measured"
-    assert text.endswith("objectives.rto promises 1h")
+    assert text.startswith("estimated restore time: 1d 12h"), "terabytes, at a speed that nobody has measured"
+    assert text.endswith("objectives.rto is 1h")
     assert (streamed.look().rpo_kept, streamed.look().rto_kept) == (True, False)
     streamed.stream()
     found = streamed.look(5 * MINUTE)
     assert found.rpo_kept is False
-    assert ("bad", "5m of work would be lost; objectives.rpo promises 2m") in streamed.why()
+    assert ("bad", "data loss if the server failed now: 5m; objectives.rpo is 2m") in streamed.why()
     assert found.status is Status.BAD
     assert found.reasons[0].status is Status.BAD, "the worst comes first"
 
@@ -348,7 +348,7 @@ def test_pauses_absences_work_and_holds_are_shown(desk: Desk) -> None:
     assert (found.held and found.held.reason, found.paused and found.paused.server) == ("audit", "*")
     assert found.absent_since == NOW
     assert [text for _status, text in desk.why()] == [
-        "nothing starts by itself: moving house (every server is paused by anna since 2026-11-21T12:00:00Z)"
+        "scheduled jobs are suspended: moving house (every server is paused by anna since 2026-11-21T12:00:00Z)"
     ]
     desk.catalog.jobs.finish(running.id, JobState.FAILED, NOW, token=running.token)
     assert desk.why()[0] == ("bad", "out of rotation since 2026-11-21T12:00:00Z, and the job that took it out is over")
@@ -412,7 +412,7 @@ def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monke
         desk.backup(server="db2")
         bad, good = overview(desk.wiring, NOW)
         assert [(one.text, one.hint) for one in bad.reasons] == [
-            ("the recoverable points in time cannot be determined: its history contradicts itself", "hint: mend it")
+            ("cannot determine the recoverable points in time: its history contradicts itself", "hint: mend it")
         ]
         assert (bad.status, bad.looked_at, good.status) == (Status.BAD, None, Status.GOOD)
 
