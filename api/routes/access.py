@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Acting, CurrentActor, OnSite, Wired
 from api.middleware import CHECKS
-from api.routes.answers import ADMIN, VIEWER, cut, one, page, router_of, several
+from api.routes.answers import ADMIN, VIEWER, cut, id_of, one, page, router_of, several
 from api.schemas.access import (
     AuditEntry,
     AuditQuery,
@@ -61,15 +61,7 @@ def make_token(request: Request, asked: TokenRequest, actor: CurrentActor, wirin
 
 @router.delete("/tokens/{id}", dependencies=[ADMIN], response_model=Token)
 def revoke(
-    token_id: Annotated[
-        str,
-        Path(
-            alias="id",
-            pattern=r"^[A-Za-z0-9-]{1,64}$",
-            description="Id of a token.",
-            examples=["20261121T120000Z-0badcafe"],
-        ),
-    ],
+    token_id: Annotated[str, id_of("a token", "20261121T120000Z-0badcafe")],
     actor: CurrentActor,
     wiring: Wired,
 ) -> JSONResponse:

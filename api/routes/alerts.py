@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 
 from api.auth import Acting
-from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, one, page, router_of
+from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, id_of, one, page, router_of
 from api.schemas.jobs import AlertsQuery, Incident, Message, MessagesQuery
 
 router = router_of("alerts")
@@ -43,16 +43,7 @@ def test_alerts(service: Acting) -> JSONResponse:
 
 @router.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
 def acknowledge_alert(
-    incident_id: Annotated[
-        str,
-        Path(
-            alias="id",
-            pattern=r"^[A-Za-z0-9-]{1,64}$",
-            description="Id of an alert.",
-            examples=["20261121T020712Z-c0ffee01"],
-        ),
-    ],
-    service: Acting,
+    incident_id: Annotated[str, id_of("an alert", "20261121T020712Z-c0ffee01")], service: Acting
 ) -> JSONResponse:
     """Acknowledge an incident: backupd sends no more reminders, only the recovery message."""
     return one(service.alerts.acknowledge(incident_id))

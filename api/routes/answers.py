@@ -5,18 +5,18 @@ The shapes of ``api.schemas`` describe them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.auth import allowed
-from api.schemas.base import Whole
-from backupd.catalog.row_mapping import Listed
+from api.schemas.base import Dated, Page, Whole
+from backupd.catalog.row_mapping import Listed, Span
 from backupd.model.access import Actor, Role
 from backupd.model.errors import UsageError
 from backupd.model.job import JobRecord
@@ -38,6 +38,11 @@ VIEWER: Any = _asking(Role.VIEWER)
 OPERATOR: Any = _asking(Role.OPERATOR)
 ADMIN: Any = _asking(Role.ADMIN)
 """Who may use a route, for its ``dependencies``. A route without parameters behind the ``?`` takes none."""
+
+
+def id_of(what: str, example: str) -> Any:
+    """The part of a path that is the id of ``what``."""
+    return Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", description=f"Id of {what}.", examples=[example])
 
 
 class Told(Protocol):
@@ -85,6 +90,15 @@ def page(request: Request, listed: Listed[Any]) -> JSONResponse:
         address = f"{request.url.path}?{urlencode([*query, ('after', listed.next)])}"
         headers["Link"] = f'<{address}>; rel="next"'
     return JSONResponse([value.as_json() for value in listed.items], headers=headers)
+
+
+def listed(request: Request, query: Page, found: Callable[..., Listed[Any]]) -> JSONResponse:
+    """The page that ``query`` asks for of the list that ``found`` gives: by name it takes what ``query`` chooses, and
+    the moments as ``span``."""
+    chosen = dict(query)
+    if isinstance(query, Dated):
+        chosen["span"] = Span(chosen.pop("since"), chosen.pop("until"))
+    return page(request, found(**chosen))
 
 
 def cut(values: Iterable[Any], limit: int) -> Listed[Any]:

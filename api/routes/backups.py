@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from api.auth import Acting
-from api.routes.answers import ADMIN, OPERATOR, VERSION, VIEWER, accepted, one, page, router_of
+from api.routes.answers import ADMIN, OPERATOR, VERSION, VIEWER, accepted, id_of, listed, one, router_of
 from api.schemas.backups import (
     Backup,
     BackupDetail,
@@ -27,39 +27,21 @@ from backupd.model.backup_record import BackupKind
 
 router = router_of("backups")
 
-BackupId = Annotated[
-    str,
-    Path(
-        alias="id",
-        pattern=r"^[A-Za-z0-9-]{1,64}$",
-        examples=["20261121T020000Z-7f3a9c01"],
-        description="Id of a backup.",
-    ),
-]
-_KINDS = {
-    "full": BackupKind.PHYSICAL_FULL,
-    "incremental": BackupKind.PHYSICAL_INCREMENTAL,
-    "logical": BackupKind.LOGICAL,
-}
+BackupId = Annotated[str, id_of("a backup", "20261121T020000Z-7f3a9c01")]
 
 
 @router.post("/backups", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
 def request_backup(asked: BackupRequest, service: Acting) -> JSONResponse:
     """Take a backup as soon as it can begin."""
     return accepted(
-        service.requests.backup(asked.server, _KINDS[asked.kind], table_set=asked.set or "", tables=asked.tables)
+        service.requests.backup(asked.server, BackupKind.of(asked.kind), table_set=asked.set or "", tables=asked.tables)
     )
 
 
 @router.get("/backups", dependencies=[VIEWER], response_model=list[Backup])
 def list_backups(request: Request, query: Annotated[BackupsQuery, Query()], service: Acting) -> JSONResponse:
     """Backups, newest first; deleted ones, too, while they can be undeleted."""
-    return page(
-        request,
-        service.listings.backups(
-            query.server, kind=query.kind, state=query.state, span=query.span, limit=query.limit, after=query.after
-        ),
-    )
+    return listed(request, query, service.listings.backups)
 
 
 @router.get("/backups/{id}", dependencies=[VIEWER], response_model=BackupDetail)
@@ -137,31 +119,12 @@ proof_routes = router_of("proofs")
 @proof_routes.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
 def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], service: Acting) -> JSONResponse:
     """Test restores, newest first."""
-    return page(
-        request,
-        service.listings.proofs(
-            query.server,
-            backup=query.backup,
-            outcome=query.outcome,
-            span=query.span,
-            limit=query.limit,
-            after=query.after,
-        ),
-    )
+    return listed(request, query, service.listings.proofs)
 
 
 @proof_routes.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)
 def show_proof(
-    proof_id: Annotated[
-        str,
-        Path(
-            alias="id",
-            pattern=r"^[A-Za-z0-9-]{1,64}$",
-            description="Id of a proof.",
-            examples=["20261121T060000Z-0a1b2c3d"],
-        ),
-    ],
-    service: Acting,
+    proof_id: Annotated[str, id_of("a proof", "20261121T060000Z-0a1b2c3d")], service: Acting
 ) -> JSONResponse:
     """One test restore: how long each phase took, and what was asked of the data."""
     return one(service.listings.proof(proof_id))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 
 from api.auth import Acting, CurrentActor, OnSite, still_allowed
 from api.events import Broadcaster, Wanted, stream
-from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, one, page, router_of
+from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, id_of, listed, one, page, router_of
 from api.schemas.backups import ReplicationRequest, TestRestoreRequest, VerificationRequest
 from api.schemas.base import Name, Page
 from api.schemas.jobs import Accepted, AcceptedJobs, Event, EventsQuery, Job, JobLog, JobsQuery, LogQuery
@@ -27,23 +27,13 @@ from backupd.model.thaw import Thawing
 
 router = router_of("jobs")
 
-JobId = Annotated[
-    str,
-    Path(
-        alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"], description="Id of a job."
-    ),
-]
+JobId = Annotated[str, id_of("a job", "20261121T020000Z-7f3a9c01")]
 
 
 @router.get("/jobs", dependencies=[VIEWER], response_model=list[Job])
 def list_jobs(request: Request, query: Annotated[JobsQuery, Query()], service: Acting) -> JSONResponse:
     """Jobs, newest first."""
-    return page(
-        request,
-        service.listings.jobs(
-            query.server, kind=query.kind, state=query.state, span=query.span, limit=query.limit, after=query.after
-        ),
-    )
+    return listed(request, query, service.listings.jobs)
 
 
 @router.get("/jobs/{id}", dependencies=[VIEWER], response_model=Job)
@@ -161,19 +151,7 @@ async def list_events(
     `severity`, `since` and `until` are of the list alone."""
     accept = request.headers.get("accept", "")
     if "application/json" in accept and "text/event-stream" not in accept:
-        return page(
-            request,
-            await run_in_threadpool(
-                service.listings.events,
-                query.server,
-                kind=query.kind,
-                job=query.job,
-                severity=query.severity,
-                span=query.span,
-                limit=query.limit,
-                after=query.after,
-            ),
-        )
+        return await run_in_threadpool(listed, request, query, service.listings.events)
     if query.job is not None:
         await run_in_threadpool(service.jobs.get, query.job)  # one that is not there is told at once
     pieces = stream(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, Path, Query, Request
+from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Discriminator, Tag
 
 from api.auth import Acting
 from api.problems import MEDIA_TYPE, problem
-from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, one, page, router_of
+from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, id_of, listed, one, router_of
 from api.routes.backups import runbook
 from api.schemas.restores import (
     Plan,
@@ -27,15 +27,7 @@ from backupd.app.restores.request import RestoreRequest
 
 router = router_of("restores")
 
-RestoreId = Annotated[
-    str,
-    Path(
-        alias="id",
-        pattern=r"^[A-Za-z0-9-]{1,64}$",
-        examples=["20261121T094500Z-aabbccdd"],
-        description="Id of a restore.",
-    ),
-]
+RestoreId = Annotated[str, id_of("a restore", "20261121T094500Z-aabbccdd")]
 
 
 def _sort_of(body: Any) -> str:
@@ -57,18 +49,7 @@ def make_plan(asked: PlanRequest, service: Acting) -> JSONResponse:
 
 
 @router.get("/restores/plan/{id}", dependencies=[VIEWER], response_model=Plan)
-def show_plan(
-    plan_id: Annotated[
-        str,
-        Path(
-            alias="id",
-            pattern=r"^[A-Za-z0-9-]{1,64}$",
-            description="Id of a plan.",
-            examples=["20261121T094300Z-5e6f7a8b"],
-        ),
-    ],
-    service: Acting,
-) -> JSONResponse:
+def show_plan(plan_id: Annotated[str, id_of("a plan", "20261121T094300Z-5e6f7a8b")], service: Acting) -> JSONResponse:
     """A plan that was made before and has not expired."""
     return one(service.requests.stored_plan(plan_id))
 
@@ -90,12 +71,7 @@ def start_restore(asked: Wanted, service: Acting) -> JSONResponse:
 @router.get("/restores", dependencies=[VIEWER], response_model=list[Restore])
 def list_restores(request: Request, query: Annotated[RestoresQuery, Query()], service: Acting) -> JSONResponse:
     """Restores, newest first."""
-    return page(
-        request,
-        service.listings.restores(
-            query.server, state=query.state, span=query.span, limit=query.limit, after=query.after
-        ),
-    )
+    return listed(request, query, service.listings.restores)
 
 
 @router.get("/restores/{id}", dependencies=[VIEWER], response_model=Restore)

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from backupd.model.thaw import ThawPlan
     from restore.planning.plan import Plan
 
-_KINDS = {
-    BackupKind.PHYSICAL_FULL: "full",
-    BackupKind.PHYSICAL_INCREMENTAL: "incr",
-    BackupKind.LOGICAL: "logical",
-}
 _NAMED = 20
 _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
 """Words of the JSON documents of fsck and of a verification."""
@@ -60,7 +55,7 @@ def _places_text(record: BackupRecord) -> str:
 
 def _kind_text(record: BackupRecord) -> str:
     """``full``, ``incr``, ``logical``, ``logical/money`` of a set."""
-    kind = _KINDS[record.kind]
+    kind = record.kind.word.removesuffix("emental")
     return f"{kind}/{record.table_set}" if record.table_set else kind
 
 

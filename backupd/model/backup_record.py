@@ -22,6 +22,16 @@ class BackupKind(StrEnum):
     PHYSICAL_INCREMENTAL = "physical-incremental"
     LOGICAL = "logical"
 
+    @property
+    def word(self) -> str:
+        """As commands and requests name it: ``full``, ``incremental``, ``logical``."""
+        return self.removeprefix("physical-")
+
+    @classmethod
+    def of(cls, word: str) -> BackupKind:
+        """The kind with this word. Raises KeyError."""
+        return {kind.word: kind for kind in cls}[word]
+
 
 class BackupState(StrEnum):
     """Only committed backups have a row, so: usable, found damaged, or on its way out."""

@@ -219,7 +219,7 @@ def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
             (
                 word,
                 backup.id,
-                str(backup.kind).removeprefix("physical-"),
+                backup.kind.word,
                 format_time(backup.finished_at)[:16],
                 "; ".join(decision.reasons),
             )

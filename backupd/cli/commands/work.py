@@ -28,13 +28,6 @@ class Kind(StrEnum):
     INCREMENTAL = "incremental"
     LOGICAL = "logical"
 
-    def as_kind(self) -> BackupKind:
-        return {
-            "full": BackupKind.PHYSICAL_FULL,
-            "incremental": BackupKind.PHYSICAL_INCREMENTAL,
-            "logical": BackupKind.LOGICAL,
-        }[self.value]
-
 
 def check(run: Run, server: AnyServer = None) -> None:
     """Check the prerequisites of a backup: tools, privileges, keys, destinations. Lists every problem found."""
@@ -72,7 +65,9 @@ def backup(
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
     run.new_catalog = new_catalog
     with reporting() as report:
-        record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set, tables=tables or ())
+        record = run.service.foreground.backup(
+            server, BackupKind.of(kind), report, table_set=table_set, tables=tables or ()
+        )
     run.screen.done = f"the backup {record.id} was taken"
     runbook = run.service.backups.runbook_digest(record.id)
     run.screen.document({**record.as_json(), "runbook_sha256": runbook})
