@@ -22,7 +22,7 @@ from backupd.engine.physical.capture import Data
 from backupd.engine.physical.xbstream import demultiplex
 from backupd.model.manifest import PART_SIZE
 from backupd.model.text import format_size, parse_size
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, operator_keys
 from tests.support.sample import create

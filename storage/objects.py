@@ -158,14 +158,3 @@ def _is_released(destination: Destination, key: str) -> bool:
     except (ArchivedError, ValueError):
         return False
     return isinstance(note, dict) and note.get(_RELEASED) is True
-
-
-def put_back(destination: Destination, item: StoredObject, sealed: bytes) -> None:
-    """Replace a damaged or missing object by its true bytes, from another copy, and end its quarantine.
-
-    Raises DamagedError when ``sealed`` is not what ``item`` describes.
-    """
-    if len(sealed) != item.size or hashlib.sha256(sealed).hexdigest() != item.sha256:
-        raise DamagedError(f"the bytes offered for {item.name} are not its own", [item.name])
-    destination.put(layout.object_key(item.name), io.BytesIO(sealed))
-    release(destination, item.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
 from backupd.process.throttle import SharedBucket
 from storage.config import DestinationConfig, FilesystemConfig, S3Config
@@ -25,11 +24,6 @@ def open_destination(name: str, config: DestinationConfig) -> Destination:
         put=SharedBucket(config.max_upload, f"{mark}-put") if config.max_upload else None,
         get=SharedBucket(config.max_download, f"{mark}-get") if config.max_download else None,
     )
-
-
-def open_destinations(configs: Mapping[str, DestinationConfig]) -> dict[str, Destination]:
-    """``open_destination`` for each, by name."""
-    return {name: open_destination(name, config) for name, config in configs.items()}
 
 
 def _open(name: str, config: DestinationConfig) -> Destination:

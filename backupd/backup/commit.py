@@ -36,8 +36,8 @@ from backupd.transfer.dedup import Fanout, confirm, known_everywhere, load_known
 from backupd.transfer.holds_and_locks import lengthen_all
 from backupd.transfer.leases import Intent
 from backupd.transfer.packer import Packed
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
-from backupd.transfer.records.sealing import Sealer
 from storage import layout
 from storage.destination import Destination
 from storage.throttle_and_breaker import throttled

@@ -40,8 +40,8 @@ from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, S
 from backupd.model.server_facts import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
 from backupd.model.text import format_size, new_id
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.keyring import resolve_recipients, secret_fingerprints
-from backupd.transfer.records.sealing import Sealer
 from policies.schema import Logical
 from storage.destination import Destination
 

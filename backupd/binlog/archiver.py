@@ -31,7 +31,7 @@ from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, BusyError
 from backupd.model.text import Clock
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from storage.destination import Destination
 
 MOST_SEALED = 1 << 30

@@ -23,7 +23,7 @@ from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
 
 MOST_PIECES = 60

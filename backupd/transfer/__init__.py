@@ -1,1 +1,1 @@
-"""Between plaintext and destinations: sealing, packing, fan-out, dedup, removal."""
+"""Between plaintext and destinations: encryption, packing, fan-out, dedup, removal."""

@@ -30,8 +30,8 @@ from pathlib import Path
 from backupd.model.errors import BackupdError, LockedError, ObjectMissingError, RefusedError
 from backupd.model.manifest import CODEC, Entry, Header, StoredObject
 from backupd.transfer.holds_and_locks import each, is_withdrawn
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import backup_ids, read
-from backupd.transfer.records.sealing import Sealer
 from storage import layout, objects
 from storage.destination import Destination, as_tree
 from storage.objects import quarantined

@@ -55,8 +55,6 @@ class DeletionLimit:
 
 LIMIT = DeletionLimit()
 """Where nobody has set another one."""
-NO_LIMIT = DeletionLimit(1.0)
-"""A person has said that all may go."""
 
 
 def is_most(going: int, present: int, *, backups: int) -> bool:

@@ -35,8 +35,8 @@ from backupd.model.errors import (
 )
 from backupd.model.manifest import PLAIN_LIMIT, StoredObject
 from backupd.transfer.leases import is_alive, pins
+from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import get_bytes, get_document, put_bytes
-from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import (
     Sealed,
     SealedPart,

@@ -39,8 +39,8 @@ from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.text import format_size
 from backupd.process.run_context import RunContext
 from backupd.transfer.leases import Pin
+from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import load_body, load_header
-from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_too_small
 from restore.datadir.staging import Site
 from storage.destination import Destination

@@ -46,7 +46,7 @@ from backupd.model.server_facts import Flavour, Position
 from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
 from restore.datadir.staging import restored_by

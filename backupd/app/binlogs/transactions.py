@@ -39,7 +39,7 @@ from backupd.model.text import format_time
 from backupd.recovery.runs import AHEAD, BACK, Cut, Place, in_order
 from backupd.transfer import log_segments
 from backupd.transfer.log_segments import holding
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from policies.document import suggestion
 
 _KEPT = 4

@@ -44,8 +44,8 @@ from backupd.process.run_context import DEFAULT_MEMORY, RunContext, Stopwatch, u
 from backupd.process.runtime import passable_directory
 
 if TYPE_CHECKING:
+    from backupd.transfer.records.encryption import Unsealer
     from backupd.transfer.records.keyring import KeyInfo
-    from backupd.transfer.records.sealing import Unsealer
     from restore.tables.restore import Confirm
     from storage.destination import Destination
 
@@ -296,7 +296,7 @@ class Wiring:
 
     def unsealer(self) -> Unsealer:
         """Raises ConfigurationError when this machine has no decryption key configured."""
-        from backupd.transfer.records.sealing import Unsealer
+        from backupd.transfer.records.encryption import Unsealer
 
         restore = self.settings.needs_restore()
         return Unsealer(restore.gnupg_home, restore.passphrase_file)

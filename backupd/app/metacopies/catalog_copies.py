@@ -43,10 +43,10 @@ from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.keyring import public_keys
 from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
 from backupd.transfer.records.proofs import Kept, KeptWitness
-from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.scrub_and_repair import Damage
 from storage import layout
 from storage.destination import Destination, ObjectInfo, marker_problem

@@ -48,8 +48,8 @@ from backupd.transfer import log_segments
 from backupd.transfer.dedup import Presence
 from backupd.transfer.holds_and_locks import each
 from backupd.transfer.records.authenticity import Retired, SignedDestination, Signing, make_key, problem_of
+from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import backup_ids, load_body
-from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
 from storage import layout, objects
 

@@ -42,10 +42,10 @@ from backupd.model.errors import (
 from backupd.model.manifest import decode_header
 from backupd.model.text import format_time, parse_time
 from backupd.process.command import Command
+from backupd.transfer.records.encryption import passphrase_options
 from backupd.transfer.records.gpg import Status, StatusLine, answer, gpg, writable_home
 from backupd.transfer.records.keyring import is_revoked
 from backupd.transfer.records.manifests import put_bytes
-from backupd.transfer.records.sealing import passphrase_options
 from storage import layout
 from storage.destination import Destination, ObjectInfo, read_whole
 from storage.throttle_and_breaker import ForwardingDestination

@@ -19,8 +19,8 @@ import gnupg
 
 from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.process.command import Command, locate
+from backupd.transfer.records.encryption import passphrase_options
 from backupd.transfer.records.gpg import Status, answer, gpg, usable_home
-from backupd.transfer.records.sealing import passphrase_options
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
@@ -40,7 +40,6 @@ class KeyInfo:
     fingerprint: str
     user_ids: tuple[str, ...] = ()
     expires_at: datetime | None = None
-    can_encrypt: bool = False
     problem: str | None = None
     warning: str | None = None
 
@@ -133,7 +132,7 @@ def _judged(name: str, key: Mapping[str, Any], now: datetime, warn_days: int) ->
         problem = f"{label} has expired{_on(ends)}: import the extended key"
     elif ends is not None and ends - now < timedelta(days=warn_days):
         warning = f"{label} expires{_on(ends)}: extend it and import it here"
-    return KeyInfo(name, str(key["fingerprint"]), user_ids, ends, problem is None, problem, warning)
+    return KeyInfo(name, str(key["fingerprint"]), user_ids, ends, problem, warning)
 
 
 def _parts(key: Mapping[str, Any]) -> list[Mapping[str, Any]]:

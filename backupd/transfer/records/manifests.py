@@ -23,7 +23,7 @@ from backupd.model.manifest import (
     header_digest,
     objects_digest,
 )
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from storage import layout, objects
 from storage.destination import Destination, read_whole
 

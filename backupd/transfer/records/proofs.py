@@ -12,8 +12,8 @@ from typing import Any
 from backupd.model.document import opened_limit, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.proof import Proof, Witness
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import get_document
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
 from storage.destination import Destination
 

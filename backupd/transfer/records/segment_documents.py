@@ -28,7 +28,7 @@ from backupd.model.errors import DamagedError, StreamError, UsageError
 from backupd.model.manifest import CODEC, PART_SIZE, StoredObject, version_of
 from backupd.model.text import is_id, is_name
 from backupd.process.folders import sync_folder, write_private
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from storage import layout
 
 SEGMENT_FORMAT = "backupd-segment/"

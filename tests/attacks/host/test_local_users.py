@@ -114,8 +114,8 @@ def test_nothing_is_written_or_given_away_through_a_link(short_tmp: Path, victim
 _OPEN = """
 import sys
 from pathlib import Path
-from backupd.transfer.records.sealing import Sealer
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Sealer
+from backupd.transfer.records.encryption import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
 """

@@ -29,8 +29,8 @@ from backupd.transfer.records import authenticity as signed_places
 from backupd.transfer.records import manifests as manifestio
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination, Signing
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import described, get_bytes, load_body, load_header, put_bytes
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded, Sources

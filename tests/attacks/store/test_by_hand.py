@@ -20,8 +20,8 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.model.manifest import Body, Header, encode_header
 from backupd.transfer.records.authenticity import Signing, sign
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import described
-from backupd.transfer.records.sealing import Sealer
 from restore.runbook.backup_runbook import render_logical_runbook
 from restore.runbook.shared_steps import render_unpack
 from storage import layout

@@ -27,8 +27,8 @@ from backupd.model.errors import KeyUnusableError, RefusedError, UsageError
 from backupd.model.job import silent
 from backupd.model.manifest import Header, bound
 from backupd.transfer.records.authenticity import SignedDestination, Signing, make_key, sign
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes, read
-from backupd.transfer.records.sealing import Sealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof

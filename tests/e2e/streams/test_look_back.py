@@ -26,8 +26,8 @@ from backupd.model.table import BaseTable, TableName
 from backupd.model.text import new_id
 from backupd.recovery.chains import restorable
 from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.records.sealing import Sealer
 from restore.datadir.checks import DEFINITIONS
 from restore.fetch import chain as build
 from restore.fetch import sources

@@ -18,7 +18,7 @@ from backupd.engine.binlog.scan import ScanContext, scan
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
 from tests.support.e2e.house import SERVER, House
 from tests.support.servers.server import Server

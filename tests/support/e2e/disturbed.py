@@ -22,7 +22,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.transfer import log_segments
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from storage.destination import Destination
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.support.e2e.service import naming, until

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.manifest import Body, Header, bound, decode_header, encode_header
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import described, load_body
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.e2e.house import House

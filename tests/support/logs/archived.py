@@ -19,7 +19,7 @@ from backupd.model.errors import CatalogError
 from backupd.transfer import log_segments as segments
 from backupd.transfer.collection import collect
 from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
 from storage import layout
 from storage.destination import Destination, ObjectInfo

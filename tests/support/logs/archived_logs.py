@@ -10,7 +10,7 @@ from pathlib import Path
 from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
 from backupd.transfer import log_segments
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing, SegmentHeader
 from storage.destination import Destination
 

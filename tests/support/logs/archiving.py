@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spool
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from storage.filesystem import FilesystemDestination
 from tests.support.logs.archived import Books
 

@@ -11,7 +11,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.real_logs import RealLog

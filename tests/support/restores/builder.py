@@ -28,7 +28,7 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from storage import layout
 from storage.destination import Destination
 from tests.support.keys import Keys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.transfer import log_segments
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
 from storage.destination import Destination
 from tests.support.keys import Keys

@@ -18,7 +18,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources
 from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack

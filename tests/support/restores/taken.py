@@ -17,8 +17,8 @@ from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
+from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.records.sealing import Unsealer
 from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack
 from restore.whole_server import RestoreSpec

@@ -13,7 +13,7 @@ from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext, Stopwatch
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources
 from restore.whole_server import RestoreSpec, execute
 from storage.filesystem import FilesystemDestination

@@ -34,8 +34,8 @@ from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
 from backupd.transfer.log_segments import drop_pieces, replaced_pieces
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import read
-from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
 from storage import layout
 from storage.destination import Destination

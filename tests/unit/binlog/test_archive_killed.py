@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.transfer import log_segments
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage.filesystem import FilesystemDestination
 from tests.support.dice import rounds, thrown

@@ -16,8 +16,8 @@ from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
 from backupd.transfer import log_segments
 from backupd.transfer.leases import Pin
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import put_bytes
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
 from storage.filesystem import FilesystemDestination

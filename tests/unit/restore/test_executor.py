@@ -17,7 +17,7 @@ from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.leases import pins
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.datadir.staging import MARKER, read_marker, unfinished
 from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
 from restore.fetch import sources

@@ -15,7 +15,7 @@ from backupd.model.table import TableName
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
 from backupd.transfer.leases import pins
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.datadir.checks import examine, make_proof
 from restore.fetch.sources import Sources
 from restore.scratch_server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
@@ -168,7 +168,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_no_server_out
 import os, signal
 from pathlib import Path
 from backupd.process.run_context import RunContext
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources
 from restore.scratch_server import ScratchSpec, scratch_instance
 from storage.filesystem import FilesystemDestination

@@ -15,7 +15,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, Replay
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.job import silent
 from backupd.model.table import TableName, TablePattern
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from restore.fetch.sources import Loaded, load_chain
 from restore.subset import SubsetCopy, subset_instance, subset_of, tables_in
 from tests.support.keys import Keys

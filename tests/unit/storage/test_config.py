@@ -6,15 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from storage.config import FilesystemConfig, SftpConfig
-from storage.registry import open_destination, open_destinations
+from storage.registry import open_destination
 
 
 def test_opening_touches_nothing(tmp_path: Path) -> None:
     config = FilesystemConfig.model_validate({"type": "filesystem", "path": tmp_path / "backups"})
-    found = open_destinations({"local": config, "other": config})
-    assert list(found) == ["local", "other"]
-    assert found["local"].name == "local"
-    assert not found["local"].is_initialised()
+    found = open_destination("local", config)
+    assert found.name == "local"
+    assert not found.is_initialised()
     assert list(tmp_path.iterdir()) == []
     assert open_destination("x", config).name == "x"
 

@@ -9,6 +9,7 @@ import pytest
 
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import CODEC
+from backupd.transfer.scrub_and_repair import put_right
 from storage import layout, objects
 from tests.contract.destination import keys, put
 from tests.support.stores.memory import MemoryDestination
@@ -116,9 +117,12 @@ def test_quarantine_ends_when_the_true_bytes_are_put_back(pool: MemoryDestinatio
     put(pool, layout.object_key(item.name), b"rotten")
     objects.quarantine(pool, item.name, "SHA-256 differs", datetime.now(UTC))
     assert objects.quarantined(pool) == {item.name}
+    source = MemoryDestination("source")
+    put(source, layout.object_key(item.name), b"wrong!")
     with pytest.raises(DamagedError):
-        objects.put_back(pool, item, b"wrong!")
+        put_right(pool, layout.object_key(item.name), item, [source])
     assert objects.quarantined(pool) == {item.name}
-    objects.put_back(pool, item, b"sealed")
+    put(source, layout.object_key(item.name), b"sealed")
+    put_right(pool, layout.object_key(item.name), item, [source])
     assert objects.quarantined(pool) == frozenset()
     assert objects.fetch(pool, item) == b"sealed"

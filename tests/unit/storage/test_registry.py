@@ -14,7 +14,7 @@ import pytest
 from backupd.model.errors import DestinationError
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 from storage.destination import Capability, as_archive, as_tree
-from storage.registry import open_destination, open_destinations
+from storage.registry import open_destination
 from tests.contract.destination import get, put
 from tests.support.stores.buckets import OBJECT, config
 from tests.support.stores.s3_server import S3Server
@@ -44,7 +44,7 @@ def every_type(tmp_path: Path) -> dict[str, DestinationConfig]:
 
 
 def test_every_type_is_opened_and_nothing_is_touched(tmp_path: Path) -> None:
-    found = open_destinations(every_type(tmp_path))
+    found = {name: open_destination(name, config) for name, config in every_type(tmp_path).items()}
     assert {name: place.name for name, place in found.items()} == {name: name for name in found}
     assert as_archive(found["offsite"]) is not None
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from backupd.model.backup_record import Sighting
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import is_whole, mark, marks, sweep, unmark
-from backupd.transfer.deletion_limit import LIMIT, NO_LIMIT, DeletionLimit
+from backupd.transfer.deletion_limit import LIMIT, DeletionLimit
 from backupd.transfer.fsck import examine
 from backupd.transfer.holds_and_locks import Backup, Locks, Mark, each
 from backupd.transfer.leases import FRESH, Intent, Lease, Owner, await_sweeps, sweeping, sweeps
@@ -196,7 +196,7 @@ def test_rules_may_let_go_as_many_as_came_in_a_day() -> None:
     assert not LIMIT.exceeded_by(hourly, present), "hourly backups, of which a day is kept"
     assert LIMIT.exceeded_by(dict.fromkeys(present[:40], START), present), "more than half in one moment"
     assert not LIMIT.exceeded_by(dict.fromkeys(present[:36], START), present)
-    assert not NO_LIMIT.exceeded_by(dict.fromkeys(present, START), present)
+    assert not DeletionLimit(1.0).exceeded_by(dict.fromkeys(present, START), present)
     assert not DeletionLimit(0.01).exceeded_by(dict.fromkeys(present[:10], START), present), "ten may always go"
 
 

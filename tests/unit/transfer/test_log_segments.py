@@ -20,8 +20,8 @@ from backupd.transfer.collection import collect
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.log_segments import drop_pieces, replaced_pieces
 from backupd.transfer.records import segment_documents
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import put_bytes
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import (
     Sealed,
     Sealing,

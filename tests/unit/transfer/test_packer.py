@@ -16,7 +16,7 @@ from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
 from backupd.transfer import packer as pack
 from backupd.transfer.dedup import Fanout, known_everywhere
 from backupd.transfer.packer import Packed, Packer
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from storage import layout
 from storage.destination import ObjectInfo
 from tests.support.keys import Keys

@@ -15,7 +15,7 @@ from backupd.model.manifest import Header
 from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import is_whole, mark, marks, sweep
-from backupd.transfer.deletion_limit import NO_LIMIT
+from backupd.transfer.deletion_limit import DeletionLimit
 from backupd.transfer.fsck import CatalogView, Invariant, examine, repair
 from backupd.transfer.holds_and_locks import kept_at
 from backupd.transfer.leases import FRESH, Intent, Lease, Owner, Pin, await_sweeps, is_alive, leases, sweeping
@@ -152,7 +152,7 @@ def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_of
     hide(place, layout.backup_folder(*FIRST))
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, limit=NO_LIMIT, expected=[FIRST, SECOND])
+        done = collect(place, clock=clock, limit=DeletionLimit(1.0), expected=[FIRST, SECOND])
         assert (done.missing, done.objects, done.tombstoned) == ([FIRST], 0, 0)
         assert any(FIRST[1] in line and "mounted" in line for line in done.held)
     assert len(pool(place)) == 2
@@ -192,7 +192,7 @@ def test_without_a_catalog_objects_stay_where_there_is_no_manifest_and_yet_a_tra
     put(place, trace, b"{}")
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, limit=NO_LIMIT)
+        done = collect(place, clock=clock, limit=DeletionLimit(1.0))
         assert done.objects == 0
         assert done.side_files == []
         assert any("it has no manifest" in line for line in done.over_limit)

@@ -28,8 +28,8 @@ from backupd.transfer import log_segments
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.records.sealing import Sealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof

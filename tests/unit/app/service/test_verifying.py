@@ -137,7 +137,8 @@ def test_without_a_good_copy_it_is_damaged_everywhere_it_is_named_until_one_turn
     assert len(shelf.events("rot-found")) == 2
     look(shelf)
     assert len(shelf.events("rot-found")) == 2, "told once"
-    objects.put_back(shelf.at("offsite"), named(b"same"), sealed(b"same"))
+    put(shelf.at("offsite"), layout.object_key(named(b"same").name), sealed(b"same"))
+    objects.release(shelf.at("offsite"), named(b"same").name)
     done = look(shelf, period=MONTH)
     assert [(damage.destination, damage.repaired_from) for damage in done.damages] == [("local", "offsite")]
     assert objects.quarantined(shelf.at()) == frozenset(), "what is in quarantine is tried again in every run"

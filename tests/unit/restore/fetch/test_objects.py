@@ -20,7 +20,7 @@ from backupd.model.errors import (
 from backupd.model.job import Progress
 from backupd.model.manifest import Body, Entry, Header
 from backupd.process.run_context import RunContext
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.objects import Fetched, fetch
 from restore.fetch.sources import Loaded, Sources
 from storage import layout

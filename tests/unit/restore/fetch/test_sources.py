@@ -10,7 +10,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Position, Receipts, Version
 from backupd.process.run_context import RunContext, utc_now
 from backupd.transfer.deletion import mark
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources, load_chain, pinned
 from storage import layout
 from storage.destination import Destination

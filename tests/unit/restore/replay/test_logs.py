@@ -15,7 +15,7 @@ from backupd.model.server_facts import Position
 from backupd.process.run_context import RunContext
 from backupd.transfer.log_segments import drop_pieces
 from backupd.transfer.records import segment_documents as segmentseal
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources
 from restore.replay import logs as replay_logs
 from restore.replay.logs import COPIES, Logs, refuse_no_room_for

@@ -12,7 +12,7 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.job import silent
 from backupd.process.run_context import RunContext
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 from restore.datadir.checks import compare_with_witness
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded, Sources

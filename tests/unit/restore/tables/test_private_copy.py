@@ -19,7 +19,7 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import Position, ServerInfo
 from backupd.model.table import DumpedTable, TableName, triggers_path
 from backupd.process.run_context import RunContext, Stopwatch
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from restore.fetch.sources import Sources
 from restore.scratch_server import ScratchSpec, loaded_instance
 from storage.filesystem import FilesystemDestination

@@ -156,7 +156,7 @@ def test_a_rotten_object_is_replaced_by_its_true_bytes(s3_server: S3Server) -> N
             raw[3] ^= 1
             file.write_bytes(raw)
         assert objects.problem(destination, layout.object_key(item.name), item)
-        objects.put_back(destination, item, sealed)
+        put(destination, layout.object_key(item.name), sealed)
         assert objects.fetch(destination, item) == sealed
         put(destination, MANIFEST, b"the manifest")
         assert get(destination, MANIFEST) == b"the manifest"

@@ -18,8 +18,8 @@ from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import mark, sweep
 from backupd.transfer.log_segments import SegmentConflictError
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes, read
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
 from backupd.transfer.scrub_and_repair import put_manifest_right, put_segment_right
 from storage import layout

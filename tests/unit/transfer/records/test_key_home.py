@@ -14,10 +14,10 @@ import pytest
 
 from backupd.engine.server.sandbox import is_available
 from backupd.model.errors import KeyUnusableError, ToolError
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.gpg import usable_home
 from backupd.transfer.records.keyring import secret_fingerprints
 from backupd.transfer.records.sealed_format import outline
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from tests.support.keys import make_home, make_key
 from tests.support.keys import stop_agent as stop
 from tests.support.stores.homes import Homes
@@ -28,9 +28,9 @@ from pathlib import Path
 from backupd.process.runtime import runtime_directory
 from backupd.transfer.records.gpg import usable_home
 from backupd.transfer.records.keyring import secret_fingerprints
-from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.authenticity import Signing, problem_of, sign
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert secret_fingerprints(home) == {key}
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"

@@ -57,7 +57,6 @@ def test_a_good_key_is_found_by_every_kind_of_name(ring: Ring) -> None:
     ):
         (found,) = resolve_recipients(ring.home, [name], now=ring.now)
         assert (found.fingerprint, found.problem, found.warning) == (ring.good, None, None), name
-        assert found.can_encrypt
         assert found.expires_at is None
         assert found.user_ids == ("Operations <good@example.com>",)
         assert found.name == name
@@ -95,7 +94,6 @@ def test_every_problem_is_told_at_once(ring: Ring) -> None:
         assert info.problem is not None
         assert word in info.problem, info
         assert name in info.problem
-        assert not info.can_encrypt
 
 
 def test_expiry_is_judged_by_the_moment_given(ring: Ring) -> None:

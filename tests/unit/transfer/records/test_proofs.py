@@ -7,8 +7,8 @@ import pytest
 
 from backupd.model.errors import DamagedError, KeyUnusableError
 from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.proofs import KeptWitness
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from storage import layout
 from tests.support.catalog.samples import proof, witness
 from tests.support.stores.homes import Homes

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import KeyUnusableError, ToolError
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.sealed_format import outline
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from tests.support.keys import copy_public, gpg, make_key
 from tests.support.stores.homes import Homes, NewHome
 
@@ -196,8 +196,8 @@ def test_more_threads_than_the_agent_can_bear_still_all_succeed(homes: Homes) ->
 _PEAK = """
 import os, resource, sys
 from pathlib import Path
-from backupd.transfer.records.sealing import Sealer
-from backupd.transfer.records.sealing import Unsealer
+from backupd.transfer.records.encryption import Sealer
+from backupd.transfer.records.encryption import Unsealer
 home, fingerprint, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 sealer, unsealer = Sealer([fingerprint], home), Unsealer(home)
 unsealer.unseal(sealer.seal(b"warm up"), limit=10)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DamagedError, KeyUnusableError
-from backupd.transfer.records.sealing import Sealer, Unsealer
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from tests.support.stores.homes import Homes
 
 

@@ -9,9 +9,9 @@ import pytest
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
+from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.gpg import usable_home
 from backupd.transfer.records.sealed_format import outline
-from backupd.transfer.records.sealing import Sealer, Unsealer
 from tests.support.dice import thrown
 from tests.support.keys import make_home, stop_agent
 from tests.support.stores.homes import Homes, NewHome, with_passphrase

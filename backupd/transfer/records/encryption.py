@@ -1,4 +1,6 @@
-"""Sealing and unsealing. Sealed is: zstd, padded, then OpenPGP for public keys; ``gpg -d | zstd -d`` opens it, too.
+"""Compression and encryption (sealing), and back.
+
+Sealed is: zstd, padded, then OpenPGP for public keys; ``gpg -d | zstd -d`` opens it, too.
 
 Unsealing returns nothing before gpg has agreed to all of it.
 """
