@@ -30,10 +30,10 @@ from backupd.catalog.row_mapping import (
     Listed,
     Span,
     UtcTime,
+    first_record,
     metadata,
     narrowed,
     number_of,
-    record_of,
     row_of,
 )
 from backupd.model.errors import NotFoundError, RefusedError, unknown
@@ -126,8 +126,7 @@ class Events(Rows):
         """Newest first; ``after``: only those with a higher number."""
         query = select(events).where(events.c.number > after).order_by(events.c.number.desc()).limit(limit)
         query = narrowed(query, (events.c.server, server), (events.c.kind, kind))
-        with self._database.read() as connection:
-            return tuple(record_of(Event, row) for row in connection.execute(query).mappings())
+        return self._records(Event, query)
 
     def page(
         self,
@@ -141,22 +140,18 @@ class Events(Rows):
         after: str | None = None,
     ) -> Listed[Event]:
         """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
-        query = span.of(_of(servers, kind, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
-        if severity is not None:
-            query = query.where(events.c.severity == str(severity))
+        query = span.of(_of(servers, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
+        query = narrowed(query, (events.c.kind, kind), (events.c.severity, severity))
         if after is not None:
             query = query.where(events.c.number < number_of(after))
-        with self._database.read() as connection:
-            found = [record_of(Event, row) for row in connection.execute(query).mappings()]
-        return Listed.of(found, limit, lambda event: str(event.number))
+        return Listed.of(self._records(Event, query), limit, lambda event: str(event.number))
 
     def since(
         self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None, limit: int = 1000
     ) -> tuple[Event, ...]:
         """Those with a higher number, oldest first."""
-        query = _of(servers, None, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
-        with self._database.read() as connection:
-            return tuple(record_of(Event, row) for row in connection.execute(query).mappings())
+        query = _of(servers, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
+        return self._records(Event, query)
 
     def newest(self) -> int:
         """The highest number that was given, 0 for none."""
@@ -167,32 +162,22 @@ class Events(Rows):
         self, server: str, kinds: Collection[str], subject: str, *, severities: Collection[Severity] = tuple(Severity)
     ) -> Event | None:
         """The newest one of these kinds, and this grave, about this."""
-        query = (
-            select(events)
-            .where(
-                events.c.server == server,
-                events.c.kind.in_(kinds),
-                events.c.subject == subject,
-                events.c.severity.in_([str(one) for one in severities]),
-            )
-            .order_by(events.c.number.desc())
-            .limit(1)
+        query = narrowed(
+            select(events).order_by(events.c.number.desc()).limit(1),
+            (events.c.server, server),
+            (events.c.kind, kinds),
+            (events.c.subject, subject),
+            (events.c.severity, severities),
         )
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        return record_of(Event, row) if row is not None else None
+        return self._record(Event, query)
 
     def forget(self, before: datetime) -> None:
         """Remove events older than ``before``."""
-        with self._database.write() as connection:
-            connection.execute(delete(events).where(events.c.at < before))
+        self._do(delete(events).where(events.c.at < before))
 
 
-def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -> Select[Any]:
-    query = select(events)
-    if servers is not None:
-        query = query.where(events.c.server.in_(servers))
-    return narrowed(query, (events.c.kind, kind), (events.c.job_id, job_id))
+def _of(servers: Collection[str] | None, job_id: str | None) -> Select[Any]:
+    return narrowed(select(events), (events.c.server, servers), (events.c.job_id, job_id))
 
 
 def insert_events(connection: Connection, found: Sequence[Event]) -> None:
@@ -211,11 +196,9 @@ class Messages(Rows):
 
     def get(self, message_id: str) -> Message:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(messages).where(messages.c.id == message_id)).mappings().first()
-        if row is None:
+        if (found := self._record(Message, select(messages).where(messages.c.id == message_id))) is None:
             raise NotFoundError(f"there is no message {message_id}", hint="`backupd alerts messages` lists them")
-        return record_of(Message, row)
+        return found
 
     def list(
         self,
@@ -228,13 +211,8 @@ class Messages(Rows):
     ) -> tuple[Message, ...]:
         """Newest first; ``span``: when they were made; ``before``: only those older than the one with this id."""
         query = span.of(select(messages), messages.c.created_at).order_by(messages.c.id.desc()).limit(limit)
-        if state is not None:
-            query = query.where(messages.c.state == str(state))
-        if incident is not None:
-            query = query.where(messages.c.incident_id == incident)
-        if before is not None:
-            query = query.where(messages.c.id < before)
-        return self._messages(query)
+        query = narrowed(query, (messages.c.state, state), (messages.c.incident_id, incident))
+        return self._records(Message, query if before is None else query.where(messages.c.id < before))
 
     def first_about(self, incident_id: str) -> str:
         """The incident that the first mail about this one is named by, which may have told of several; "" where there
@@ -246,7 +224,8 @@ class Messages(Rows):
     def due(self, channel: str, now: datetime, horizon: datetime, limit: int) -> tuple[Message, ...]:
         """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a
         clock that was ahead has set it."""
-        return self._messages(
+        return self._records(
+            Message,
             select(messages)
             .where(
                 messages.c.state == str(MessageState.QUEUED),
@@ -254,7 +233,7 @@ class Messages(Rows):
                 (messages.c.next_try <= now) | (messages.c.next_try > horizon),
             )
             .order_by(messages.c.created_at, messages.c.id)
-            .limit(limit)
+            .limit(limit),
         )
 
     def waiting(self) -> dict[str, int]:
@@ -277,42 +256,19 @@ class Messages(Rows):
 
     def update(self, message: Message) -> None:
         """Write how it fared."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(messages)
-                .where(messages.c.id == message.id)
-                .values(
-                    state=str(message.state),
-                    recipients=list(message.recipients),
-                    attempts=message.attempts,
-                    next_try=message.next_try,
-                    sent_at=message.sent_at,
-                    error=message.error,
-                )
-            )
+        row = row_of(messages, message)
+        fared = {name: row[name] for name in ("state", "recipients", "attempts", "next_try", "sent_at", "error")}
+        self._do(update(messages).where(messages.c.id == message.id).values(fared))
 
     def hurry(self, now: datetime, channel: str) -> None:
         """What was tried in vain by ``channel`` is tried at once: it works again. What was never tried is due anyway,
         or is just being sent by a command."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(messages)
-                .where(
-                    messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel, messages.c.attempts > 0
-                )
-                .values(next_try=now)
-            )
+        queued = (messages.c.state == str(MessageState.QUEUED)) & (messages.c.channel == channel)
+        self._do(update(messages).where(queued, messages.c.attempts > 0).values(next_try=now))
 
     def forget(self, before: datetime) -> None:
         """Remove those that are over and older than ``before``."""
-        with self._database.write() as connection:
-            connection.execute(
-                delete(messages).where(messages.c.created_at < before, messages.c.state != str(MessageState.QUEUED))
-            )
-
-    def _messages(self, query: Any) -> tuple[Message, ...]:
-        with self._database.read() as connection:
-            return tuple(record_of(Message, row) for row in connection.execute(query).mappings())
+        self._do(delete(messages).where(messages.c.created_at < before, messages.c.state != str(MessageState.QUEUED)))
 
 
 def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
@@ -356,13 +312,8 @@ class IncidentRows(Rows):
 
     def open(self) -> tuple[Incident, ...]:
         """Those that are not over, the oldest first."""
-        with self._database.read() as connection:
-            return tuple(
-                record_of(Incident, row)
-                for row in connection.execute(
-                    select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)
-                ).mappings()
-            )
+        query = select(incidents).where(incidents.c.closed_at.is_(None))
+        return self._records(Incident, query.order_by(incidents.c.id))
 
     def recent(self, moment: datetime) -> tuple[Incident, ...]:
         """Those that are not over, those of which nobody was told yet that they are, and those that ended after
@@ -370,10 +321,7 @@ class IncidentRows(Rows):
         query = select(incidents).where(
             incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None) | (incidents.c.closed_at > moment)
         )
-        with self._database.read() as connection:
-            return tuple(
-                record_of(Incident, row) for row in connection.execute(query.order_by(incidents.c.id)).mappings()
-            )
+        return self._records(Incident, query.order_by(incidents.c.id))
 
     def list(
         self,
@@ -388,31 +336,23 @@ class IncidentRows(Rows):
         """Newest first; ``servers`` None: of all, and of none; ``is_open`` None: open or over; ``span``: when they were
         opened; ``before``: only those older than the one with this id."""
         query = span.of(select(incidents), incidents.c.opened_at).order_by(incidents.c.id.desc()).limit(limit)
-        if severity is not None:
-            query = query.where(incidents.c.severity == str(severity))
-        if servers is not None:
-            query = query.where(incidents.c.server.in_(servers))
+        query = narrowed(query, (incidents.c.severity, severity), (incidents.c.server, servers))
         if is_open is not None:
             query = query.where(incidents.c.closed_at.is_(None) if is_open else incidents.c.closed_at.is_not(None))
         if before is not None:
             query = query.where(incidents.c.id < before)
-        with self._database.read() as connection:
-            return tuple(record_of(Incident, row) for row in connection.execute(query).mappings())
+        return self._records(Incident, query)
 
     def changed_since(self, moment: datetime) -> tuple[Incident, ...]:
         """Those that were opened, closed or heard of after ``moment``, the oldest first."""
         query = select(incidents).where((incidents.c.last_at > moment) | (incidents.c.closed_at > moment))
-        with self._database.read() as connection:
-            return tuple(
-                record_of(Incident, row) for row in connection.execute(query.order_by(incidents.c.id)).mappings()
-            )
+        return self._records(Incident, query.order_by(incidents.c.id))
 
     def record(self, changed: Sequence[Incident], messages: Sequence[Message], cursors: Mapping[str, int]) -> None:
         """Write incidents, new or not, what is to be sent because of them, and how far was read: all or nothing."""
         with self._database.write() as connection:
             for incident in changed:
-                values = {column.name: getattr(incident, column.name) for column in incidents.columns}
-                values["severity"] = str(incident.severity)
+                values = row_of(incidents, incident)
                 again = {name: value for name, value in values.items() if name not in _NOT_WRITTEN_AGAIN}
                 if not connection.execute(
                     update(incidents).where(incidents.c.id == incident.id).values(again)
@@ -430,11 +370,9 @@ class IncidentRows(Rows):
             incidents.c.server == event.server,
             incidents.c.subject == event.subject,
         )
-        with self._database.read() as connection:
-            found = connection.execute(select(incidents).where(one)).mappings().first()
-        if found is not None and any(found[name] != text for name, text in now.items()):
-            with self._database.write() as connection:
-                connection.execute(update(incidents).where(one).values(now))
+        found = self._record(Incident, select(incidents).where(one))
+        if found is not None and any(getattr(found, name) != text for name, text in now.items()):
+            self._do(update(incidents).where(one).values(now))
 
     def acknowledge(self, incident_id: str, by: str, now: datetime) -> Incident:
         """No reminder of it is sent any more. Raises NotFoundError, RefusedError when it is over or somebody has done
@@ -460,12 +398,10 @@ class IncidentRows(Rows):
 
     def forget(self, before: datetime) -> None:
         """Remove those that were over before ``before``."""
-        with self._database.write() as connection:
-            connection.execute(delete(incidents).where(incidents.c.closed_at < before))
+        self._do(delete(incidents).where(incidents.c.closed_at < before))
 
 
 def _one(connection: Connection, incident_id: str) -> Incident:
-    row = connection.execute(select(incidents).where(incidents.c.id == incident_id)).mappings().first()
-    if row is None:
+    if (found := first_record(connection, Incident, select(incidents).where(incidents.c.id == incident_id))) is None:
         raise unknown("incident", incident_id, lists="alerts --all")
-    return record_of(Incident, row)
+    return found

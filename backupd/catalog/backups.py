@@ -6,8 +6,7 @@ a rebuild may meet an increment before its parent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,6 +19,7 @@ from sqlalchemy import (
     Connection,
     ForeignKey,
     Index,
+    Select,
     String,
     Table,
     case,
@@ -31,7 +31,6 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Rows
 from backupd.catalog.row_mapping import (
@@ -40,11 +39,11 @@ from backupd.catalog.row_mapping import (
     Listed,
     Span,
     UtcTime,
-    cursor_of,
     metadata,
     narrowed,
     page,
     position_fields,
+    put_row,
     record_of,
     row_of,
 )
@@ -164,17 +163,13 @@ class Backups(Rows):
 
     def get(self, backup_id: str) -> BackupRecord:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(backups).where(backups.c.id == backup_id)).mappings().first()
-            if row is None:
-                raise _not_found(backup_id)
-            return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
+        if (found := self.find(backup_id)) is None:
+            raise _not_found(backup_id)
+        return found
 
     def find(self, backup_id: str) -> BackupRecord | None:
         """None where there is none."""
-        with suppress(NotFoundError):
-            return self.get(backup_id)
-        return None
+        return next(iter(self._found(select(backups).where(backups.c.id == backup_id))), None)
 
     def list(
         self,
@@ -189,12 +184,7 @@ class Backups(Rows):
         that, so that nobody counts on one without having asked for it."""
         query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
         query = narrowed(query, (backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state))
-        if not foreign:
-            query = query.where(~backups.c.foreign)
-        with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
-        return tuple(_record(row, found.get(row["id"], ()), strangers) for row in rows)
+        return self._found(query if foreign else query.where(~backups.c.foreign))
 
     def page(
         self,
@@ -208,18 +198,8 @@ class Backups(Rows):
     ) -> Listed[BackupRecord]:
         """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
         is no cursor."""
-        query = span.of(page(select(backups), backups.c.finished_at, backups.c.id, after, limit), backups.c.finished_at)
-        if servers is not None:
-            query = query.where(backups.c.server.in_(servers))
-        query = narrowed(query, (backups.c.kind, kind), (backups.c.state, state))
-        with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
-        return Listed.of(
-            [_record(row, found.get(row["id"], ()), strangers) for row in rows],
-            limit,
-            lambda record: cursor_of(record.finished_at, record.id),
-        )
+        query = narrowed(select(backups), (backups.c.server, servers), (backups.c.kind, kind), (backups.c.state, state))
+        return page(self._found, span.of(query, backups.c.finished_at), backups.c.finished_at, after, limit)
 
     def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
         """The newest complete backup of a server."""
@@ -272,21 +252,18 @@ class Backups(Rows):
 
     def remove(self, backup_id: str) -> None:
         """Forget the backup and its copies. Quiet when it is gone already."""
-        with self._database.write() as connection:
-            connection.execute(delete(backups).where(backups.c.id == backup_id))
+        self._do(delete(backups).where(backups.c.id == backup_id))
 
     def add_copy(self, backup_id: str, copy: Copy) -> None:
         """Record that a destination holds the backup; an older row of it is replaced. Raises NotFoundError."""
         with self._database.write() as connection:
             if not connection.scalar(select(exists().where(backups.c.id == backup_id))):
                 raise _not_found(backup_id)
-            connection.execute(delete(copies).where(_is_copy(backup_id, copy.destination)))
-            connection.execute(insert(copies).values(row_of(copies, copy, backup_id=backup_id)))
+            put_row(connection, copies, row_of(copies, copy, backup_id=backup_id))
 
     def remove_copy(self, backup_id: str, destination: str) -> None:
         """Quiet when there is none."""
-        with self._database.write() as connection:
-            connection.execute(delete(copies).where(_is_copy(backup_id, destination)))
+        self._do(delete(copies).where(_is_copy(backup_id, destination)))
 
     def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
         """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""
@@ -308,10 +285,23 @@ class Backups(Rows):
             connection.execute(update(backups).where(backups.c.id == backup_id).values(state=str(whole)))
         return whole
 
+    def _found(self, query: Select[Any]) -> tuple[BackupRecord, ...]:
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+        return tuple(
+            record_of(
+                BackupRecord,
+                row,
+                copies=tuple(found.get(row["id"], ())),
+                apart=(row["server"], row["server_uuid"]) in strangers,
+            )
+            for row in rows
+        )
+
     def _change(self, backup_id: str, **values: Any) -> None:
-        with self._database.write() as connection:
-            if not connection.execute(update(backups).where(backups.c.id == backup_id).values(**values)).rowcount:
-                raise _not_found(backup_id)
+        if not self._do(update(backups).where(backups.c.id == backup_id).values(**values)):
+            raise _not_found(backup_id)
 
     def _change_copy(self, backup_id: str, destination: str, **values: Any) -> None:
         with self._database.write() as connection:
@@ -319,8 +309,7 @@ class Backups(Rows):
 
 
 def _commit(connection: Connection, backup_id: str, manifest: str) -> None:
-    connection.execute(delete(commits).where(commits.c.backup_id == backup_id))
-    connection.execute(insert(commits).values(backup_id=backup_id, manifest=manifest))
+    put_row(connection, commits, {"backup_id": backup_id, "manifest": manifest})
 
 
 def _unless_deleted(state: str) -> Any:
@@ -354,17 +343,12 @@ def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
     )
 
 
-def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[str, str]]) -> BackupRecord:
-    return record_of(BackupRecord, row, copies=tuple(found), apart=(row["server"], row["server_uuid"]) in strangers)
-
-
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
     found: dict[str, list[Copy]] = {}
     for start in range(0, len(ids), _CHUNK):
         query = select(copies).where(copies.c.backup_id.in_(ids[start : start + _CHUNK])).order_by(copies.c.destination)
         for row in connection.execute(query).mappings():
-            copy = Copy(row["destination"], row["state"], row["stored_at"], row["verified_at"])
-            found.setdefault(row["backup_id"], []).append(copy)
+            found.setdefault(row["backup_id"], []).append(record_of(Copy, row))
     return found
 
 
@@ -377,25 +361,12 @@ class Identities(Rows):
 
     def all(self) -> tuple[Identity, ...]:
         """Every identity, by server, then by when it answered first."""
-        with self._database.read() as connection:
-            rows = (
-                connection.execute(
-                    select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
-                )
-                .mappings()
-                .all()
-            )
-        return tuple(record_of(Identity, row) for row in rows)
+        query = select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
+        return self._records(Identity, query)
 
     def put(self, identity: Identity) -> None:
         """One that was known is replaced."""
-        with self._database.write() as connection:
-            connection.execute(
-                delete(identities).where(
-                    (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)
-                )
-            )
-            connection.execute(insert(identities).values(row_of(identities, identity)))
+        self._put(identities, row_of(identities, identity))
 
     def accept(self, identity: Identity, by: str) -> Identity:
         """From now on it is the server of that name."""
@@ -419,35 +390,16 @@ class Absences(Rows):
 
     def begin(self, absence: Absence) -> None:
         """A server is away once: an absence that was not ended goes on under the name of the new one."""
-        with self._database.write() as connection:
-            connection.execute(delete(absences).where(absences.c.server == absence.server))
-            connection.execute(
-                insert(absences).values(
-                    server=absence.server, job_id=absence.job_id, since=absence.since, after=absence.after
-                )
-            )
+        self._put(absences, row_of(absences, absence))
 
     def end(self, server: str, job_id: str) -> bool:
         """Was it still there under the name of this job?"""
-        with self._database.write() as connection:
-            return bool(
-                connection.execute(
-                    delete(absences).where(absences.c.server == server, absences.c.job_id == job_id)
-                ).rowcount
-            )
+        return bool(self._do(delete(absences).where(absences.c.server == server, absences.c.job_id == job_id)))
 
     def of(self, server: str) -> Absence | None:
         """The absence of ``server``, None where it is in rotation."""
-        with self._database.read() as connection:
-            row = connection.execute(select(absences).where(absences.c.server == server)).mappings().first()
-        return _absence(row) if row is not None else None
+        return self._record(Absence, select(absences).where(absences.c.server == server))
 
     def all(self) -> tuple[Absence, ...]:
         """Every server that is away, by name."""
-        with self._database.read() as connection:
-            rows = connection.execute(select(absences).order_by(absences.c.server)).mappings()
-            return tuple(_absence(row) for row in rows)
-
-
-def _absence(row: RowMapping) -> Absence:
-    return Absence(row["server"], row["job_id"], row["since"], row["after"])
+        return self._records(Absence, select(absences).order_by(absences.c.server))

@@ -13,17 +13,18 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, Executable, Select, Table, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from backupd.catalog.row_mapping import first_record, put_row, records
 from backupd.model.errors import BackupdError, CatalogError
 
 BUSY_SECONDS = 30
@@ -366,12 +367,33 @@ def current(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
+R = TypeVar("R")
+
+
 class Rows:
     """What one aggregate has in the catalog. Every method is one transaction and raises CatalogError when the database
     fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def _records(self, kind: Callable[..., R], query: Select[Any]) -> tuple[R, ...]:
+        with self._database.read() as connection:
+            return records(connection, kind, query)
+
+    def _record(self, kind: Callable[..., R], query: Select[Any]) -> R | None:
+        with self._database.read() as connection:
+            return first_record(connection, kind, query)
+
+    def _do(self, statement: Executable) -> int:
+        """In a transaction by itself; gives how many rows it changed."""
+        with self._database.write() as connection:
+            return connection.execute(statement).rowcount
+
+    def _put(self, table: Table, values: Mapping[str, Any]) -> None:
+        """Insert a row; one that has the same key gives way."""
+        with self._database.write() as connection:
+            put_row(connection, table, values)
 
 
 class Changes:

@@ -26,10 +26,11 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, row_of
 from backupd.model.backup_record import Sighting
 from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.job import JobRecord
@@ -150,28 +151,14 @@ class Replications(Rows):
     def list(self, destination: str | None = None) -> tuple[Replication, ...]:
         """By destination, newest backup first."""
         query = select(replications).order_by(_R.destination, _R.backup_id.desc())
-        if destination is not None:
-            query = query.where(_R.destination == destination)
-        with self._database.read() as connection:
-            return tuple(Replication(**row) for row in connection.execute(query).mappings())
+        return self._records(Replication, narrowed(query, (_R.destination, destination)))
 
     def expect(self, destination: str, sizes: Mapping[str, int], now: datetime) -> None:
         """Backups (id: stored bytes) that belong there from now on; what is known of one already stays."""
         with self._database.write() as connection:
             known = set(connection.scalars(select(_R.backup_id).where(_R.destination == destination)))
             rows = [
-                {
-                    "backup_id": name,
-                    "destination": destination,
-                    "state": WAITING,
-                    "attempts": 0,
-                    "not_before": None,
-                    "since": now,
-                    "updated_at": now,
-                    "bytes_total": size,
-                    "bytes_done": 0,
-                    "message": "",
-                }
+                row_of(replications, Replication(name, destination, WAITING, 0, None, now, now, bytes_total=size))
                 for name, size in sizes.items()
                 if name not in known
             ]
@@ -198,15 +185,11 @@ class Replications(Rows):
         """They have arrived, or do not belong there any more."""
         with self._database.write() as connection:
             for name in backups:
-                connection.execute(delete(replications).where(_is(name, destination)))
+                connection.execute(delete(replications).where(_R.backup_id == name, _R.destination == destination))
 
     def _change(self, backup_id: str, destination: str, **values: Any) -> None:
-        with self._database.write() as connection:
-            connection.execute(update(replications).where(_is(backup_id, destination)).values(**values))
-
-
-def _is(backup_id: str, destination: str) -> Any:
-    return (_R.backup_id == backup_id) & (_R.destination == destination)
+        here = (_R.backup_id == backup_id) & (_R.destination == destination)
+        self._do(update(replications).where(here).values(**values))
 
 
 _CHUNK = 500
@@ -264,7 +247,7 @@ class Marks(Rows):
         if all(owner in rows and rows[owner]["stored_at"] == stored for owner, stored in there.items()) and (
             len(rows) == len(there)
         ):
-            return {owner: _sighting(row) for owner, row in rows.items()}
+            return {owner: record_of(Sighting, row) for owner, row in rows.items()}
         with self._database.write() as connection:
             rows = _rows(connection, destination)
             for owner in rows.keys() - there.keys():
@@ -275,49 +258,39 @@ class Marks(Rows):
                     connection.execute(update(marks).where(_is_mark(destination, owner)).values(stored_at=stored))
                 elif row is None or row["stored_at"] != stored:
                     _put(connection, destination, owner, Sighting(now), stored)
-            return {owner: _sighting(row) for owner, row in _rows(connection, destination).items()}
+            return {owner: record_of(Sighting, row) for owner, row in _rows(connection, destination).items()}
 
     def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None, confirmed: bool) -> None:
         """The rules, or with ``confirmed`` a person, want the backup gone. ``stored``: when the mark that is there was
         stored, as the place says; None where there is none yet. The time of a known one stays."""
         with self._database.write() as connection:
             row = _rows(connection, destination).get(owner)
-            before = None if row is None or stored is None or row["stored_at"] not in (None, stored) else _sighting(row)
+            before = (
+                None
+                if row is None or stored is None or row["stored_at"] not in (None, stored)
+                else record_of(Sighting, row)
+            )
             since, already = (now, False) if before is None else (before.since, before.confirmed)
             _put(connection, destination, owner, Sighting(since, ours=True, confirmed=confirmed or already), stored)
 
     def forget(self, destination: str, owner: Backup) -> None:
         """It is wanted again."""
-        with self._database.write() as connection:
-            connection.execute(delete(marks).where(_is_mark(destination, owner)))
+        self._do(delete(marks).where(_is_mark(destination, owner)))
 
 
 def _is_mark(destination: str, owner: Backup) -> ColumnElement[bool]:
     return (marks.c.destination == destination) & (marks.c.server == owner[0]) & (marks.c.backup_id == owner[1])
 
 
-def _rows(connection: Connection, destination: str) -> dict[Backup, Mapping[str, Any]]:
+def _rows(connection: Connection, destination: str) -> dict[Backup, RowMapping]:
     found = connection.execute(select(marks).where(marks.c.destination == destination)).mappings()
-    return {(row["server"], row["backup_id"]): dict(row) for row in found}
+    return {(row["server"], row["backup_id"]): row for row in found}
 
 
 def _put(connection: Connection, destination: str, owner: Backup, known: Sighting, stored: datetime | None) -> None:
-    connection.execute(delete(marks).where(_is_mark(destination, owner)))
-    connection.execute(
-        insert(marks).values(
-            destination=destination,
-            server=owner[0],
-            backup_id=owner[1],
-            since=known.since,
-            stored_at=stored,
-            ours=known.ours,
-            confirmed=known.confirmed,
-        )
-    )
-
-
-def _sighting(row: Mapping[str, Any]) -> Sighting:
-    return Sighting(row["since"], ours=bool(row["ours"]), confirmed=bool(row["confirmed"]))
+    server, backup_id = owner
+    key = {"destination": destination, "server": server, "backup_id": backup_id}
+    put_row(connection, marks, row_of(marks, known, **key, stored_at=stored))
 
 
 _MANY = 500
@@ -336,11 +309,7 @@ class Deposits(Rows):
 
     def put(self, destination: str, key: str, sha256: str) -> None:
         """Record what was put at the destination; the same key again: replaced."""
-        with self._database.write() as connection:
-            connection.execute(
-                delete(deposits).where((deposits.c.destination == destination) & (deposits.c.key == key))
-            )
-            connection.execute(insert(deposits).values(destination=destination, key=key, sha256=sha256))
+        self._put(deposits, {"destination": destination, "key": key, "sha256": sha256})
 
     def forget(self, destination: str, keys: Collection[str]) -> None:
         """Remove the records of these keys; unknown ones are passed over."""
@@ -378,15 +347,9 @@ class Thaws(Rows):
         limit: int | None = None,
     ) -> tuple[ThawItem, ...]:
         """In the order in which they were to be asked for, as far as parts tell."""
-        query = select(thaws).where(thaws.c.thaw_id == thaw_id)
-        if state is not None:
-            states = {state} if isinstance(state, ThawState) else state
-            query = query.where(thaws.c.state.in_([str(one) for one in states]))
-        if part is not None:
-            query = query.where(thaws.c.part == part)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(thaws.c.destination, thaws.c.key).limit(limit)).mappings()
-            return tuple(record_of(ThawItem, row) for row in rows)
+        query = select(thaws).order_by(thaws.c.destination, thaws.c.key).limit(limit)
+        query = narrowed(query, (thaws.c.thaw_id, thaw_id), (thaws.c.state, state), (thaws.c.part, part))
+        return self._records(ThawItem, query)
 
     def count(self, thaw_id: str) -> Thawing:
         """Objects and bytes of a thaw by part, destination and state."""
@@ -396,7 +359,7 @@ class Thaws(Rows):
                 thaws.c.destination,
                 thaws.c.state,
                 func.count().label("objects"),
-                func.sum(thaws.c.size).label("bytes"),
+                func.sum(thaws.c.size).cast(BigInteger).label("bytes"),
                 func.max(thaws.c.expected_at).label("expected_at"),
                 func.min(thaws.c.ready_until).label("ready_until"),
             )
@@ -404,23 +367,7 @@ class Thaws(Rows):
             .group_by(thaws.c.part, thaws.c.destination, thaws.c.state)
             .order_by(thaws.c.part, thaws.c.destination, thaws.c.state)
         )
-        with self._database.read() as connection:
-            found = connection.execute(grouped).mappings()
-            return Thawing(
-                thaw_id,
-                tuple(
-                    ThawCount(
-                        row["part"],
-                        row["destination"],
-                        ThawState(row["state"]),
-                        row["objects"],
-                        int(row["bytes"]),
-                        row["expected_at"],
-                        row["ready_until"],
-                    )
-                    for row in found
-                ),
-            )
+        return Thawing(thaw_id, self._records(ThawCount, grouped))
 
     def record(self, items: Sequence[ThawItem]) -> None:
         """Write down how these stand now; what they are of does not change."""
@@ -468,8 +415,7 @@ class Thaws(Rows):
 
     def forget(self) -> int:
         """Remove rows whose job is forgotten."""
-        with self._database.write() as connection:
-            return int(connection.execute(delete(thaws).where(thaws.c.thaw_id.not_in(select(jobs.c.id)))).rowcount)
+        return self._do(delete(thaws).where(thaws.c.thaw_id.not_in(select(jobs.c.id))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,11 +441,8 @@ class Lags(Rows):
         with self._database.write() as connection:
             known = connection.scalar(select(binlog_lags.c.seconds).where(here))
             if known is None:
-                connection.execute(
-                    insert(binlog_lags).values(
-                        server=server, destination=destination, hour=hour, seconds=seconds, at=at
-                    )
-                )
+                lag = Lag(server, destination, hour, seconds, at)
+                connection.execute(insert(binlog_lags).values(row_of(binlog_lags, lag)))
             elif seconds > known:
                 connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
 
@@ -511,10 +454,7 @@ class Lags(Rows):
             .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
             .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
         )
-        if destination is not None:
-            query = query.where(binlog_lags.c.destination == destination)
-        with self._database.read() as connection:
-            return tuple(Lag(**row) for row in connection.execute(query).mappings())
+        return self._records(Lag, narrowed(query, (binlog_lags.c.destination, destination)))
 
     def worst(self, server: str, since: datetime) -> dict[str, float]:
         """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
@@ -529,5 +469,4 @@ class Lags(Rows):
 
     def forget(self, before: datetime) -> None:
         """Remove hours that began before then."""
-        with self._database.write() as connection:
-            connection.execute(delete(binlog_lags).where(binlog_lags.c.hour < before))
+        self._do(delete(binlog_lags).where(binlog_lags.c.hour < before))

@@ -8,9 +8,9 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -33,7 +33,6 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.alerts import insert_events
 from backupd.catalog.database import Rows
@@ -43,16 +42,16 @@ from backupd.catalog.row_mapping import (
     Listed,
     Span,
     UtcTime,
-    cursor_of,
+    first_record,
     metadata,
     narrowed,
     page,
     phases_json,
-    record_of,
+    records,
     row_of,
 )
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError, unknown
+from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
@@ -149,9 +148,9 @@ class Jobs(Rows):
         with self._database.write() as connection:
             if not self._database.sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CLAIMING})
-            running = _records(connection, _in_state(JobState.RUNNING))
+            running = records(connection, JobRecord, _in_state(JobState.RUNNING))
             waiting = _in_state(JobState.QUEUED).where(or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
-            for job in _records(connection, waiting.order_by(jobs.c.queued_at, jobs.c.id)):
+            for job in records(connection, JobRecord, waiting.order_by(jobs.c.queued_at, jobs.c.id)):
                 if not allowed(job, running):
                     continue
                 taken = _move(job.id, JobState.RUNNING, job.token).values(
@@ -231,21 +230,9 @@ class Jobs(Rows):
         """
         with self._database.write() as connection:
             ending = {"state": str(JobState.CANCELLED), "cancel_by": by, "finished_at": now}
-            queued = (
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
-                .values(**ending, message=f"cancelled by {by} before it began")
-            )
-            waiting = (
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
-                .values(**ending, message=f"cancelled by {by} while it waited")
-            )
-            asked = (
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING), jobs.c.cancel_by == "")
-                .values(cancel_by=by)
-            )
+            queued = _changed(job_id, JobState.QUEUED, **ending, message=f"cancelled by {by} before it began")
+            waiting = _changed(job_id, JobState.WAITING, **ending, message=f"cancelled by {by} while it waited")
+            asked = _changed(job_id, JobState.RUNNING, cancel_by=by).where(jobs.c.cancel_by == "")
             changed = any(connection.execute(change).rowcount for change in (queued, waiting, asked))
             record = _one(connection, job_id)
             if not changed and record.state is not JobState.RUNNING:
@@ -256,32 +243,22 @@ class Jobs(Rows):
         """Jobs that were queued more than ``horizon`` after ``now``, by a clock that was ahead, count as queued now and
         wait for nothing. Gives them as they were."""
         ahead = jobs.c.queued_at > now + horizon
-        with self._database.read() as connection:
-            found = _records(connection, _in_state(JobState.QUEUED).where(ahead))
+        found = self._records(JobRecord, _in_state(JobState.QUEUED).where(ahead))
         if found:
-            with self._database.write() as connection:
-                connection.execute(
-                    update(jobs)
-                    .where(jobs.c.state == str(JobState.QUEUED), ahead)
-                    .values(queued_at=now, not_before=None)
-                )
+            queued = update(jobs).where(jobs.c.state == str(JobState.QUEUED), ahead)
+            self._do(queued.values(queued_at=now, not_before=None))
         return found
 
     def say_waiting(self, job_id: str, message: str, hint: str) -> None:
         """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
-                .values(message=message, hint=hint)
-            )
+        self._do(_changed(job_id, JobState.QUEUED, message=message, hint=hint))
 
     def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
         """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
         clock that was ahead has set."""
         due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now, jobs.c.not_before > now + horizon)
-        with self._database.read() as connection:
-            return _records(connection, _in_state(JobState.WAITING).where(due).order_by(jobs.c.queued_at, jobs.c.id))
+        query = _in_state(JobState.WAITING).where(due)
+        return self._records(JobRecord, query.order_by(jobs.c.queued_at, jobs.c.id))
 
     def go_on_waiting(
         self,
@@ -294,18 +271,9 @@ class Jobs(Rows):
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """When a waiting job is to be looked at next, and what it waits for; nothing happens to one that is over."""
-        told: dict[str, Any] = {"progress": progress, "arguments": arguments}
-        with self._database.write() as connection:
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
-                .values(
-                    not_before=until,
-                    message=message,
-                    hint=hint,
-                    **{name: dict(value) for name, value in told.items() if value is not None},
-                )
-            )
+        told = {"progress": progress, "arguments": arguments}
+        changed = {name: dict(value) for name, value in told.items() if value is not None}
+        self._do(_changed(job_id, JobState.WAITING, not_before=until, message=message, hint=hint, **changed))
 
     def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
         """Running jobs whose ``owner`` is not alive.
@@ -326,11 +294,8 @@ class Jobs(Rows):
     def _write(self, job_id: str, token: int, values: dict[str, Any]) -> JobRecord:
         """Change a running job that is the caller's."""
         with self._database.write() as connection:
-            changed = connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state == str(JobState.RUNNING))
-                .values(values)
-            ).rowcount
+            ours = _changed(job_id, JobState.RUNNING, **values).where(jobs.c.token == token)
+            changed = connection.execute(ours).rowcount
             record = _one(connection, job_id)
             if not changed:
                 raise _taken_over(record)
@@ -343,9 +308,7 @@ class Jobs(Rows):
 
     def find(self, job_id: str) -> JobRecord | None:
         """None for one that is forgotten, like every job after a while."""
-        with suppress(NotFoundError):
-            return self.get(job_id)
-        return None
+        return self._record(JobRecord, select(jobs).where(jobs.c.id == job_id))
 
     def list(
         self,
@@ -359,15 +322,15 @@ class Jobs(Rows):
         limit: int | None = None,
     ) -> tuple[JobRecord, ...]:
         """Newest first. ``state``: one or several; ``since``: those queued then or later."""
-        states = {state} if isinstance(state, JobState) else state
-        query = select(jobs) if states is None else _in_state(*states)
         query = narrowed(
-            query, (jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.leg, leg), (jobs.c.previous, previous)
+            Span(since).of(select(jobs), jobs.c.queued_at),
+            (jobs.c.server, server),
+            (jobs.c.kind, kind),
+            (jobs.c.state, state),
+            (jobs.c.leg, leg),
+            (jobs.c.previous, previous),
         )
-        if since is not None:
-            query = query.where(jobs.c.queued_at >= since)
-        with self._database.read() as connection:
-            return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
+        return self._records(JobRecord, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
 
     def page(
         self,
@@ -381,12 +344,9 @@ class Jobs(Rows):
     ) -> Listed[JobRecord]:
         """One page of the list; ``servers`` None: of all, and of none; ``span``: when they were queued. Raises
         UsageError for what is no cursor."""
-        query = span.of(page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit), jobs.c.queued_at)
-        if servers is not None:
-            query = query.where(jobs.c.server.in_(servers))
-        query = narrowed(query, (jobs.c.kind, kind), (jobs.c.state, state))
-        with self._database.read() as connection:
-            return Listed.of(_records(connection, query), limit, lambda job: cursor_of(job.queued_at, job.id))
+        query = narrowed(select(jobs), (jobs.c.server, servers), (jobs.c.kind, kind), (jobs.c.state, state))
+        read = partial(self._records, JobRecord)
+        return page(read, span.of(query, jobs.c.queued_at), jobs.c.queued_at, after, limit)
 
     def prune(self, older_than: datetime) -> tuple[str, ...]:
         """Remove jobs that were over before ``older_than``, and give their ids.
@@ -419,11 +379,8 @@ def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime)
     """End queued jobs (id: why) as skipped, within a transaction of the caller. Raises RefusedError when one of them is
     not queued any more."""
     for job_id, reason in reasons.items():
-        if not connection.execute(
-            update(jobs)
-            .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
-            .values(state=str(JobState.SKIPPED), finished_at=now, message=reason, hint="")
-        ).rowcount:
+        ending = {"state": str(JobState.SKIPPED), "finished_at": now, "message": reason, "hint": ""}
+        if not connection.execute(_changed(job_id, JobState.QUEUED, **ending)).rowcount:
             raise RefusedError(f"job {job_id} does not wait any more")
 
 
@@ -448,15 +405,15 @@ def _in_state(*states: JobState) -> Select[Any]:
     return select(jobs).where(jobs.c.state.in_([str(state) for state in states]))
 
 
-def _records(connection: Connection, query: Select[Any]) -> tuple[JobRecord, ...]:
-    return tuple(record_of(JobRecord, row) for row in connection.execute(query).mappings())
+def _changed(job_id: str, now: JobState, **values: Any) -> Update:
+    """Of a job in this state now; nothing happens to one that is not."""
+    return update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(now)).values(**values)
 
 
 def _one(connection: Connection, job_id: str) -> JobRecord:
-    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
-    if row is None:
+    if (found := first_record(connection, JobRecord, select(jobs).where(jobs.c.id == job_id))) is None:
         raise unknown("job", job_id, lists="jobs")
-    return record_of(JobRecord, row)
+    return found
 
 
 def _columns(record: JobRecord) -> dict[str, Any]:
@@ -520,43 +477,16 @@ class Schedules(Rows):
                     detail=", ".join("/".join(key) for key in changed[:10]),
                     hint="is a second backupd service at work on this catalog?",
                 )
-            new = [row for row in after if row.key not in found]
-            old = [row for row in after if row.key in found]
-            if new:
-                connection.execute(
-                    insert(schedules),
-                    [
-                        {
-                            "server": row.server,
-                            "leg": row.leg,
-                            "cadence": row.cadence,
-                            "since": row.since,
-                            "handled": row.handled,
-                        }
-                        for row in new
-                    ],
-                )
-            if old:
-                connection.execute(
-                    _UPDATE,
-                    [
-                        {
-                            "at_server": row.server,
-                            "at_leg": row.leg,
-                            "cadence": row.cadence,
-                            "since": row.since,
-                            "handled": row.handled,
-                        }
-                        for row in old
-                    ],
-                )
+            if after:
+                connection.execute(_FORGET, [{"of_server": row.server, "of_leg": row.leg} for row in after])
+                connection.execute(insert(schedules), [row_of(schedules, row) for row in after])
             if skipped and now is not None:
                 skip_jobs(connection, skipped, now)
             insert_jobs(connection, jobs)
             insert_events(connection, events)
 
 
-_UPDATE = update(schedules).where(schedules.c.server == bindparam("at_server"), schedules.c.leg == bindparam("at_leg"))
+_FORGET = delete(schedules).where(schedules.c.server == bindparam("of_server"), schedules.c.leg == bindparam("of_leg"))
 
 
 def _all(connection: Connection) -> dict[Key, Schedule]:
@@ -569,16 +499,12 @@ class Holds(Rows):
     def set(self, server: str, kind: HoldKind, reason: str, by: str, now: datetime) -> Hold:
         """A new reason replaces an older one of the same kind."""
         hold = Hold(server, HoldKind(kind), reason, by, now)
-        with self._database.write() as connection:
-            connection.execute(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind))))
-            connection.execute(insert(holds).values(server=server, kind=str(kind), reason=reason, set_by=by, since=now))
+        self._put(holds, row_of(holds, hold))
         return hold
 
     def release(self, server: str, kind: HoldKind) -> bool:
         """Was there one? That of every server is only released under the name ``*``."""
-        with self._database.write() as connection:
-            found = connection.execute(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind))))
-            return bool(found.rowcount)
+        return bool(self._do(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind)))))
 
     def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
         """Everything that concerns ``server``, its own before that of every server."""
@@ -591,10 +517,4 @@ class Holds(Rows):
 
     def all(self) -> tuple[Hold, ...]:
         """Every hold and pause, by server and kind."""
-        with self._database.read() as connection:
-            rows = connection.execute(select(holds).order_by(holds.c.server, holds.c.kind)).mappings()
-            return tuple(_hold(row) for row in rows)
-
-
-def _hold(row: RowMapping) -> Hold:
-    return Hold(row["server"], HoldKind(row["kind"]), row["reason"], row["set_by"], row["since"])
+        return self._records(Hold, select(holds).order_by(holds.c.server, holds.c.kind))

@@ -19,13 +19,12 @@ from sqlalchemy import (
     Table,
     delete,
     insert,
-    or_,
     select,
     update,
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, record_of, row_of
+from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, records, row_of
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
 
@@ -121,8 +120,7 @@ class Tokens(Rows):
         with self._database.write() as connection:
             if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
                 connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")
-            for row in connection.execute(select(tokens).where(tokens.c.revoked_at.is_(None))).mappings():
-                other = record_of(Token, row)
+            for other in records(connection, Token, select(tokens).where(tokens.c.revoked_at.is_(None))):
                 if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
                     raise RefusedError(
                         f"there is a token {other.name!r} already: {other.id}",
@@ -132,23 +130,17 @@ class Tokens(Rows):
 
     def get(self, token_id: str) -> Token:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
-        if row is None:
+        if (found := self._record(Token, select(tokens).where(tokens.c.id == token_id))) is None:
             raise unknown("token", token_id, lists="token list")
-        return record_of(Token, row)
+        return found
 
     def find(self, digest: str) -> Token | None:
         """The one whose secret has this digest, whether it still counts or not."""
-        with self._database.read() as connection:
-            row = connection.execute(select(tokens).where(tokens.c.digest == digest)).mappings().first()
-        return None if row is None else record_of(Token, row)
+        return self._record(Token, select(tokens).where(tokens.c.digest == digest))
 
     def list(self) -> tuple[Token, ...]:
         """Newest first."""
-        with self._database.read() as connection:
-            rows = connection.execute(select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id.desc()))
-            return tuple(record_of(Token, row) for row in rows.mappings())
+        return self._records(Token, select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id.desc()))
 
     def revoke(self, token_id: str, now: datetime, by: str) -> Token:
         """It counts no more, nor do sessions that were begun with it. Revoking twice changes nothing. Raises
@@ -164,15 +156,8 @@ class Tokens(Rows):
 
     def used(self, token_id: str, now: datetime) -> None:
         """Somebody came in with it; written at most once in ``USED_EVERY``."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(tokens)
-                .where(
-                    tokens.c.id == token_id,
-                    or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < now - USED_EVERY),
-                )
-                .values(last_used_at=now)
-            )
+        stale = tokens.c.last_used_at.is_(None) | (tokens.c.last_used_at < now - USED_EVERY)
+        self._do(update(tokens).where(tokens.c.id == token_id, stale).values(last_used_at=now))
 
 
 class Sessions(Rows):
@@ -186,15 +171,11 @@ class Sessions(Rows):
 
     def find(self, digest: str, now: datetime) -> Session | None:
         """None when it has expired."""
-        with self._database.read() as connection:
-            row = connection.execute(select(sessions).where(sessions.c.digest == digest, sessions.c.expires_at > now))
-            found = row.mappings().first()
-        return None if found is None else Session(**found)
+        return self._record(Session, select(sessions).where(sessions.c.digest == digest, sessions.c.expires_at > now))
 
     def remove(self, digest: str) -> None:
         """Log out. Quiet when there is no such session."""
-        with self._database.write() as connection:
-            connection.execute(delete(sessions).where(sessions.c.digest == digest))
+        self._do(delete(sessions).where(sessions.c.digest == digest))
 
 
 class Challenges(Rows):
@@ -202,42 +183,28 @@ class Challenges(Rows):
 
     def add(self, challenge: Challenge) -> None:
         """Record a challenge that was just issued."""
-        with self._database.write() as connection:
-            connection.execute(insert(challenges).values(row_of(challenges, challenge)))
+        self._do(insert(challenges).values(row_of(challenges, challenge)))
 
     def get(self, challenge_id: str) -> Challenge:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(challenges).where(challenges.c.id == challenge_id)).mappings().first()
-        if row is None:
+        if (found := self._record(Challenge, select(challenges).where(challenges.c.id == challenge_id))) is None:
             raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
-        return record_of(Challenge, row)
+        return found
 
     def list(self, fingerprint: str | None = None) -> tuple[Challenge, ...]:
         """Newest first."""
         query = select(challenges).order_by(challenges.c.issued_at.desc(), challenges.c.id.desc())
-        if fingerprint is not None:
-            query = query.where(challenges.c.fingerprint == fingerprint)
-        with self._database.read() as connection:
-            return tuple(record_of(Challenge, row) for row in connection.execute(query).mappings())
+        return self._records(Challenge, narrowed(query, (challenges.c.fingerprint, fingerprint)))
 
     def answer(self, challenge_id: str, now: datetime, by: str) -> None:
         """Raises RefusedError when it is answered already (of two answers the first one counts), or has lapsed."""
-        with self._database.write() as connection:
-            done = connection.execute(
-                update(challenges)
-                .where(
-                    challenges.c.id == challenge_id,
-                    challenges.c.answered_at.is_(None),
-                    challenges.c.issued_at >= now - VALID_FOR,
-                )
-                .values(answered_at=now, answered_by=by)
+        waits = challenges.c.answered_at.is_(None) & (challenges.c.issued_at >= now - VALID_FOR)
+        answered = update(challenges).where(challenges.c.id == challenge_id, waits)
+        if not self._do(answered.values(answered_at=now, answered_by=by)):
+            raise RefusedError(
+                f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
+                hint="`backupd keys` lists the open ones",
             )
-            if not done.rowcount:
-                raise RefusedError(
-                    f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
-                    hint="`backupd keys` lists the open ones",
-                )
 
 
 REMEMBERED = timedelta(hours=24)
@@ -272,17 +239,12 @@ class Requests(Rows):
 
     def finish(self, actor: str, key: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Keep the answer, so that the same request gets it again."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(requests)
-                .where(requests.c.actor == actor, requests.c.key == key)
-                .values(status=status, headers=dict(headers), body=body)
-            )
+        asked = update(requests).where(requests.c.actor == actor, requests.c.key == key)
+        self._do(asked.values(status=status, headers=dict(headers), body=body))
 
     def forget(self, actor: str, key: str) -> None:
         """It came to nothing: the same key may be tried again."""
-        with self._database.write() as connection:
-            connection.execute(delete(requests).where(requests.c.actor == actor, requests.c.key == key))
+        self._do(delete(requests).where(requests.c.actor == actor, requests.c.key == key))
 
 
 _BATCH = 500
@@ -340,8 +302,7 @@ class Audit(Rows):
         )
         if before is not None:
             query = query.where(audit.c.number < before)
-        with self._database.read() as connection:
-            return tuple(record_of(AuditEntry, row) for row in connection.execute(query).mappings())
+        return self._records(AuditEntry, query)
 
     def verify(self) -> Verified:
         """Follow the chain from its first entry. What was cut off at its end does not show here: compare ``digest``
@@ -361,7 +322,7 @@ class Audit(Rows):
     @staticmethod
     def _after(connection: Connection, number: int) -> tuple[AuditEntry, ...]:
         query = select(audit).where(audit.c.number > number).order_by(audit.c.number).limit(_BATCH)
-        return tuple(record_of(AuditEntry, row) for row in connection.execute(query).mappings())
+        return records(connection, AuditEntry, query)
 
 
 _COVERED = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy import (
     JSON,
@@ -16,7 +17,6 @@ from sqlalchemy import (
     String,
     Table,
     delete,
-    insert,
     select,
     text,
     update,
@@ -29,12 +29,10 @@ from backupd.catalog.row_mapping import (
     Listed,
     Span,
     UtcTime,
-    cursor_of,
     metadata,
     narrowed,
     page,
     position_fields,
-    record_of,
     row_of,
 )
 from backupd.model.errors import NotFoundError
@@ -84,22 +82,17 @@ class Proofs(Rows):
 
     def add(self, proof: Proof) -> None:
         """Record a proof; one of the same id is replaced."""
-        with self._database.write() as connection:
-            connection.execute(delete(proofs).where(proofs.c.id == proof.id))
-            connection.execute(insert(proofs).values(row_of(proofs, proof)))
+        self._put(proofs, row_of(proofs, proof))
 
     def withdraw(self, proof_id: str, why: str) -> None:
         """It does not count any more. Quiet when it is gone."""
-        with self._database.write() as connection:
-            connection.execute(update(proofs).where(proofs.c.id == proof_id).values(outcome=WITHDRAWN, withdrawn=why))
+        self._do(update(proofs).where(proofs.c.id == proof_id).values(outcome=WITHDRAWN, withdrawn=why))
 
     def get(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(proofs).where(proofs.c.id == proof_id)).mappings().first()
-        if row is None:
+        if (found := self._record(Proof, select(proofs).where(proofs.c.id == proof_id))) is None:
             raise NotFoundError(f"there is no proof {proof_id}")
-        return record_of(Proof, row)
+        return found
 
     def list(
         self,
@@ -112,8 +105,7 @@ class Proofs(Rows):
         """Newest first."""
         query = select(proofs).order_by(proofs.c.finished_at.desc(), proofs.c.id.desc()).limit(limit)
         query = narrowed(query, (proofs.c.server, server), (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome))
-        with self._database.read() as connection:
-            return tuple(record_of(Proof, row) for row in connection.execute(query).mappings())
+        return self._records(Proof, query)
 
     def page(
         self,
@@ -127,13 +119,11 @@ class Proofs(Rows):
     ) -> Listed[Proof]:
         """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
         is no cursor."""
-        query = span.of(page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit), proofs.c.finished_at)
-        if servers is not None:
-            query = query.where(proofs.c.server.in_(servers))
-        query = narrowed(query, (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome))
-        with self._database.read() as connection:
-            found = [record_of(Proof, row) for row in connection.execute(query).mappings()]
-        return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))
+        query = narrowed(
+            select(proofs), (proofs.c.server, servers), (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)
+        )
+        read = partial(self._records, Proof)
+        return page(read, span.of(query, proofs.c.finished_at), proofs.c.finished_at, after, limit)
 
     def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
         """The newest proof of ``server``, of one ``outcome`` only where that is given."""
@@ -145,20 +135,9 @@ class Witnesses(Rows):
 
     def add(self, witness_id: str, witness: Witness, *, backup_id: str | None = None) -> None:
         """Record a witness; ``backup_id`` when it was read in the very moment of that backup. Same id: replaced."""
-        with self._database.write() as connection:
-            connection.execute(delete(witnesses).where(witnesses.c.id == witness_id))
-            connection.execute(
-                insert(witnesses).values(
-                    row_of(
-                        witnesses,
-                        witness,
-                        id=witness_id,
-                        backup_id=backup_id,
-                        # as_json rounds the seconds for readers; what is kept is exact
-                        payload={**witness.as_json(), "seconds": witness.seconds},
-                    )
-                )
-            )
+        # as_json rounds the seconds for readers; what is kept is exact
+        payload = {**witness.as_json(), "seconds": witness.seconds}
+        self._put(witnesses, row_of(witnesses, witness, id=witness_id, backup_id=backup_id, payload=payload))
 
     def get(self, witness_id: str) -> Witness:
         """Raises NotFoundError."""
@@ -214,17 +193,15 @@ class Witnesses(Rows):
 
     def forget_before(self, server: str, moment: datetime) -> None:
         """Remove those of no backup that are older."""
-        with self._database.write() as connection:
-            connection.execute(
-                delete(witnesses).where(
-                    witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment
-                )
+        self._do(
+            delete(witnesses).where(
+                witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment
             )
+        )
 
     def forget(self, backup_id: str) -> None:
         """Remove the witnesses of a backup that is gone."""
-        with self._database.write() as connection:
-            connection.execute(delete(witnesses).where(witnesses.c.backup_id == backup_id))
+        self._do(delete(witnesses).where(witnesses.c.backup_id == backup_id))
 
     def _first(self, query: Select[tuple[object]]) -> Witness | None:
         with self._database.read() as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -33,13 +34,12 @@ from backupd.catalog.row_mapping import (
     Listed,
     Span,
     UtcTime,
-    cursor_of,
+    first_record,
     metadata,
     narrowed,
     page,
     phases_from,
     phases_json,
-    record_of,
     row_of,
 )
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
@@ -224,8 +224,7 @@ class Restores(Rows):
         """Newest first."""
         query = select(restores).order_by(restores.c.started_at.desc(), restores.c.id.desc()).limit(limit)
         query = narrowed(query, (restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir))
-        with self._database.read() as connection:
-            return tuple(record_of(RestoreRecord, row) for row in connection.execute(query).mappings())
+        return self._records(RestoreRecord, query)
 
     def page(
         self,
@@ -238,16 +237,9 @@ class Restores(Rows):
     ) -> Listed[RestoreRecord]:
         """One page of the list; ``servers`` None: of all; ``span``: when they were begun. Raises UsageError for what is
         no cursor."""
-        query = span.of(
-            page(select(restores), restores.c.started_at, restores.c.id, after, limit), restores.c.started_at
-        )
-        if servers is not None:
-            query = query.where(restores.c.server.in_(servers))
-        if state is not None:
-            query = query.where(restores.c.state == str(state))
-        with self._database.read() as connection:
-            found = [record_of(RestoreRecord, row) for row in connection.execute(query).mappings()]
-        return Listed.of(found, limit, lambda record: cursor_of(record.started_at, record.id))
+        query = narrowed(select(restores), (restores.c.server, servers), (restores.c.state, state))
+        read = partial(self._records, RestoreRecord)
+        return page(read, span.of(query, restores.c.started_at), restores.c.started_at, after, limit)
 
     def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[RestoreRecord, ...]:
         """End as abandoned every running restore whose ``owner`` is not alive; gives those."""
@@ -291,10 +283,10 @@ def _move(connection: Connection, restore_id: str, state: JobState, **values: ob
 
 
 def _one(connection: Connection, restore_id: str) -> RestoreRecord:
-    row = connection.execute(select(restores).where(restores.c.id == restore_id)).mappings().first()
-    if row is None:
+    found = first_record(connection, RestoreRecord, select(restores).where(restores.c.id == restore_id))
+    if found is None:
         raise NotFoundError(f"there is no restore {restore_id}")
-    return record_of(RestoreRecord, row)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,17 +325,12 @@ class Plans(Rows):
 
     def get(self, plan_id: str, now: datetime) -> StoredPlan:
         """Raises NotFoundError, also for one that has expired."""
-        with self._database.read() as connection:
-            row = (
-                connection.execute(select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now))
-                .mappings()
-                .first()
-            )
-        if row is None:
+        found = self._record(StoredPlan, select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now))
+        if found is None:
             raise NotFoundError(
                 f"there is no plan {plan_id[:80]}, or it has expired", hint="make the plan again, and start that one"
             )
-        return StoredPlan(**row)
+        return found
 
 
 SAMPLES = 20

@@ -10,7 +10,7 @@ nor hide others, and the row itself may be gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,7 +18,22 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, Select, Table, Text, TypeDecorator, and_, or_
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Dialect,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    TypeDecorator,
+    and_,
+    delete,
+    insert,
+    or_,
+)
 from sqlalchemy.engine import RowMapping
 
 from backupd.model.errors import UsageError
@@ -166,6 +181,23 @@ def _read(hint: Any) -> Callable[[Any], Any] | None:
     return getattr(hint, "from_json", None)
 
 
+def records(connection: Connection, kind: Callable[..., R], query: Select[Any]) -> tuple[R, ...]:
+    """What the rows of ``query`` are the rows of, in their order."""
+    return tuple(record_of(kind, row) for row in connection.execute(query).mappings())
+
+
+def first_record(connection: Connection, kind: Callable[..., R], query: Select[Any]) -> R | None:
+    """Of the first row of ``query``; None where it has none."""
+    row = connection.execute(query).mappings().first()
+    return None if row is None else record_of(kind, row)
+
+
+def put_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
+    """Insert a row; one that has the same key gives way."""
+    connection.execute(delete(table).where(*(key == values[key.name] for key in table.primary_key.columns)))
+    connection.execute(insert(table).values(values))
+
+
 T = TypeVar("T")
 _BETWEEN = "~"
 _HINT = "take the cursor as the page before gave it, or begin with the first page"
@@ -202,26 +234,28 @@ class Span:
 EVER = Span()
 
 
-def cursor_of(moment: datetime, row_id: str) -> str:
-    """The cursor behind the row with this moment and id."""
-    return f"{format_time(moment)}{_BETWEEN}{row_id}"
-
-
 def narrowed(query: Select[Any], *wanted: tuple[Column[Any], object]) -> Select[Any]:
-    """Those rows of ``query`` that have these values in these columns; None: whatever stands there."""
+    """Those rows of ``query`` that have these values in these columns, or one of several; None: whatever stands
+    there."""
     for column, value in wanted:
-        if value is not None:
+        if isinstance(value, Collection) and not isinstance(value, str):
+            query = query.where(column.in_([_stored(one) for one in value]))
+        elif value is not None:
             query = query.where(column == _stored(value))
     return query
 
 
-def page(query: Select[Any], moment: Column[Any], row_id: Column[Any], after: str | None, limit: int) -> Select[Any]:
-    """``query`` in the order of a list, behind the cursor ``after``, and one row more than ``limit``. Raises UsageError
-    for what is no cursor."""
+def page(
+    read: Callable[[Select[Any]], Sequence[Any]], query: Select[Any], moment: Column[Any], after: str | None, limit: int
+) -> Listed[Any]:
+    """What ``read`` makes of the rows of ``query`` behind the cursor ``after``, by ``moment`` and id, newest
+    first. Raises UsageError for what is no cursor."""
+    row_id = moment.table.c.id
     if after is not None:
         then, row = _parsed(after)
         query = query.where(or_(moment < then, and_(moment == then, row_id < row)))
-    return query.order_by(moment.desc(), row_id.desc()).limit(limit + 1)
+    found = read(query.order_by(moment.desc(), row_id.desc()).limit(limit + 1))
+    return Listed.of(found, limit, lambda one: f"{format_time(getattr(one, moment.name))}{_BETWEEN}{one.id}")
 
 
 def number_of(after: str) -> int:
