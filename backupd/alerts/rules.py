@@ -7,10 +7,11 @@ unknown trouble is a trouble.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
+from backupd.alerts.conditions import Kind, Need
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobKind
 
@@ -39,6 +40,7 @@ class Rule:
     repeats: bool = False
     covered: bool = False
     well: bool = True
+    needs: Need = Need.NOTHING
 
 
 _DAY = timedelta(days=1)
@@ -51,7 +53,66 @@ PAUSE = "paused"
 HOLD = "held"
 RETENTION_REFUSED = "retention-refused"
 RECOVERED = "job-recovered"
-UNDELIVERABLE = "alerts-undeliverable"
+
+
+# -- kinds of conditions
+
+STREAM = Kind("stream-failed", "stream-recovered", "binary log is not streamed", needs=Need.STREAM)
+SPOOL = Kind("spool-full", "spool-has-room", "spool is full", needs=Need.STREAM)
+PURGE = Kind("purge-alarm", "purge-over", "binary logs are about to be lost", needs=Need.STREAM)
+RPO = Kind("rpo-broken", "rpo-kept", "recovery point objective is broken")
+RTO = Kind("rto-broken", "rto-kept", "recovery time objective is broken")
+PLACE_RPO = Kind(
+    "destination-rpo-broken",
+    "destination-rpo-kept",
+    "{subject} alone breaks the recovery point objective",
+    needs=Need.DESTINATION,
+)
+PROTECTION = Kind("not-protected", "protected-again", "backups are not protected")
+REACH = Kind(
+    "destination-unreachable",
+    "destination-reachable",
+    "destination {subject} cannot be reached",
+    needs=Need.DESTINATION,
+)
+FILLING = Kind("destination-filling", "destination-has-room", "destination {subject} fills up", needs=Need.DESTINATION)
+DESTINATION = Kind(
+    "destination-behind", "destination-caught-up", "destination {subject} lacks binary logs", needs=Need.COPIES
+)
+SLOW = Kind("destination-slow", "destination-keeps-up", "copies to {subject} are too slow", needs=Need.COPIES)
+REPLICATION = Kind(
+    "replication-failing", "replication-caught-up", "copies to {subject} fail", "replication", Need.COPIES
+)
+LOST = Kind("copy-lost", "replication-caught-up", "backups are gone from {subject}", "replication", Need.COPIES)
+COPIES = Kind("copies-failed", "copies-stored", "the catalog cannot be copied to {subject}", needs=Need.DESTINATION)
+DAMAGED = Kind(
+    "copies-damaged", "copies-sound", "copies of the catalog at {subject} are damaged", needs=Need.DESTINATION
+)
+LOCKED = Kind("removal-locked", "removal-unlocked", "{subject} refuses to delete files", needs=Need.DESTINATION)
+OVER_LIMIT = Kind(
+    "removal-braked", "removal-released", "mass-deletion limit reached at {subject}", needs=Need.DESTINATION
+)
+MISSING = Kind("manifests-missing", "manifests-found", "backups are missing at {subject}", needs=Need.DESTINATION)
+PARTIAL = Kind("backups-partial", "backups-whole", "stored backups lack tables")
+FOREIGN = Kind("foreign-backups", "foreign-backups-gone", "backups of a different server exist under this server name")
+"""Of a server that is none of ours."""
+NOT_OURS = Kind("backups-foreign", "backups-native", "foreign backups found (not taken by this installation)")
+"""Of whomever, and nothing shows that we took them."""
+TAMPERED = Kind("tampered", "tampered-mended", "documents at {subject} were altered or forged", needs=Need.DESTINATION)
+ROLLED_BACK = Kind("rolled-back", "rolled-back-over", "{subject} was possibly rolled back", needs=Need.DESTINATION)
+CHANGED = Kind("server-changed", "server-known", "another server answers under its name")
+EXPIRING = Kind("key-expiring", "key-renewed", "a key expires")
+OVERDUE = Kind("key-overdue", "key-proved", "a key was not proved in time")
+REFUSED = Kind("config-refused", "config-reloaded", "the configuration was refused")
+TLS = Kind("tls-unset", "tls-set", "the connection to {subject} is not protected by TLS")
+POLICY = Kind("policy-broken", "policy-mended", "policy {subject} is broken: no backups")
+API = Kind("api-failed", "api-recovered", "the web page and the REST interface are down")
+HOOK = Kind("hook-failed", "hook-recovered", "the hook {subject} fails")
+HEARTBEAT = Kind("heartbeat-failed", "heartbeat-sent", "heartbeat URL does not respond")
+DELIVERY = Kind("alerts-undeliverable", "alerts-delivered", "messages by {subject} cannot be delivered")
+"""A channel, or one recipient of mail, to which messages cannot be delivered."""
+
+KINDS = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
 
 
 def _job(title: str) -> Rule:
@@ -62,20 +123,21 @@ def _tells(title: str) -> Rule:
     return Rule(Act.TELLS, title=title, lasts=_DAY)
 
 
-def unwatched(broken: str) -> str:
-    """The kind of event that tells that nobody looks any more whether it is mended."""
-    return f"{broken}-unwatched"
-
-
-def _pair(broken: str, mended: str, title: str, *, topic: str = "") -> dict[str, Rule]:
+def _rules(kind: Kind) -> dict[str, Rule]:
+    """What its three events do."""
+    topic = kind.topic or kind.broken
     return {
-        broken: Rule(Act.OPENS, topic or broken, title),
-        mended: Rule(Act.CLOSES, topic or broken),
-        unwatched(broken): Rule(Act.CLOSES, topic or broken, well=False),
+        kind.broken: Rule(Act.OPENS, topic, kind.title, needs=kind.needs),
+        kind.mended: Rule(Act.CLOSES, topic),
+        kind.unwatched: Rule(Act.CLOSES, topic, well=False),
     }
 
 
 RULES: Mapping[str, Rule] = {
+    **{name: rule for kind in KINDS for name, rule in _rules(kind).items()},
+    **{
+        kind.broken: replace(_rules(kind)[kind.broken], lasts=_TWICE_TOLD, repeats=True) for kind in (EXPIRING, OVERDUE)
+    },
     "job-failed": _job("{subject} failed"),
     "job-partial": _job("{subject} is incomplete"),
     "job-abandoned": _job("{subject} was killed"),
@@ -89,39 +151,14 @@ RULES: Mapping[str, Rule] = {
     "schedule-ended": Rule(Act.CLOSES, JOB),
     "job-cancelled": _SILENT,
     "limits-paused": _SILENT,
-    **_pair("stream-failed", "stream-recovered", "binary log is not streamed"),
-    **_pair("spool-full", "spool-has-room", "spool is full"),
-    **_pair("purge-alarm", "purge-over", "binary logs are about to be lost"),
     "binlog-gap": Rule(Act.OPENS, "binlog-gap", "binary logs are missing", covered=True),
     "binlog-gap-closed": Rule(Act.CLOSES, "binlog-gap"),
     "branch-begun": Rule(Act.OPENS, "branch-begun", "new binary log branch", covered=True),
     "binlog-missing": _tells("archived binary logs are gone from {subject}"),
-    **_pair("rpo-broken", "rpo-kept", "recovery point objective is broken"),
-    **_pair("rto-broken", "rto-kept", "recovery time objective is broken"),
-    **_pair("destination-rpo-broken", "destination-rpo-kept", "{subject} alone breaks the recovery point objective"),
-    **_pair("not-protected", "protected-again", "backups are not protected"),
-    **_pair("destination-unreachable", "destination-reachable", "destination {subject} cannot be reached"),
-    **_pair("destination-filling", "destination-has-room", "destination {subject} fills up"),
-    **_pair("destination-behind", "destination-caught-up", "destination {subject} lacks binary logs"),
-    **_pair("destination-slow", "destination-keeps-up", "copies to {subject} are too slow"),
-    **_pair("replication-failing", "replication-caught-up", "copies to {subject} fail", topic="replication"),
-    "copy-lost": Rule(Act.OPENS, "replication", "backups are gone from {subject}"),
-    unwatched("copy-lost"): Rule(Act.CLOSES, "replication", well=False),
     "replication-lost": _tells("backups were deleted before {subject} had them"),
-    **_pair("copies-failed", "copies-stored", "the catalog cannot be copied to {subject}"),
-    **_pair("copies-damaged", "copies-sound", "copies of the catalog at {subject} are damaged"),
-    **_pair("removal-locked", "removal-unlocked", "{subject} refuses to delete files"),
-    **_pair("removal-braked", "removal-released", "mass-deletion limit reached at {subject}"),
-    **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
-    **_pair("backups-partial", "backups-whole", "stored backups lack tables"),
-    **_pair("foreign-backups", "foreign-backups-gone", "backups of a different server exist under this server name"),
-    **_pair("backups-foreign", "backups-native", "foreign backups found (not taken by this installation)"),
-    **_pair("tampered", "tampered-mended", "documents at {subject} were altered or forged"),
-    **_pair("rolled-back", "rolled-back-over", "{subject} was possibly rolled back"),
     "signing-key-rotated": _tells("another key signs what is stored"),
-    **_pair("server-changed", "server-known", "another server answers under its name"),
     "server-failover": _tells("another server took over"),
-    "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True),
+    "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True, needs=Need.DESTINATION),
     "rot-repaired": _tells("damaged files at {subject} were replaced"),
     "cold-sample-thawing": _SILENT,
     "cold-sample-read": _SILENT,
@@ -136,22 +173,11 @@ RULES: Mapping[str, Rule] = {
     "released": Rule(Act.CLOSES, HOLD),
     "paused": Rule(Act.OPENS, PAUSE, "jobs are paused"),
     "resumed": Rule(Act.CLOSES, PAUSE),
-    "key-expiring": Rule(Act.OPENS, "key-expiring", "a key expires", lasts=_TWICE_TOLD, repeats=True),
-    "key-renewed": Rule(Act.CLOSES, "key-expiring"),
-    "key-overdue": Rule(Act.OPENS, "key-overdue", "a key was not proved in time", lasts=_TWICE_TOLD, repeats=True),
-    "key-proved": Rule(Act.CLOSES, "key-overdue"),
     "daemon-started": _SILENT,
     "daemon-stopped": _SILENT,
-    **_pair("config-refused", "config-reloaded", "the configuration was refused"),
-    **_pair("tls-unset", "tls-set", "the connection to {subject} is not protected by TLS"),
-    **_pair("policy-broken", "policy-mended", "policy {subject} is broken: no backups"),
     "clock-jump": _tells("the clock jumped"),
     "catalog-begun": _SILENT,
     "catalog-rebuilt": _tells("the catalog was rebuilt"),
-    **_pair("api-failed", "api-recovered", "the web page and the REST interface are down"),
-    **_pair("hook-failed", "hook-recovered", "the hook {subject} fails"),
-    **_pair("heartbeat-failed", "heartbeat-sent", "heartbeat URL does not respond"),
-    **_pair(UNDELIVERABLE, "alerts-delivered", "messages by {subject} cannot be delivered"),
 }
 
 _BY_HAND = frozenset(

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import FOREIGN, LOST, NOT_OURS
 from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import BackupSpec
@@ -47,11 +48,6 @@ from policies.document import suggestion
 from storage import layout
 from storage.destination import Destination
 
-FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
-"""Of a server that is none of ours."""
-NOT_OURS = Pair("backups-foreign", "backups-native")
-"""Of whomever, and nothing shows that we took them."""
-LOST = Pair("copy-lost", "replication-caught-up")
 STRANGE_HINT = (
     "names of servers must be unique among the installations that share a destination: rename the server in one "
     "of them, or give it another destination; until then no rule deletes those backups, and only "
@@ -98,20 +94,15 @@ def report_foreign(wiring: Wiring, server: str) -> None:
         for one in wiring.catalog.backups.list(server, foreign=True)
         if one.foreign and one.state is not BackupState.DELETED
     ]
-    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    key = Key(NOT_OURS, server)
     if not found:
-        incidents.mended(
-            NOT_OURS, NOT_OURS.over(now, f"there is no foreign backup of {server} any more", server=server)
-        )
+        wiring.settle(looked={key: f"there is no foreign backup of {server} any more"})
         return
     places = sorted({copy.destination for one in found for copy in one.copies})
-    incidents.broken(
-        NOT_OURS,
-        Event(
-            now,
-            NOT_OURS.broken,
+    wiring.settle(
+        Condition(
+            key,
             Severity.WARNING,
-            server=server,
             message=f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
             detail=", ".join(one.id for one in found),
             hint="retention, test restores and restores ignore them. If they are yours (restored catalog, replaced "
@@ -181,18 +172,14 @@ def report_strangers(wiring: Wiring, server: str) -> None:
     """Say, once, that backups of another server lie under the name of ``server``, and when they are gone."""
     records = wiring.catalog.backups.list(server, foreign=True)
     found = [one for one in strangers(records) if not one.former and not one.apart]
-    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    key = Key(FOREIGN, server)
     if not found:
-        none = f"there is no backup of another server under the name {server} any more"
-        incidents.mended(FOREIGN, FOREIGN.over(now, none, server=server))
+        wiring.settle(looked={key: f"there is no backup of another server under the name {server} any more"})
         return
-    incidents.broken(
-        FOREIGN,
-        Event(
-            now,
-            FOREIGN.broken,
+    wiring.settle(
+        Condition(
+            key,
             Severity.ERROR,
-            server=server,
             message="; ".join(one.words(server) for one in found),
             detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found),
             hint=STRANGE_HINT,

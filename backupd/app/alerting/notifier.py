@@ -15,22 +15,23 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from backupd.alerts.channels import DeliveryError
+from backupd.alerts.conditions import Need
 from backupd.alerts.ledger import MANY, Ledger, Turn, grouped
 from backupd.alerts.message import Letter, letter_about, letter_after_silence, letter_of_silence
-from backupd.alerts.rules import JOB, UNDELIVERABLE, endings_of, rule_of_incident, topic_of
-from backupd.app.alerting.sender import CHANNELS, EMAIL, HEARTBEAT, names, recipient, site_of, usable_channels, written
-from backupd.app.backups.rotation_hooks import HOOK
-from backupd.app.context.incidents import (
+from backupd.alerts.rules import (
     API,
-    DESTINATION,
+    DELIVERY,
+    HEARTBEAT,
+    HOOK,
+    JOB,
     PLACE_RPO,
-    PURGE,
     RPO,
     RTO,
-    SLOW,
-    SPOOL,
-    STREAM,
+    endings_of,
+    rule_of_incident,
+    topic_of,
 )
+from backupd.app.alerting.sender import CHANNELS, EMAIL, names, recipient, site_of, usable_channels, written
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import LEG
@@ -277,7 +278,7 @@ class AlertNotifier:
     def _messages(self, letters: Sequence[tuple[Letter, MessageKind, Sequence[Turn]]], now: datetime) -> list[Message]:
         if not letters:
             return []
-        channels = usable_channels(self._wiring, now)
+        channels = usable_channels(self._wiring)
         found: list[Message] = []
         for number, (letter, kind, turns) in enumerate(letters):
             begun = [turn.incident.id for turn in turns if turn.begins]
@@ -304,7 +305,7 @@ class AlertNotifier:
 def _hearing(channels: Sequence[str], turns: Sequence[Turn]) -> list[str]:
     """Those of ``channels`` that a letter goes to: not one that it says of, and of nothing else, that it does not
     work."""
-    about = {turn.incident.subject if topic_of(turn.incident.kind) == UNDELIVERABLE else "" for turn in turns}
+    about = {turn.incident.subject if topic_of(turn.incident.kind) == DELIVERY.broken else "" for turn in turns}
     return [channel for channel in channels if about != {channel}]
 
 
@@ -314,39 +315,15 @@ def _kind(turns: Sequence[Turn]) -> MessageKind:
     return next(kind for kind in _TOLD if kind in kinds)
 
 
-_OF_STREAMS = frozenset(topic_of(pair.broken) for pair in (STREAM, SPOOL, PURGE))
-
-_OF_PLACES = frozenset(
-    {
-        DESTINATION.broken,
-        PLACE_RPO.broken,
-        SLOW.broken,
-        "replication",
-        "destination-unreachable",
-        "destination-filling",
-        "copies-failed",
-        "copies-damaged",
-        "removal-locked",
-        "removal-braked",
-        "manifests-missing",
-        "rot-found",
-    }
-)
-"""Topics of which the subject is a destination."""
-
-_OF_COPIES = frozenset({DESTINATION.broken, SLOW.broken, "replication"})
-"""And one of the server's policy."""
-
-
 def why_unwatched(wiring: Wiring, incident: Incident) -> str:
     """Why nobody looks any more whether it is over; empty where somebody does. Raises CatalogError."""
     settings, server = wiring.settings, incident.server
-    topic, place = topic_of(incident.kind), incident.subject
+    topic, place, needs = topic_of(incident.kind), incident.subject, rule_of_incident(incident).needs
     if topic == HOOK.broken and wiring.catalog.absences.of(server) is not None:
         return ""  # whatever the configuration says, the service brings it back
     if server and server not in settings.servers:
         return f"{server} is not configured any more"
-    if topic in _OF_PLACES and place and place not in settings.destinations:
+    if needs in (Need.DESTINATION, Need.COPIES) and place and place not in settings.destinations:
         return f"destination {place} is not configured any more"
     return _of_policy(settings, incident, topic) if server else _of_service(settings, topic, place)
 
@@ -356,14 +333,14 @@ def _of_service(settings: Settings, topic: str, subject: str) -> str:
         return "alerts.heartbeat is not set any more"
     if topic == API.broken and not settings.api.enabled:
         return "the web page and the REST interface are switched off"
-    return _of_channel(settings, subject) if topic == UNDELIVERABLE else ""
+    return _of_channel(settings, subject) if topic == DELIVERY.broken else ""
 
 
 def _of_policy(settings: Settings, incident: Incident, topic: str) -> str:
     server, place = settings.server(incident.server), incident.subject
     if not server.usable:
         return ""
-    return _of_promise(server, topic, place) or _of_paths(server, topic, place)
+    return _of_promise(server, topic, place) or _of_paths(server, incident, topic)
 
 
 def _of_promise(server: ServerSettings, topic: str, place: str) -> str:
@@ -377,13 +354,13 @@ def _of_promise(server: ServerSettings, topic: str, place: str) -> str:
     return ""
 
 
-def _of_paths(server: ServerSettings, topic: str, place: str) -> str:
+def _of_paths(server: ServerSettings, incident: Incident, topic: str) -> str:
+    place, needs = incident.subject, rule_of_incident(incident).needs
     if topic == JOB and place.startswith(LEG):
-        place = place.removeprefix(LEG)
-        topic = "replication"
-    if topic in _OF_COPIES and place not in server.preferred:
+        place, needs = place.removeprefix(LEG), Need.COPIES
+    if needs is Need.COPIES and place not in server.preferred:
         return f"{place} is no destination of {server.name} any more"
-    if topic in _OF_STREAMS and not streams(server.policy):
+    if needs is Need.STREAM and not streams(server.policy):
         return f"the binary log of {server.name} is not streamed any more"
     return ""
 

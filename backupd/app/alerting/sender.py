@@ -32,21 +32,19 @@ from backupd.alerts.channels import (
     read_channels,
     read_url,
 )
+from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.email import Envelope, as_mail, read_password, send, trust
 from backupd.alerts.message import Letter, Site
-from backupd.alerts.rules import UNDELIVERABLE
+from backupd.alerts.rules import DELIVERY, HEARTBEAT
 from backupd.app.context.api_address import address
-from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.model.event import Event, Message, MessageKind, MessageState, Severity
+from backupd.model.event import Message, MessageKind, MessageState, Severity
 from backupd.model.text import new_id
 
-DELIVERY = Pair(UNDELIVERABLE, "alerts-delivered")
-"""A channel, or one recipient of mail, to which messages cannot be delivered."""
 EMAIL = "email"
 CHANNELS = "channels"
 """How the file of other channels is called where it cannot be read."""
@@ -71,26 +69,16 @@ def working(settings: Settings) -> tuple[tuple[str, ...], DeliveryError | None]:
         return mail_name(settings), error
 
 
-def usable_channels(wiring: Wiring, now: datetime) -> tuple[str, ...]:
+def usable_channels(wiring: Wiring) -> tuple[str, ...]:
     """Names of all channels that are known; an incident while the file of the others than mail cannot be read, and its
     end. Raises CatalogError."""
-    incidents = Incidents(wiring.catalog)
     found, problem = working(wiring.settings)
+    key = Key(DELIVERY, subject=CHANNELS)
     if problem is None:
         if wiring.settings.alerts.channels_file is not None:
-            message = "the file of channels can be read again"
-            incidents.mended(DELIVERY, DELIVERY.over(now, message, subject=CHANNELS))
+            wiring.settle(looked={key: "the file of channels can be read again"})
         return found
-    event = Event(
-        now,
-        DELIVERY.broken,
-        Severity.ERROR,
-        problem.message,
-        subject=CHANNELS,
-        detail=problem.detail,
-        hint=problem.hint,
-    )
-    if incidents.broken(DELIVERY, event):
+    if wiring.settle(Condition(key, Severity.ERROR, problem.message, problem.detail, problem.hint)).opened:
         say(DELIVERY.broken, str(problem), level=logging.ERROR)
     return found
 
@@ -182,7 +170,7 @@ def findings(wiring: Wiring) -> list[Finding]:
     found += [
         error("alerts", incident.message, incident.hint)
         for incident in wiring.catalog.incidents.open()
-        if incident.kind == UNDELIVERABLE
+        if incident.kind == DELIVERY.broken
     ]
     return found or [
         fine(
@@ -318,13 +306,10 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "`backupd alerts messages` lists what waits"
             lost = "; backupd stopped retrying" if given_up else "; backupd retries with increasing intervals"
-            Incidents(catalog).broken(
-                DELIVERY,
-                Event(
-                    now,
-                    DELIVERY.broken,
+            wiring.settle(
+                Condition(
+                    Key(DELIVERY, subject=message.channel),
                     Severity.ERROR,
-                    subject=message.channel,
                     hint=hint,
                     message=f"a message by {message.channel} cannot be delivered: {redacted(error.message)}{lost}",
                     detail=redacted(error.detail),
@@ -346,24 +331,21 @@ def send_one(wiring: Wiring, message: Message) -> bool:
     )
     if done.problem:
         say("message-refused", f"{message.subject}: not for everybody\n{done.problem}", level=logging.WARNING)
-    if _mended(wiring, message.channel, now):
+    if _mended(wiring, message.channel):
         catalog.messages.hurry(now, message.channel)
-    _tell_recipients(wiring, message, done, gone=() if again else done.again, now=now)
+    _tell_recipients(wiring, message, done, gone=() if again else done.again)
     return True
 
 
-def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Sequence[str], now: datetime) -> None:
+def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Sequence[str]) -> None:
     """Of those that mail servers do not take a message for, for good or (``gone``) for days, and of those that they
     take one for again."""
     refused = dict.fromkeys(gone, done.problem) | dict(done.refused)
     for mailbox, answer in refused.items():
-        Incidents(wiring.catalog).broken(
-            DELIVERY,
-            Event(
-                now,
-                DELIVERY.broken,
+        wiring.settle(
+            Condition(
+                Key(DELIVERY, subject=recipient(mailbox)),
                 Severity.ERROR,
-                subject=recipient(mailbox),
                 message=f"the mail server rejects recipient {mailbox}, who gets no messages",
                 detail=redacted(answer),
                 hint="look at alerts.email.to, and at what the mail server's log says",
@@ -372,17 +354,15 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
     if message.channel == EMAIL:
         for mailbox in message.recipients:
             if mailbox not in refused and mailbox not in done.again:
-                _mended(wiring, recipient(mailbox), now)
+                _mended(wiring, recipient(mailbox))
 
 
-def _mended(wiring: Wiring, subject: str, now: datetime) -> bool:
-    return Incidents(wiring.catalog).mended(
-        DELIVERY,
-        DELIVERY.over(now, f"messages by {subject} are delivered again", subject=subject),
-    )
+def _mended(wiring: Wiring, subject: str) -> bool:
+    found = wiring.settle(looked={Key(DELIVERY, subject=subject): f"messages by {subject} are delivered again"})
+    return bool(found.closed)
 
 
-HEARTBEAT = Pair("heartbeat-failed", "heartbeat-sent")
+_PULSE = Key(HEARTBEAT, subject="heartbeat")
 STALE = 120.0
 """Seconds after which a service that has ended no round counts as stuck."""
 FAILURES = 3
@@ -395,7 +375,6 @@ class Heartbeat:
 
     def __init__(self, wiring: Wiring, alive: Callable[[], float]) -> None:
         self._wiring, self._alive = wiring, alive
-        self._incidents = Incidents(wiring.catalog)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
         self._guarded = GuardedLoop("heartbeat-trouble")
@@ -433,10 +412,7 @@ class Heartbeat:
             self._failed(error)
             return
         self._failures, self._trouble = 0, ""
-        self._incidents.mended(
-            HEARTBEAT,
-            HEARTBEAT.over(self._wiring.clock(), "the heartbeat URL answers again", subject="heartbeat"),
-        )
+        self._wiring.settle(looked={_PULSE: "the heartbeat URL answers again"})
 
     def _failed(self, error: DeliveryError) -> None:
         self._failures += 1
@@ -444,13 +420,10 @@ class Heartbeat:
             say(HEARTBEAT.broken, str(error), level=logging.WARNING)
         self._trouble = error.message
         if self._failures >= FAILURES:
-            self._incidents.broken(
-                HEARTBEAT,
-                Event(
-                    self._wiring.clock(),
-                    HEARTBEAT.broken,
+            self._wiring.settle(
+                Condition(
+                    _PULSE,
                     Severity.WARNING,
-                    subject="heartbeat",
                     message=f"{error.message}, {self._failures} times in a row",
                     detail=error.detail,
                     hint=error.hint,

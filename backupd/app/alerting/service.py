@@ -193,7 +193,7 @@ class AlertWatch:
 
     def _look(self) -> None:
         now = self._wiring.clock()
-        usable_channels(self._wiring, now)
+        usable_channels(self._wiring)
         self._reach.step(self._wiring, now)
         if report_if_due(self._wiring, now):
             self._sender.wake()

@@ -11,23 +11,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import HOOK
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.backups import Absence
 from backupd.model.errors import BackupdError, CatalogError, ToolError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import JobState
 from backupd.model.text import format_time
 from backupd.process.command import Command
 from backupd.process.pipeline import run as run_program
 
-HOOK = Pair("hook-failed", "hook-recovered")
 BEFORE, AFTER = "before", "after"
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=10)
@@ -67,22 +67,17 @@ def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
 
 def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, *, log: Path | None = None) -> bool:
     """Run the program that brings the server back, and end its absence; False, and an event, when it fails."""
-    now = wiring.clock()
     server, job_id = absence.server, absence.job_id
-    incidents = Incidents(wiring.catalog)
+    key = Key(HOOK, server, AFTER)
     if absence.after:
         try:
             _run_hook(Path(absence.after), AFTER, absence, kind, timeout, None, log=log)
         except BackupdError as error:
             say("hook-failed", str(error), level=logging.ERROR, server=server, job=job_id)
-            incidents.broken(
-                HOOK,
-                Event(
-                    at=now,
-                    kind=HOOK.broken,
+            wiring.settle(
+                Condition(
+                    key,
                     severity=Severity.ERROR,
-                    server=server,
-                    subject=AFTER,
                     message=f"{server} is not back in rotation: {error.message}",
                     detail=error.detail,
                     hint=f"the service runs {absence.after} again until it succeeds; bring {server} back by hand if "
@@ -92,8 +87,7 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
             )
             return False
     if wiring.catalog.absences.end(server, job_id):
-        over = HOOK.over(now, f"{server} is back in rotation", server=server, subject=AFTER)
-        incidents.mended(HOOK, replace(over, job_id=job_id))
+        wiring.settle(looked={key: f"{server} is back in rotation"}, job_id=job_id)
     return True
 
 

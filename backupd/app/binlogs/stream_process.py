@@ -20,9 +20,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
-from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
 from backupd.app.context.settings import ServerSettings, held_settings, load_settings, spool_folder
@@ -41,7 +42,7 @@ from backupd.engine.log_client import binlog_tool
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import BackupdError, CancelledError, CatalogError, DestinationError, RefusedError, ServerError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.server_facts import Flavour, Position
 from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
@@ -382,6 +383,7 @@ class LogFollower(threading.Thread):
         self._sources: list[Destination] = []
         self._first: Mapping[str, int] = {}
         self._copies: LogCopies | None = None
+        self._lacking = Key(DESTINATION, server.name, destination)
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -401,24 +403,23 @@ class LogFollower(threading.Thread):
         with self._lock:
             return {"behind_since": format_time(self._since) if self._since else None, "error": self._trouble}
 
-    def step(self, wiring: Wiring, incidents: Incidents) -> float:
+    def step(self, wiring: Wiring) -> float:
         """One look; seconds until the next one. Raises CatalogError, CancelledError."""
         try:
             done = self._copy(wiring)
         except CancelledError:
             raise
         except BackupdError as error:
-            return self._after(incidents, LogsCopied(), error, wiring.clock())
-        return self._after(incidents, done, done.failure, wiring.clock())
+            return self._after(wiring, LogsCopied(), error)
+        return self._after(wiring, done, done.failure)
 
     # -- inside
 
     def _follow(self, catalog: Catalog) -> None:
         wiring = Wiring(self._wiring.settings, catalog, self._wiring.clock)
-        incidents = Incidents(catalog)
         self._copies, self._asked = None, None
         while not self._halt.is_set():
-            self._halt.wait(self.step(wiring, incidents))
+            self._halt.wait(self.step(wiring))
 
     def _copy(self, wiring: Wiring) -> LogsCopied:
         now = wiring.clock()
@@ -438,10 +439,11 @@ class LogFollower(threading.Thread):
         if self._halt.is_set():
             raise CancelledError("the stream ends")
 
-    def _after(self, incidents: Incidents, done: LogsCopied, error: BackupdError | None, now: datetime) -> float:
+    def _after(self, wiring: Wiring, done: LogsCopied, error: BackupdError | None) -> float:
+        now = wiring.clock()
         told = str(error) if error is not None else "; ".join(done.troubles)
         if not told:
-            self._went_well(incidents, now)
+            self._went_well(wiring)
             policy = self._server.policy.binlog
             return min(LONGEST, policy.checkpoint.total_seconds() if policy is not None else LONGEST)
         self._failed(error, told)
@@ -450,15 +452,11 @@ class LogFollower(threading.Thread):
             since = self._since
         if now - since >= behind_limit(self._server.policy):
             name, late = self._server.name, format_duration((now - since).total_seconds())
-            incidents.broken(
-                DESTINATION,
-                Event(
-                    now,
-                    DESTINATION.broken,
+            wiring.settle(
+                Condition(
+                    self._lacking,
                     Severity.ERROR,
-                    server=name,
-                    subject=self.destination,
-                    message=f"{self.destination} lacks binary logs of {name} since {late}: they are at "
+                    f"{self.destination} lacks binary logs of {name} since {late}: they are at "
                     f"{', '.join(self._server.required)} only",
                     detail=told,
                     hint="they are copied when it accepts them; backupd retries with increasing intervals",
@@ -475,23 +473,14 @@ class LogFollower(threading.Thread):
         with self._lock:
             self._trouble = text
 
-    def _went_well(self, incidents: Incidents, now: datetime) -> None:
+    def _went_well(self, wiring: Wiring) -> None:
         if self._trouble:
             say("stream-trouble-over", f"{self.destination}: it goes on", server=self._server.name)
         self._failures = 0
         with self._lock:
             self._trouble, self._since = "", None
-        incidents.mended(
-            DESTINATION,
-            Event(
-                now,
-                DESTINATION.mended,
-                Severity.INFO,
-                server=self._server.name,
-                subject=self.destination,
-                message=f"{self.destination} has all binary logs of {self._server.name} again",
-            ),
-        )
+        well = f"{self.destination} has all binary logs of {self._server.name} again"
+        wiring.settle(looked={self._lacking: well})
 
 
 def _give_up() -> None:

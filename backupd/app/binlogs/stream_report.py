@@ -7,13 +7,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from backupd.app.context.incidents import DESTINATION, PURGE, SPOOL, STREAM, Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import DESTINATION, PURGE, SPOOL, STREAM
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
@@ -41,9 +43,6 @@ SILENT = timedelta(minutes=1)
 """A stream writes a row every few seconds."""
 STOPPED = "stopped"
 """The state in the last row of a process that ended well; all others are those of ``StreamState``."""
-
-Condition = tuple[Pair, Event]
-"""Of the first kind of the pair while something is broken, of the second one while it is well."""
 
 _REASONS: Mapping[BranchReason, str] = {
     BranchReason.FIRST: "its binary log is archived from here on",
@@ -289,12 +288,12 @@ class StreamReport:
     def beat(self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str]) -> None:
         """Write everything down. A catalog that takes nothing is reported in the log, once, by the catalog writer."""
         now = self._clock()
-        conditions = list(self._conditions(status, behind, now))
+        holds, looked = self._conditions(status, behind, now)
         document = self._document(status, behind, troubles, now)
         try:
             self._recorder.flush()
             self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
-            self._scribe.ask(lambda _catalog: self._record(conditions))
+            self._scribe.ask(lambda _catalog: self._incidents.settle(now, *holds, looked=looked))
         except BackupdError:
             return  # it was told, and the next beat says all of it again
 
@@ -312,10 +311,6 @@ class StreamReport:
                 level=logging.WARNING,
                 server=self._server.name,
             )
-
-    def _record(self, conditions: Iterable[Condition]) -> None:
-        for pair, event in conditions:
-            (self._incidents.broken if event.kind == pair.broken else self._incidents.mended)(pair, event)
 
     # -- the row
 
@@ -360,67 +355,68 @@ class StreamReport:
 
     # -- the incidents
 
-    def _conditions(self, status: StreamStatus, behind: Mapping[str, Behind], now: datetime) -> Iterator[Condition]:
-        """What is broken now, and what is well."""
+    def _conditions(
+        self, status: StreamStatus, behind: Mapping[str, Behind], now: datetime
+    ) -> tuple[list[Condition], dict[Key, str]]:
+        """What is broken now; what was looked at, with the words for the case that it is well."""
         name = self._server.name
+        stream, spool, purging = (Key(kind, name, SUBJECT) for kind in (STREAM, SPOOL, PURGE))
+        holds: list[Condition] = []
+        looked: dict[Key, str] = {}
         lost = status.state is StreamState.WAITING and now - status.since >= OUT_OF_REACH
         if status.state is StreamState.FAILED or lost:
-            yield self._broken(
-                STREAM,
-                f"the binary log of {name} is not streamed: {status.error}",
-                now,
-                hint=f"is the server up? `backupd check {name}` names what an account or a host lacks. The stream is "
-                "retried continuously, and continues where it stopped",
+            holds.append(
+                Condition(
+                    stream,
+                    Severity.ERROR,
+                    f"the binary log of {name} is not streamed: {status.error}",
+                    hint=f"is the server up? `backupd check {name}` names what an account or a host lacks. The stream "
+                    "is retried continuously, and continues where it stopped",
+                )
             )
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
-            yield self._mended(STREAM, f"the binary log of {name} is streamed again", now)
+            looked[stream] = f"the binary log of {name} is streamed again"
         if status.state is StreamState.PAUSED:
             hint = (
                 "make room there: what else is stored in it?"
                 if status.error == NO_ROOM
                 else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
             )
-            yield self._broken(
-                SPOOL,
-                f"the spool of {name} is full, so its binary log is not copied any more: "
-                f"{format_size(self._spool.bytes())} wait for a destination",
-                now,
-                detail=status.error,
-                hint=f"{hint}; the server must keep its binary log until then; copying continues when there is room",
+            holds.append(
+                Condition(
+                    spool,
+                    Severity.ERROR,
+                    f"the spool of {name} is full, so its binary log is not copied any more: "
+                    f"{format_size(self._spool.bytes())} wait for a destination",
+                    status.error,
+                    f"{hint}; the server must keep its binary log until then; copying continues when there is room",
+                )
             )
         elif status.state is StreamState.STREAMING:
-            yield self._mended(SPOOL, f"the spool of {name} has room again", now)
+            looked[spool] = f"the spool of {name} has room again"
         with self._lock:
             purge = self._purge
         if purge is not None and purge.kind is StreamEventKind.PURGE_ALARM:
-            yield self._broken(PURGE, purge.message, now, detail=purge.detail, hint=purge.hint)
+            holds.append(Condition(purging, Severity.ERROR, purge.message, purge.detail, purge.hint))
         elif purge is not None or status.state is StreamState.STREAMING:
-            yield self._mended(PURGE, purge.message if purge else f"no binary log of {name} is about to be lost", now)
+            looked[purging] = purge.message if purge else f"no binary log of {name} is about to be lost"
         for destination, one in behind.items():
+            lacking = Key(DESTINATION, name, destination)
             if one.since is None:
-                yield self._mended(DESTINATION, f"{destination} has all binary logs of {name} again", now, destination)
+                looked[lacking] = f"{destination} has all binary logs of {name} again"
             elif now - one.since >= self._limit:
                 late = format_duration((now - one.since).total_seconds())
-                yield self._broken(
-                    DESTINATION,
-                    f"{destination} lacks binary logs of {name} since {late}: {format_size(one.bytes)} wait in the "
-                    "spool",
-                    now,
-                    destination,
-                    detail=one.error,
-                    hint="nothing is lost: they are stored when it takes them; until then they are on this host only",
+                holds.append(
+                    Condition(
+                        lacking,
+                        Severity.ERROR,
+                        f"{destination} lacks binary logs of {name} since {late}: {format_size(one.bytes)} wait in the "
+                        "spool",
+                        one.error,
+                        "nothing is lost: they are stored when it takes them; until then they are on this host only",
+                    )
                 )
-
-    def _broken(
-        self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT, *, detail: str = "", hint: str = ""
-    ) -> Condition:
-        name = self._server.name
-        return pair, Event(
-            now, pair.broken, Severity.ERROR, message, server=name, subject=subject, detail=detail, hint=hint
-        )
-
-    def _mended(self, pair: Pair, message: str, now: datetime, subject: str = SUBJECT) -> Condition:
-        return pair, pair.over(now, message, server=self._server.name, subject=subject)
+        return holds, looked
 
 
 def behind_limit(policy: Policy) -> timedelta:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from backupd.app.context.incidents import STREAM
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import STREAM
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.process.command import kill_family
 from backupd.process.pipeline import describe_exit
 from policies.lint import streams
@@ -148,31 +149,21 @@ class StreamWatch(ProcessWatch):
             server=name,
         )
         if one.failures >= REPEATED:
-            event = Event(
-                self._wiring.clock(),
-                STREAM.broken,
-                Severity.ERROR,
-                server=name,
-                subject=SUBJECT,
-                message=f"the binary log of {name} is not streamed: its process has ended {one.failures} times in a "
-                f"row, and {how} the last time",
-                detail=one.last_words,
-                hint=f"its log is {_log(self._wiring.settings, name)}; it is started again every minute, and continues "
-                "where it was",
+            self.settle(
+                Condition(
+                    Key(STREAM, name, SUBJECT),
+                    Severity.ERROR,
+                    f"the binary log of {name} is not streamed: its process has ended {one.failures} times in a "
+                    f"row, and {how} the last time",
+                    detail=one.last_words,
+                    hint=f"its log is {_log(self._wiring.settings, name)}; it is started again every minute, and "
+                    "continues where it was",
+                )
             )
-            self._scribe.ask(lambda _catalog: self._incidents.broken(STREAM, event))
 
     def _recovered(self, name: str, one: _Stream) -> None:
-        event = Event(
-            self._wiring.clock(),
-            STREAM.mended,
-            Severity.INFO,
-            f"the binary log of {name} is streamed again",
-            server=name,
-            subject=SUBJECT,
-        )
         one.failures = 0
-        self._scribe.ask(lambda _catalog: self._incidents.mended(STREAM, event))
+        self.settle(looked={Key(STREAM, name, SUBJECT): f"the binary log of {name} is streamed again"})
         one.well = True
 
     # -- the thread

@@ -1,83 +1,61 @@
-"""Incidents: one event when something breaks, one when it is well again, however often anybody looks.
+"""Incidents: what is open is read here, and what opens, restates or closes one is written here.
 
 Whether one is open stands in the catalog's events, so that a restart neither repeats nor forgets it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 
-from backupd.alerts.rules import unwatched
+from backupd.alerts.conditions import NOTHING, Condition, Key, Kind, Settled, settle
 from backupd.catalog.session import Catalog
-from backupd.model.event import Event, Severity
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The kinds of the two events."""
-
-    broken: str
-    mended: str
-
-    @property
-    def unwatched(self) -> str:
-        """The kind of the event that ends it because nobody looks any more."""
-        return unwatched(self.broken)
-
-    def over(self, at: datetime, message: str, *, server: str = "", subject: str = "") -> Event:
-        """The event that ends an incident."""
-        return Event(at, self.mended, Severity.INFO, message, server=server, subject=subject)
-
-
-STREAM = Pair("stream-failed", "stream-recovered")
-SPOOL = Pair("spool-full", "spool-has-room")
-PURGE = Pair("purge-alarm", "purge-over")
-DESTINATION = Pair("destination-behind", "destination-caught-up")
-RPO = Pair("rpo-broken", "rpo-kept")
-RTO = Pair("rto-broken", "rto-kept")
-API = Pair("api-failed", "api-recovered")
-TLS = Pair("tls-unset", "tls-set")
-POLICY = Pair("policy-broken", "policy-mended")
-SLOW = Pair("destination-slow", "destination-keeps-up")
-PLACE_RPO = Pair("destination-rpo-broken", "destination-rpo-kept")
+from backupd.model.event import Event
 
 
 class Incidents:
-    """Of one process; from one thread. An incident is told apart by its pair and its event's server and subject."""
+    """Of one process; from one thread."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._open: dict[tuple[Pair, str, str], bool] = {}
+        self._closed: set[Key] = set()
 
-    def is_open(self, pair: Pair, server: str, subject: str) -> bool:
+    def is_open(self, key: Key) -> bool:
         """Raises CatalogError."""
-        key = (pair, server, subject)
-        if self._open.get(key, True):  # one that is open may have been ended by others: by now nobody looked after it
-            last = self._catalog.events.last(server, (pair.broken, pair.mended, pair.unwatched), subject)
-            self._open[key] = last is not None and last.kind == pair.broken
-        return self._open[key]
-
-    def broken(self, pair: Pair, event: Event) -> bool:
-        """``event`` is of the pair's first kind. Recorded, True, unless the incident is open: then that says from now
-        on what ``event`` does. Raises CatalogError."""
-        if self._turn(pair, event, to=True):
-            return True
-        self.restate(pair, event)
-        return False
-
-    def restate(self, pair: Pair, event: Event) -> None:
-        """If the incident is open it says from now on what ``event`` does. Raises CatalogError."""
-        if self.is_open(pair, event.server, event.subject):
-            self._catalog.incidents.restate(event)
-
-    def mended(self, pair: Pair, event: Event) -> bool:
-        """``event`` is of the pair's second kind. Recorded, True, if the incident was open. Raises CatalogError."""
-        return self._turn(pair, event, to=False)
-
-    def _turn(self, pair: Pair, event: Event, *, to: bool) -> bool:
-        if self.is_open(pair, event.server, event.subject) is to:
+        if key in self._closed:  # only one that is open may have been ended by others: nobody looked at it any more
             return False
-        self._catalog.events.add(event)
-        self._open[pair, event.server, event.subject] = to
-        return True
+        kind = key.kind
+        last = self._catalog.events.last(key.server, (kind.broken, kind.mended, kind.unwatched), key.subject)
+        if last is None or last.kind != kind.broken:
+            self._closed.add(key)
+        return key not in self._closed
+
+    def settle(
+        self,
+        at: datetime,
+        *holds: Condition,
+        looked: Mapping[Key, str] = NOTHING,
+        gone: Mapping[Key, str] = NOTHING,
+        job_id: str = "",
+    ) -> Settled:
+        """Record what a look found (see ``conditions.settle``). Raises CatalogError."""
+        keys = dict.fromkeys([*(one.key for one in holds), *looked, *gone])
+        found = settle(at, [key for key in keys if self.is_open(key)], holds, looked, gone, job_id)
+        for event in (*found.opened, *found.closed):
+            self._catalog.events.add(event)
+        for event in found.restated:
+            self._catalog.incidents.restate(event)
+        self._closed -= {one.key for one in holds}
+        return found
+
+    # -- what the last callers of pairs of events go by
+
+    def broken(self, kind: Kind, event: Event) -> bool:
+        """``event`` opens an incident: True, or says what the open one says from now on. Raises CatalogError."""
+        key = Key(kind, event.server, event.subject)
+        condition = Condition(key, event.severity, event.message, event.detail, event.hint, event.job_id)
+        return bool(self.settle(event.at, condition).opened)
+
+    def mended(self, kind: Kind, event: Event) -> bool:
+        """``event`` closes an incident: True if it was open. Raises CatalogError."""
+        return bool(self.settle(event.at, looked={Key(kind, event.server, event.subject): event.message}).closed)

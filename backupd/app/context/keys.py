@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import EXPIRING, OVERDUE
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
@@ -95,8 +96,6 @@ def _headers(wiring: Wiring, server: str | None = None, backup_ids: Sequence[str
             break
 
 
-EXPIRING = Pair("key-expiring", "key-renewed")
-OVERDUE = Pair("key-overdue", "key-proved")
 ANSWER_WITHIN = timedelta(days=14)
 """How long the holder of a key may take to answer."""
 _SAID_AGAIN = timedelta(days=7)
@@ -225,7 +224,6 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
     Gives what was issued. A key that cannot be used is an event, not a failure.
     """
     issued = []
-    incidents = Incidents(wiring.catalog)
     for state in keys(wiring, with_backups=False):
         run.check()
         info = state.info
@@ -244,16 +242,8 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
                 ),
             )
         else:
-            incidents.mended(
-                EXPIRING,
-                Event(
-                    wiring.clock(),
-                    EXPIRING.mended,
-                    Severity.INFO,
-                    f"the key of {info.name} does not expire soon any more",
-                    subject=info.fingerprint,
-                ),
-            )
+            well = f"the key of {info.name} does not expire soon any more"
+            wiring.settle(looked={Key(EXPIRING, subject=info.fingerprint): well})
         if state.overdue:
             _tell(
                 wiring,
@@ -277,9 +267,7 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
 
 def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
     """Unless nobody missed it."""
-    Incidents(wiring.catalog).mended(
-        OVERDUE, Event(wiring.clock(), OVERDUE.mended, Severity.INFO, message, subject=fingerprint)
-    )
+    wiring.settle(looked={Key(OVERDUE, subject=fingerprint): message})
 
 
 def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:

@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import CHANGED
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from backupd.engine.server.binary_logs import SourceState
     from backupd.engine.sql.client import Connection, Session
 
-CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"
 _NOTED = timedelta(minutes=1)
 """Between two notes of when a server answered last, where no other one did meanwhile."""
@@ -204,13 +204,10 @@ def _copied(wiring: Wiring, server: str, known: Sequence[Identity], name: str, a
 
 
 def _told_stranger(wiring: Wiring, found: Identity, ours: Sequence[str]) -> None:
-    Incidents(wiring.catalog).broken(
-        CHANGED,
-        Event(
-            wiring.clock(),
-            CHANGED.broken,
+    wiring.settle(
+        Condition(
+            Key(CHANGED, found.server),
             Severity.ERROR,
-            server=found.server,
             message=_words(found, ours),
             detail=f"known under this name: {', '.join(ours)}",
             hint=accept_hint(found.server),
@@ -231,16 +228,7 @@ def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], add
     ):
         found = replace(found, seen_at=now, address=address)
         wiring.catalog.identities.put(found)
-    Incidents(wiring.catalog).mended(
-        CHANGED,
-        Event(
-            now,
-            CHANGED.mended,
-            Severity.INFO,
-            f"the server that is known as {server} answers again: {uuid}",
-            server=server,
-        ),
-    )
+    wiring.settle(looked={Key(CHANGED, server): f"the server that is known as {server} answers again: {uuid}"})
     return found
 
 
@@ -263,9 +251,7 @@ def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, addr
     if found.is_stranger:
         _told_stranger(wiring, found, ours)
         return found
-    Incidents(wiring.catalog).mended(
-        CHANGED, Event(now, CHANGED.mended, Severity.INFO, f"{met.uuid} is {server}: {why}", server=server)
-    )
+    wiring.settle(looked={Key(CHANGED, server): f"{met.uuid} is {server}: {why}"})
     if verdict is Verdict.FAILOVER:
         wiring.catalog.events.add(
             Event(
@@ -360,16 +346,7 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
         replace(strangers[-1], evidence=f"accepted by {by} at {format_time(wiring.clock())}: {strangers[-1].evidence}"),
         by,
     )
-    Incidents(wiring.catalog).mended(
-        CHANGED,
-        Event(
-            wiring.clock(),
-            CHANGED.mended,
-            Severity.INFO,
-            f"{found.uuid} was accepted as {server} by {by}",
-            server=server,
-        ),
-    )
+    wiring.settle(looked={Key(CHANGED, server): f"{found.uuid} was accepted as {server} by {by}"})
     return found
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 
-from backupd.app.context.incidents import POLICY, TLS, Incidents
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import POLICY, TLS
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
@@ -15,7 +16,7 @@ from backupd.backup.finding import Finding, error, fine, warning
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls, is_this_host, verifies
 from backupd.model.errors import ConfigurationError, Problem
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 
 SUBJECT = "tls"
 _HINT = (
@@ -69,39 +70,22 @@ def findings(connection: Connection) -> list[Finding]:
 
 def report_transport(wiring: Wiring) -> None:
     """One incident for each server that is reached without a word on TLS, until there is one. Raises CatalogError."""
-    incidents, now = Incidents(wiring.catalog), wiring.clock()
     for name in wiring.settings.servers:
-        server = wiring.settings.server(name)
-        if not _is_open(server):
-            incidents.mended(
-                TLS,
-                Event(now, TLS.mended, Severity.INFO, f"`tls:` is set for {name}", server=name, subject=name),
-            )
+        try:
+            unprotected = is_open(wiring.settings.server(name).connection())
+        except ConfigurationError:
+            continue  # of files that cannot be read, `check` and each job tell; nobody knows whether `tls:` is there
+        key = Key(TLS, name, name)
+        if not unprotected:
+            wiring.settle(looked={key: f"`tls:` is set for {name}"})
             continue
         message = (
             f"{name} is reached over the network and `tls:` is not set for it: anybody on the network path can read "
             "and change its backups"
         )
-        if incidents.broken(
-            TLS,
-            Event(
-                now,
-                TLS.broken,
-                Severity.ERROR,
-                message,
-                server=name,
-                subject=name,
-                hint=f"its backups go on as before. {_HINT}",
-            ),
-        ):
+        hint = f"its backups go on as before. {_HINT}"
+        if wiring.settle(Condition(key, Severity.ERROR, message, hint=hint)).opened:
             say(TLS.broken, message, level=logging.ERROR, server=name)
-
-
-def _is_open(server: ServerSettings) -> bool:
-    try:
-        return is_open(server.connection())
-    except ConfigurationError:
-        return False  # of files that cannot be read, `check` and each job tell
 
 
 _REMEMBERED = 1000
@@ -126,28 +110,15 @@ def refuse_newly_broken(old: Settings, new: Settings) -> None:
 def report_policies(wiring: Wiring) -> None:
     """Say which policies cannot be used; for servers that follow one record an event, and another when it is whole
     again. Raises CatalogError."""
-    settings, now = wiring.settings, wiring.clock()
+    settings = wiring.settings
     for problem in settings.unused():
         say(POLICY.broken, f"{problem} (no server follows this policy)", level=logging.WARNING)
-    incidents = Incidents(wiring.catalog)
     broken = {(server.name, server.policy_name): server for server in left_out(settings)}
     for (name, policy), server in broken.items():
         detail = "\n".join(map(str, server.problems))
         message = f"policy {policy} cannot be used, so nothing of {name} is backed up by the service"
         say(POLICY.broken, f"{message}\n{detail}\nhint: {_BROKEN_HINT}", level=logging.ERROR, server=name)
-        incidents.broken(
-            POLICY,
-            Event(
-                now,
-                POLICY.broken,
-                Severity.ERROR,
-                message,
-                server=name,
-                subject=policy,
-                detail=detail,
-                hint=_BROKEN_HINT,
-            ),
-        )
+        wiring.settle(Condition(Key(POLICY, name, policy), Severity.ERROR, message, detail, _BROKEN_HINT))
     events = wiring.catalog.events.list(kind=POLICY.broken, limit=_REMEMBERED)
     for name, policy in sorted({(event.server, event.subject) for event in events} - set(broken)):
         if name not in settings.servers:
@@ -158,4 +129,4 @@ def report_policies(wiring: Wiring) -> None:
             if follows
             else f"{name} does not follow policy {policy} any more"
         )
-        incidents.mended(POLICY, Event(now, POLICY.mended, Severity.INFO, message, server=name, subject=policy))
+        wiring.settle(looked={Key(POLICY, name, policy): message})

@@ -9,7 +9,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import TAMPERED
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import Settings
 from backupd.backup.finding import Finding, error, fine, warning
 from backupd.catalog.session import Catalog
@@ -17,7 +19,7 @@ from backupd.model.backup_record import EVERY_SERVER, BackupState
 from backupd.model.binlog import SegmentKey
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, TamperedError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import Clock
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
 from backupd.transfer.records.keyring import public_keys
@@ -205,9 +207,6 @@ def _able(settings: Settings) -> list[Finding]:
     return [fine("signing", f"manifests are signed with {ours.key}")]
 
 
-TAMPERED = Pair("tampered", "tampered-mended")
-
-
 class CatalogRecords:
     """Implements ``transfer.recorded.Records``. Without the catalog nothing is known: what is archived meanwhile, and
     what is read of it, goes on."""
@@ -243,32 +242,12 @@ def report_tampering(
             record = catalog.backups.get(backup_id)
             if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
                 catalog.backups.set_state(backup_id, BackupState.DAMAGED)
-    Incidents(catalog).broken(
-        TAMPERED,
-        Event(
-            clock(),
-            TAMPERED.broken,
-            Severity.ERROR,
-            error.message,
-            server=server,
-            subject=destination,
-            detail=error.detail,
-            hint=error.hint,
-        ),
-    )
+    key = Key(TAMPERED, server, destination)
+    Incidents(catalog).settle(clock(), Condition(key, Severity.ERROR, error.message, error.detail, error.hint))
 
 
 def settle_tampering(catalog: Catalog, clock: Clock, destination: str, server: str, left: Iterable[str]) -> None:
     """After every document of ``server`` there was read: ``left`` are the keys of those that are damaged still."""
     if not any(left):
-        Incidents(catalog).mended(
-            TAMPERED,
-            Event(
-                clock(),
-                TAMPERED.mended,
-                Severity.INFO,
-                f"every document of {server} at {destination} is what was stored there",
-                server=server,
-                subject=destination,
-            ),
-        )
+        well = f"every document of {server} at {destination} is what was stored there"
+        Incidents(catalog).settle(clock(), looked={Key(TAMPERED, server, destination): well})

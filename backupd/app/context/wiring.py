@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
 
+from backupd.alerts.conditions import NOTHING, Condition, Key, Settled
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.errors import (
@@ -214,6 +216,10 @@ class Wiring:
             recorded = RecordedDestination(opened, CatalogRecords(self.catalog, self.clock))
             self._opened[name] = trusting(self.settings, recorded)
         return self._opened[name]
+
+    def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING, job_id: str = "") -> Settled:
+        """Record what a look found now (see ``alerts.conditions``). Raises CatalogError."""
+        return Incidents(self.catalog).settle(self.clock(), *holds, looked=looked, job_id=job_id)
 
     def of(self, servers: Collection[str]) -> Wiring:
         """The same, as if no others than these were configured. Destinations are opened once for both."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import PROTECTION
 from backupd.app.context.destination_identity import identities
-from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.restorable import Restorability
 from policies.schema import Protection
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from backupd.model.manifest import Header
     from storage.destination import Destination
 
-PROTECTION = Pair("not-protected", "protected-again")
 _COMPLETE = str(BackupState.COMPLETE)
 
 
@@ -90,7 +90,7 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
     return Protection.model_validate({})
 
 
-def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
+def look(wiring: Wiring, server: str, now: datetime) -> None:
     """Tell, once, that backups of a server do not become protected in time, and when they are again. Raises
     CatalogError."""
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
@@ -99,34 +99,21 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
     newest = sorted(records, key=lambda one: (one.finished_at, one.id), reverse=True)
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
     good = next((one for one in newest if is_protected(one, walk, wanted, sites)), None)
+    key = Key(PROTECTION, server)
     if due is None:
-        incidents.mended(
-            PROTECTION,
-            PROTECTION.over(
-                now, f"no backup of {server} has waited too long for its protection any more", server=server
-            ),
-        )
+        wiring.settle(looked={key: f"no backup of {server} has waited too long for its protection any more"})
         return
     if good is not None and good.finished_at >= due.finished_at:
-        incidents.mended(
-            PROTECTION,
-            PROTECTION.over(
-                now,
-                f"backups of {server} are protected again: {good.id} is at enough places, read again there",
-                server=server,
-            ),
-        )
+        well = f"backups of {server} are protected again: {good.id} is at enough places, read again there"
+        wiring.settle(looked={key: well})
         return
     places = walk.of(due).destinations
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
-    incidents.broken(
-        PROTECTION,
-        Event(
-            now,
-            PROTECTION.broken,
+    wiring.settle(
+        Condition(
+            key,
             Severity.WARNING,
-            server=server,
             message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies "
             f"are at {len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
             f"({last})",

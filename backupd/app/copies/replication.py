@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from backupd.app.backup_records import LOST, adopt_unknown, find_lost
-from backupd.app.context.incidents import SLOW, Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import LOST, REPLICATION, SLOW
+from backupd.app.backup_records import adopt_unknown, find_lost
 from backupd.app.context.wiring import JobRun, Wiring, worker_count
 from backupd.app.copies.log_copies import LogsCopied, copies_of
 from backupd.app.copies.missing_copies import Wanted, above, opened, sources, wanted
@@ -46,7 +47,6 @@ from backupd.transfer.relay import PAUSES
 from storage import layout
 from storage.destination import Destination, as_tree
 
-REPLICATION = Pair("replication-failing", "replication-caught-up")
 FIRST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(hours=1)
 _NOTED = 5.0
@@ -452,17 +452,11 @@ def _is_there(target: Destination) -> bool:
 
 def _tell(wiring: Wiring, done: Replicated) -> None:
     """One event when it begins to fail, one when it is over."""
-    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    failing, lost = (Key(kind, done.server, done.destination) for kind in (REPLICATION, LOST))
     error = done.trouble
     if error is None:
-        event = REPLICATION.over(
-            now,
-            f"{done.destination} has everything of {done.server} again",
-            server=done.server,
-            subject=done.destination,
-        )
-        if not incidents.mended(REPLICATION, event):
-            incidents.mended(LOST, event)
+        well = f"{done.destination} has everything of {done.server} again"
+        wiring.settle(looked={failing: well, lost: well})
         return
     count = len(done.waiting)
     what = (
@@ -475,14 +469,10 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
         *([error.detail] if error.detail else []),
         *(f"{name}: {why}" for name, why in list(done.waiting.items())[:20]),
     ]
-    incidents.broken(
-        REPLICATION,
-        Event(
-            now,
-            REPLICATION.broken,
+    wiring.settle(
+        Condition(
+            failing,
             Severity.ERROR,
-            server=done.server,
-            subject=done.destination,
             message=f"{what}: {error.message}",
             detail="\n".join(dict.fromkeys(lines)),
             hint=error.hint or "backupd retries with increasing intervals; other work continues meanwhile",
@@ -525,10 +515,9 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
     needed = needed_rate(wiring.catalog.backups.list(server))
     if not sent or needed is None:
         return
-    incidents, now, rate = Incidents(wiring.catalog), wiring.clock(), sent / max(seconds, 1e-9)
+    key, rate = Key(SLOW, server, place), sent / max(seconds, 1e-9)
     if seconds <= LONG_SECONDS or rate >= needed:
-        over = f"copies of {server} to {place} keep up with its backups again"
-        incidents.mended(SLOW, SLOW.over(now, over, server=server, subject=place))
+        wiring.settle(looked={key: f"copies of {server} to {place} keep up with its backups again"})
         return
     configured = wiring.settings.destinations.get(place)
     limit = configured.max_upload if configured is not None else None
@@ -542,15 +531,11 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
             f"{format_duration(seconds)} ({format_size(rate)}/s), and {brought}"
         )
         first = "check its connection"
-    incidents.broken(
-        SLOW,
-        Event(
-            now,
-            SLOW.broken,
+    wiring.settle(
+        Condition(
+            key,
             Severity.WARNING,
             message,
-            server=server,
-            subject=place,
             hint=f"it falls behind further with every backup: {first}, copy fewer of them there (retention of that "
             "destination), or take backups less often",
         ),

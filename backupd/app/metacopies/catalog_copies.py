@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import COPIES
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.trust import signed_servers
@@ -38,7 +39,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.transfer.records import proofs as proofdoc
@@ -66,7 +67,6 @@ SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 PROOFS_KEPT = timedelta(days=400)
 """For so long, at least, a proof outlives its backup at a destination."""
-COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
 
 
@@ -102,18 +102,14 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
         say("copies-failed", str(error), level=logging.WARNING)
         return
     _report(wiring, told)
-    incidents = Incidents(wiring.catalog)
     for one in told:
-        now = wiring.clock()
+        key = Key(COPIES, subject=one.destination)
         if one.problem:
-            incidents.broken(
-                COPIES,
-                Event(
-                    now,
-                    COPIES.broken,
+            wiring.settle(
+                Condition(
+                    key,
                     Severity.WARNING,
                     f"the catalog and the configuration could not be copied to destination {one.destination}",
-                    subject=one.destination,
                     detail=one.problem,
                     hint=(
                         "backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"
@@ -122,7 +118,7 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
             )
         else:
             well = f"the catalog and the configuration are copied to destination {one.destination} again"
-            incidents.mended(COPIES, COPIES.over(now, well, subject=one.destination))
+            wiring.settle(looked={key: well})
 
 
 def _report(wiring: Wiring, told: Iterable[Copied]) -> None:

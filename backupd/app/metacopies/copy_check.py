@@ -17,7 +17,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import DAMAGED
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.repairs import REPAIRED
@@ -33,7 +35,6 @@ COPY_NOTE = "copies.json"
 """Name of the note in the spool."""
 HERE = "this installation"
 """What a damaged copy was replaced from, where that was no other destination."""
-DAMAGED = Pair("copies-damaged", "copies-sound")
 _DAYS = 28
 _CHUNK = 1 << 20
 
@@ -170,7 +171,7 @@ class DamagedCopies:
         has the very same bytes are put right from there."""
         name = self._destination.name
         recorded = {**self._note.stored(name), **self._wiring.catalog.deposits.at(name)}
-        due = of_server(None) if Incidents(self._wiring.catalog).is_open(DAMAGED, "", name) else turn
+        due = of_server(None) if Incidents(self._wiring.catalog).is_open(Key(DAMAGED, subject=name)) else turn
         for key, text in find_damaged(self._destination, recorded, due).items():
             self._found[key] = Damage(
                 name,
@@ -220,11 +221,10 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
         if damage.repaired_from and damage.aged:
             say("copy-renewed", f"{damage.destination}: {damage.key}: {damage.problem}")
     left = [damage for damage in found if not damage.repaired_from]
-    now = wiring.clock()
     if mended:
         wiring.catalog.events.add(
             Event(
-                now,
+                wiring.clock(),
                 REPAIRED,
                 Severity.WARNING,
                 f"{len(mended)} copies of configuration, catalog or proofs at destination "
@@ -234,23 +234,21 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
                 hint=f"bytes that change on a medium indicate that it fails: check the medium of {destination}",
             )
         )
+    key = Key(DAMAGED, subject=destination)
     if left:
-        Incidents(wiring.catalog).broken(
-            DAMAGED,
-            Event(
-                now,
-                DAMAGED.broken,
+        wiring.settle(
+            Condition(
+                key,
                 Severity.WARNING,
                 f"{len(left)} copies of configuration, catalog or proofs at "
                 f"destination {destination} are damaged and cannot be replaced",
-                subject=destination,
                 detail=_lines(left),
                 hint="no backup depends on them; those that are not needed can be deleted there",
             ),
         )
     else:
         none = f"no damaged copy of configuration, catalog or proofs is left at destination {destination}"
-        Incidents(wiring.catalog).mended(DAMAGED, DAMAGED.over(now, none, subject=destination))
+        wiring.settle(looked={key: none})
 
 
 def _only_unsigned(destination: Destination, key: str, digest: str) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import ROLLED_BACK
 from backupd.app.context.logging_setup import say
 from backupd.app.context.trust import signing, wanting
 from backupd.app.context.wiring import Wiring
@@ -32,7 +33,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import Header
 from backupd.model.text import format_duration, format_time
 from backupd.process.folders import write_whole
@@ -48,7 +49,6 @@ EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)
 GRACE = timedelta(minutes=5)
 """How much older than ``EVERY`` a head may be before the destination counts as rolled back."""
-ROLLED_BACK = Pair("rolled-back", "rolled-back-over")
 _NOTE = "heads.json"
 _WAIT = 60.0
 _NAMED = 5
@@ -215,21 +215,16 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
     took = before.places.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
-    now = wiring.clock()
     told = (
         f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
         "as the newest backup"
         if found is not None
         else why or "it holds none"
     )
-    Incidents(wiring.catalog).broken(
-        ROLLED_BACK,
-        Event(
-            now,
-            ROLLED_BACK.broken,
+    wiring.settle(
+        Condition(
+            Key(ROLLED_BACK, server, destination.name),
             Severity.ERROR,
-            server=server,
-            subject=destination.name,
             message=(f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {told}"),
             detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
             hint=f"1. find out who writes to {destination.name}; 2. list the missing data: backupd verify {server}; "
@@ -249,8 +244,7 @@ def settle(wiring: Wiring, destination: Destination, server: str) -> None:
     """Everything of ``server`` that the catalog expects there is there."""
     if not is_rolled_back(wiring, destination, server):
         well = f"{destination.name} holds all that it should of {server}, and its newest head"
-        over = ROLLED_BACK.over(wiring.clock(), well, server=server, subject=destination.name)
-        Incidents(wiring.catalog).mended(ROLLED_BACK, over)
+        wiring.settle(looked={Key(ROLLED_BACK, server, destination.name): well})
 
 
 def noted(wiring: Wiring) -> Mapping[str, Noted]:

@@ -14,15 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import LOCKED, MISSING, OVER_LIMIT
 from backupd.app.backup_records import adopt_unknown, soundness
 from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
-from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.recovery.chains import chain_of, dependants, lineages
 from backupd.transfer.collection import Collected, HeldBack, living_intents
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
@@ -482,12 +483,6 @@ def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
             wiring.catalog.marks.take(destination.name, owner, now, stored=note.stored, confirmed=True)
 
 
-LOCKED = Pair("removal-locked", "removal-unlocked")
-
-OVER_LIMIT = Pair("removal-braked", "removal-released")
-
-MISSING = Pair("manifests-missing", "manifests-found")
-
 MISSING_HINT = (
     "backupd removes no objects at this destination until the backups are present. Mount or move back the missing "
     "folder; to copy them from another destination: backupd verify; to drop a lost backup from the catalog: backupd "
@@ -497,8 +492,8 @@ MISSING_HINT = (
 
 def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
     """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
-    incidents, now, name = Incidents(wiring.catalog), wiring.clock(), destination.name
-    for pair, is_broken, severity, message, detail, hint, over in (
+    name = destination.name
+    for kind, is_broken, severity, message, detail, hint, well in (
         (
             LOCKED,
             swept.locked,
@@ -528,7 +523,8 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             f"destination {name} has every backup that the catalog expects there",
         ),
     ):
+        key = Key(kind, subject=name)
         if is_broken:
-            incidents.broken(pair, Event(now, pair.broken, severity, message, subject=name, detail=detail, hint=hint))
+            wiring.settle(Condition(key, severity, message, detail, hint))
         elif not swept.skipped:
-            incidents.mended(pair, pair.over(now, over, subject=name))
+            wiring.settle(looked={key: well})

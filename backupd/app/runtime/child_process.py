@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from backupd.alerts.conditions import NOTHING, Condition, Key
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
@@ -229,6 +230,11 @@ class ProcessWatch(ABC):
         self._awake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._guarded = GuardedLoop(f"{name}-trouble")
+
+    def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING) -> None:
+        """Record what a look found (see ``alerts.conditions``)."""
+        at = self._wiring.clock()
+        self._scribe.ask(lambda _catalog: self._incidents.settle(at, *holds, looked=looked))
 
     def __enter__(self) -> Self:
         self._scribe.__enter__()

@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from backupd.app.context.incidents import API
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import API
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
 from backupd.model.errors import BackupdError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.process.command import kill_family
 from backupd.process.pipeline import describe_exit
 
@@ -304,25 +305,23 @@ class ApiWatch(ProcessWatch):
         say("api-ended", f"{how}; the next try is in {pause:g} s\n{words}", level=logging.WARNING)
         if tell or state.failures >= REPEATED:
             before = "; the process with the settings before goes on" if state.current is not None else ""
-            event = Event(
-                self._wiring.clock(),
-                API.broken,
-                Severity.ERROR,
-                subject="api",
-                detail=words,
-                message=f"the REST interface and the web page cannot be served at {settings.api.listen}: {how}, the "
-                f"{state.failures}. time in a row{before}",
-                hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
-                "program has the port, end that or change api.listen",
+            self.settle(
+                Condition(
+                    Key(API, subject="api"),
+                    Severity.ERROR,
+                    detail=words,
+                    message=f"the REST interface and the web page cannot be served at {settings.api.listen}: {how}, "
+                    f"the {state.failures}. time in a row{before}",
+                    hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
+                    "program has the port, end that or change api.listen",
+                )
             )
-            self._scribe.ask(lambda _catalog: self._incidents.broken(API, event))
 
     def _recovered(self) -> None:
         state = self._state
         state.failures = 0
         served = f"the REST interface and the web page are served at {state.place} again"
-        over = API.over(self._wiring.clock(), served, subject="api")
-        self._scribe.ask(lambda _catalog: self._incidents.mended(API, over))
+        self.settle(looked={Key(API, subject="api"): served})
         state.well = True
 
     # -- the thread

@@ -18,7 +18,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import PARTIAL
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.engine.physical.tablefiles import absent
@@ -26,7 +27,7 @@ from backupd.engine.server.probe import is_copied
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.document import Document
 from backupd.model.errors import BackupdError, UnrestorableError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import Body
 from backupd.model.proof import Witness
 from backupd.model.table import BaseTable, TableName
@@ -34,7 +35,6 @@ from backupd.recovery.chains import dependants
 from backupd.transfer.records.manifests import load_body, load_header
 from storage import layout
 
-PARTIAL = Pair("backups-partial", "backups-whole")
 _ENGINE, _SEQUENCE, _REASONS = "engine ", "a sequence", ("not reached within", "the server's history list")
 _INNODB = "InnoDB"
 _TOLD = 20
@@ -194,20 +194,16 @@ def _withdraw(wiring: Wiring, record: BackupRecord, why: str) -> None:
 
 
 def _report(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
-    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    key = Key(PARTIAL, server)
     if not known:
-        whole = f"every backup of {server} that is left holds all its tables"
-        incidents.mended(PARTIAL, PARTIAL.over(now, whole, server=server))
+        wiring.settle(looked={key: f"every backup of {server} that is left holds all its tables"})
         return
     tables = sorted({name for one in known for name in one.tables})
     what = f": {', '.join(tables[:5])}{' ...' if len(tables) > 5 else ''}" if tables else ""
-    incidents.broken(
-        PARTIAL,
-        Event(
-            now,
-            PARTIAL.broken,
+    wiring.settle(
+        Condition(
+            key,
             Severity.ERROR,
-            server=server,
             message=f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable"
             f"{what}",
             detail="\n".join(map(str, known)),

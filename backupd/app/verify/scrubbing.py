@@ -24,7 +24,6 @@ from itertools import islice
 
 from backupd.app.backup_records import soundness
 from backupd.app.binlogs.log_records import YOUNG, Reconciliation
-from backupd.app.context.incidents import Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.trust import settle_tampering
 from backupd.app.context.wiring import Wiring, worker_count
@@ -513,15 +512,16 @@ def _follow(wiring: Wiring, backup_id: str) -> None:
         wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
 
 
-SAMPLE = Pair("cold-sample-thawing", "cold-sample-read")
+THAWING, READ = "cold-sample-thawing", "cold-sample-read"
+"""Kinds of events: a sample was asked for; it was read."""
 
 _YEAR = timedelta(days=365)
 
 
 def pending(wiring: Wiring, destination: Destination, server: str) -> str | None:
     """The key of the sample that was asked for and not read yet."""
-    last = wiring.catalog.events.last(server, (SAMPLE.broken, SAMPLE.mended), destination.name)
-    return last.detail if last is not None and last.kind == SAMPLE.broken else None
+    last = wiring.catalog.events.last(server, (THAWING, READ), destination.name)
+    return last.detail if last is not None and last.kind == THAWING else None
 
 
 def sample(
@@ -555,7 +555,7 @@ def _begin(wiring: Wiring, archive: ArchiveDestination, server: str, cold: Colle
     count = policy.verify.cold_sample if policy is not None and policy.verify is not None else 0
     if not count or not cold:
         return ""
-    last = wiring.catalog.events.last(server, (SAMPLE.broken, SAMPLE.mended), archive.name)
+    last = wiring.catalog.events.last(server, (THAWING, READ), archive.name)
     if last is not None and wiring.clock() - last.at < _YEAR / count:
         return ""
     salt = f"{wiring.clock():%Y%m%d}"
@@ -582,7 +582,7 @@ def _ask(wiring: Wiring, archive: ArchiveDestination, server: str, key: str) -> 
         f"{archive.name}: {key} ({format_size(found.size)}) is thawed at the tier {tier}{price}, to be read as a sample"
     )
     wiring.catalog.events.add(
-        Event(wiring.clock(), SAMPLE.broken, Severity.INFO, text, server=server, subject=archive.name, detail=key)
+        Event(wiring.clock(), THAWING, Severity.INFO, text, server=server, subject=archive.name, detail=key)
     )
     return text
 
@@ -590,6 +590,6 @@ def _ask(wiring: Wiring, archive: ArchiveDestination, server: str, key: str) -> 
 def _end(wiring: Wiring, archive: ArchiveDestination, server: str, key: str, what: str) -> str:
     text = f"{archive.name}: {key}, thawed as a sample, {what}"
     wiring.catalog.events.add(
-        Event(wiring.clock(), SAMPLE.mended, Severity.INFO, text, server=server, subject=archive.name, detail=key)
+        Event(wiring.clock(), READ, Severity.INFO, text, server=server, subject=archive.name, detail=key)
     )
     return text

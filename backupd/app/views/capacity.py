@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.app.context.incidents import Pair
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import FILLING
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
@@ -381,7 +383,6 @@ def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:
     return found.usable and destination in found.policy.retention
 
 
-FILLING = Pair("destination-filling", "destination-has-room")
 EVERY = timedelta(hours=1)
 PAUSE = timedelta(days=1)
 """Between the first two events; each next pause is twice as long."""
@@ -417,11 +418,8 @@ def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:
     nearly = found.has_less_than(NEARLY)
     if not found.is_soon and not nearly:
         if told and (earliest is None or earliest > SOON + _CALM) and not found.has_less_than(_ROOMY):
-            wiring.catalog.events.add(
-                FILLING.over(
-                    now, f"destination {found.destination} has room again: {found.text}", subject=found.destination
-                )
-            )
+            well = f"destination {found.destination} has room again: {found.text}"
+            Incidents(wiring.catalog).settle(now, looked={Key(FILLING, subject=found.destination): well})
         return
     urgent = nearly or (earliest is not None and earliest <= URGENT)
     severity = Severity.ERROR if urgent else Severity.WARNING

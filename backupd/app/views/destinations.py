@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import REACH
 from backupd.app.context.destination_identity import note_seen
-from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.views.capacity import EVERY as FORECAST_EVERY
@@ -25,7 +26,7 @@ from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import DestinationError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size
 from policies.configuration import DestinationSettings, FilesystemDestination
 from storage.destination import Space
@@ -276,7 +277,6 @@ def _day(foreseen: Forecast | None, number: int | None) -> datetime | None:
     return foreseen.at + timedelta(days=number) if foreseen is not None and number is not None else None
 
 
-REACH = Pair("destination-unreachable", "destination-reachable")
 _LOOKS = 3
 """So many looks in a row, a minute apart, in which it does not answer: a moment's trouble is none."""
 
@@ -289,19 +289,16 @@ class ReachWatch:
 
     def step(self, wiring: Wiring, now: datetime) -> None:
         """Raises CatalogError."""
-        incidents = Incidents(wiring.catalog)
         for place in places(wiring, now):
-            self._look(incidents, place, now)
+            self._look(wiring, place)
 
-    def _look(self, incidents: Incidents, place: DestinationView, now: datetime) -> None:
+    def _look(self, wiring: Wiring, place: DestinationView) -> None:
+        key = Key(REACH, subject=place.name)
         if place.reachable is None:
             return
         if place.reachable and not place.is_lost:
             self._silent.pop(place.name, None)
-            incidents.mended(
-                REACH,
-                REACH.over(now, f"destination {place.name} answers again", subject=place.name),
-            )
+            wiring.settle(looked={key: f"destination {place.name} answers again"})
             return
         looks = self._silent.setdefault(place.name, [])
         if place.checked_at is not None and place.checked_at not in looks:
@@ -314,7 +311,4 @@ class ReachWatch:
         else:
             what = f"cannot be reached: {place.trouble}"
             hint = "backups that need it fail until it answers; `backupd check` says what is wrong with it"
-        incidents.broken(
-            REACH,
-            Event(now, REACH.broken, Severity.ERROR, f"destination {place.name} {what}", subject=place.name, hint=hint),
-        )
+        wiring.settle(Condition(key, Severity.ERROR, f"destination {place.name} {what}", hint=hint))

@@ -7,19 +7,23 @@ by what restores took so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import PLACE_RPO, RPO, RTO
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import due_times, legs, start_of
 from backupd.catalog.jobs import OPEN as UNDER_WAY
-from backupd.catalog.jobs import Key, Schedule
+from backupd.catalog.jobs import Key as LegKey
+from backupd.catalog.jobs import Schedule
 from backupd.catalog.overview import NOT_COUNTED
 from backupd.model.backup_record import BackupRecord
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.timeline import Timeline
 from policies.lint import streams
@@ -36,9 +40,8 @@ _LATE_CHECKPOINTS = 3
 _SLACK = timedelta(minutes=2)
 """A run that is due is a job only a moment later."""
 
-Told = tuple[Pair, Event, bool | None]
-"""An incident's pair, what to say of it, and whether it is broken; None: that is no incident by itself, but one that is
-open goes on."""
+Found = Iterator[tuple[Key, Condition | str]]
+"""Of each key what holds, or what to say of it where it does not."""
 
 
 class ObjectivesWatch(PeriodicCheck):
@@ -47,7 +50,6 @@ class ObjectivesWatch(PeriodicCheck):
     def __init__(self, read: Read) -> None:
         super().__init__("objectives", EVERY)
         self._read = read
-        self._incidents: Incidents | None = None
         self._seen: dict[tuple[str, str], datetime] = {}
         self._begun: dict[str, datetime] = {}
 
@@ -58,8 +60,6 @@ class ObjectivesWatch(PeriodicCheck):
         server = wiring.settings.server(name)
         if not server.usable:
             return
-        if self._incidents is None:
-            self._incidents = Incidents(wiring.catalog)
         promised = server.policy.objectives
         if promised.rpo is None and promised.rto is None and not streams(server.policy):
             return
@@ -69,17 +69,20 @@ class ObjectivesWatch(PeriodicCheck):
         young = timeline.is_young
         begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
-        for pair, event, broken in (
-            *_rpo(timeline, server, now),
-            *_rto(timeline, server, now),
-            *_rpo_of_places(timeline, server, now, new),
-        ):
-            if broken is False:
-                self._incidents.mended(pair, event)
-            elif broken and not young and not (begins and pair is not RTO):
-                self._incidents.broken(pair, event)
-            else:
-                self._incidents.restate(pair, event)
+        found = dict(
+            [
+                *_rpo(timeline, server),
+                *_rto(timeline, server),
+                *_rpo_of_places(timeline, server, new),
+            ]
+        )
+        holds = [
+            replace(one, opens=one.opens and not young and not (begins and one.key.kind is not RTO))
+            for one in found.values()
+            if isinstance(one, Condition)
+        ]
+        looked = {key: one for key, one in found.items() if isinstance(one, str)}
+        Incidents(wiring.catalog).settle(now, *holds, looked=looked)
 
     def _stream_begins(self, wiring: Wiring, server: ServerSettings, now: datetime) -> bool:
         """Is the binary log about to be streamed for the first time? The service has only just begun to look after it,
@@ -130,7 +133,7 @@ def first_to_come(wiring: Wiring, name: str, now: datetime) -> datetime | None:
 
 
 def first_backup(
-    settings: Settings, name: str, rows: Mapping[Key, Schedule], now: datetime, *, busy: bool, ended: bool
+    settings: Settings, name: str, rows: Mapping[LegKey, Schedule], now: datetime, *, busy: bool, ended: bool
 ) -> datetime | None:
     """As ``first_to_come``. ``busy``: a backup is under way; ``ended``: one came to an end, good or bad."""
     scheduled = [leg for leg in legs(settings, name) if leg.kind in BACKUPS]
@@ -149,26 +152,23 @@ def first_backup(
     return first if first is not None and now < first + _SLACK else None
 
 
-def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+def _rpo(timeline: Timeline, server: ServerSettings) -> Found:
     promised = server.policy.objectives.rpo
     if promised is None:
         return
     name, latest, lost = server.name, timeline.latest, timeline.rpo
-    limit = format_duration(promised.total_seconds())
+    key, limit = Key(RPO, name), format_duration(promised.total_seconds())
     if latest is None or lost is None:
         yield (
-            RPO,
-            Event(
-                now,
-                RPO.broken,
+            key,
+            Condition(
+                key,
                 Severity.ERROR,
                 f"{name} is not recoverable at all; objectives.rpo is {limit}",
-                server=name,
                 hint=f"take a dump now: backupd backup {name} --kind logical"
                 if timeline.tables_only
                 else f"take a full backup now: backupd backup {name} --kind full",
             ),
-            True,
         )
     elif lost > promised:
         lines = [
@@ -177,29 +177,22 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
             for reach in timeline.destinations
         ]
         yield (
-            RPO,
-            Event(
-                now,
-                RPO.broken,
+            key,
+            Condition(
+                key,
                 Severity.ERROR,
                 f"data loss if {name} failed now: {format_duration(lost.total_seconds())}; objectives.rpo is {limit}",
-                server=name,
                 detail="\n".join(["latest recoverable point in time, by destination", *lines, *timeline.warnings]),
                 hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
             ),
-            True,
         )
     else:
-        yield (
-            RPO,
-            RPO.over(now, f"{name}: objectives.rpo ({limit}) is kept again", server=name),
-            False,
-        )
+        yield key, f"{name}: objectives.rpo ({limit}) is kept again"
 
 
-def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, new: frozenset[str]) -> Iterator[Told]:
+def _rpo_of_places(timeline: Timeline, server: ServerSettings, new: frozenset[str]) -> Found:
     """What would be lost were nothing left but one of several destinations. Those that are ``new``, and while all
-    together break the promise required ones and those that have as much as all, are no incidents of their own."""
+    together break the promise required ones and those that have as much as all, open no incidents of their own."""
     promised = server.policy.objectives.rpo
     if promised is None or len(server.preferred) < 2:
         return
@@ -208,69 +201,45 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, ne
     for reach in timeline.destinations:
         if reach.name not in server.preferred:
             continue
+        key = Key(PLACE_RPO, name, reach.name)
         if reach.rpo is not None and reach.rpo <= promised:
-            yield (
-                PLACE_RPO,
-                PLACE_RPO.over(
-                    now,
-                    f"{reach.name} alone keeps objectives.rpo ({limit}) of {name} again",
-                    server=name,
-                    subject=reach.name,
-                ),
-                False,
-            )
+            yield key, f"{reach.name} alone keeps objectives.rpo ({limit}) of {name} again"
             continue
         lost = "everything" if reach.rpo is None else format_duration(reach.rpo.total_seconds())
+        follows = reach.name in server.required or (reach.behind is not None and reach.behind <= promised)
         yield (
-            PLACE_RPO,
-            Event(
-                now,
-                PLACE_RPO.broken,
+            key,
+            Condition(
+                key,
                 Severity.WARNING,
                 f"data loss if only {reach.name} survived: {lost}; objectives.rpo of {name} is {limit}",
-                server=name,
-                subject=reach.name,
                 detail=reach.trouble,
                 hint=f"copy the missing data: backupd replicate {name} --to {reach.name}. If the destination is "
                 "always behind, raise objectives.rpo or add it to destinations.required"
                 if reach.name in server.others
                 else f"to find the cause: backupd binlog status {name}; backupd check {name}",
-            ),
-            (
-                None
-                if reach.name in new
-                or (
-                    not kept
-                    and (reach.name in server.required or (reach.behind is not None and reach.behind <= promised))
-                )
-                else True
+                opens=reach.name not in new and (kept or not follows),
             ),
         )
 
 
-def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+def _rto(timeline: Timeline, server: ServerSettings) -> Found:
     promised = server.policy.objectives.rto
     if promised is None or timeline.predicted_rto is None:
         return  # what nothing is known of is neither kept nor broken
     name, limit = server.name, format_duration(promised.total_seconds())
+    key = Key(RTO, name)
     if timeline.predicted_rto > promised:
         yield (
-            RTO,
-            Event(
-                now,
-                RTO.broken,
+            key,
+            Condition(
+                key,
                 Severity.ERROR,
                 f"estimated restore time of {name}: {format_duration(timeline.predicted_rto.total_seconds())}; "
                 f"objectives.rto is {limit}",
-                server=name,
                 hint="take full backups more often, so that less is replayed; to see how long each step takes: "
                 f"backupd plan {name}",
             ),
-            True,
         )
     else:
-        yield (
-            RTO,
-            RTO.over(now, f"{name}: objectives.rto ({limit}) is kept again", server=name),
-            False,
-        )
+        yield key, f"{name}: objectives.rto ({limit}) is kept again"

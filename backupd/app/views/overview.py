@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from backupd.alerts.rules import POLICY, PROTECTION, RPO, RTO, STREAM
 from backupd.app.binlogs.status import NOT_RUNNING, OFF, state_of, stream_troubles
 from backupd.app.binlogs.stream_report import SILENT
-from backupd.app.context.incidents import POLICY, RPO, RTO, STREAM
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.protection import PROTECTION, protection_of
+from backupd.app.copies.protection import protection_of
 from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.backup_records import NOT_OURS
+from backupd.alerts.rules import NOT_OURS
 from backupd.model.text import format_time
 from tests.support.e2e.archived import wired
 from tests.support.e2e.house import SERVER, House

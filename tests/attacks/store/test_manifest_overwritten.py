@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.app.context.trust import TAMPERED
+from backupd.alerts.rules import TAMPERED
 from backupd.model.manifest import Body, Header
 from tests.support.e2e.archived import Archive, wired
 from tests.support.e2e.house import SERVER, House

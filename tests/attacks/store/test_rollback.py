@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import ROLLED_BACK
 from backupd.app.alerting.service import report_now
 from backupd.app.context.access import audit, command_line
 from backupd.app.context.incidents import Incidents
@@ -19,7 +21,7 @@ from backupd.app.context.trust import signing
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies import signed_heads as heads
 from backupd.app.metacopies.catalog_copies import after_job
-from backupd.app.metacopies.signed_heads import ROLLED_BACK, HeadWatch, compare, noted
+from backupd.app.metacopies.signed_heads import HeadWatch, compare, noted
 from backupd.app.service.facade import Service
 from backupd.app.verify.scrubbing import Rotation, scrub_server
 from backupd.catalog.session import open_catalog
@@ -223,7 +225,7 @@ def rowed(wiring: Wiring, number: int) -> None:
 
 def rolled_back(wiring: Wiring) -> list[str]:
     """The places of which an incident is open."""
-    return [place for place in PLACES if Incidents(wiring.catalog).is_open(ROLLED_BACK, SERVER, place)]
+    return [place for place in PLACES if Incidents(wiring.catalog).is_open(Key(ROLLED_BACK, SERVER, place))]
 
 
 def scrubbed(wiring: Wiring) -> tuple[Damage, ...]:

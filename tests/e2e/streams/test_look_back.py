@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backupd.alerts.rules import PARTIAL
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.metacopies.catalog_copies import keep_proofs
@@ -95,12 +96,12 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
     proof = wiring.catalog.proofs.get(good.id)
     assert (proof.outcome, proof.is_good) == ("withdrawn", False)
     assert "archive.postcards" in proof.withdrawn
-    events = [event for event in wiring.catalog.events.list() if event.kind == missing_tables.PARTIAL.broken]
+    events = [event for event in wiring.catalog.events.list() if event.kind == PARTIAL.broken]
     assert len(events) == 1
     assert "archive.postcards" in events[0].message
     assert "--kind full" in events[0].hint
     verify(wiring, SERVER, 0.01, silent)
-    assert len([event for event in wiring.catalog.events.list() if event.kind == missing_tables.PARTIAL.broken]) == 1
+    assert len([event for event in wiring.catalog.events.list() if event.kind == PARTIAL.broken]) == 1
 
     place = wiring.destination("local")
     keep_proofs(wiring, place, Sealer([keys.fingerprint], keys.public_home))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import backupd
+from backupd.alerts.conditions import Kind
 from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
-from backupd.app.context.incidents import Pair
 from backupd.app.jobs.jobs import BAD
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobState
@@ -51,7 +51,7 @@ def kinds() -> Iterator[tuple[str, str]]:
     for name, tree in modules():
         module = importlib.import_module(name)
         for value in vars(module).values():
-            if isinstance(value, Pair):
+            if isinstance(value, Kind):
                 yield value.broken, name
                 yield value.mended, name
         for node in ast.walk(tree):
@@ -106,7 +106,7 @@ def test_what_nobody_looks_after_any_more_ends_whatever_a_pair_told_of() -> None
 def test_every_pair_is_one_incident_that_its_second_kind_closes() -> None:
     for name, _tree in modules():
         for pair in vars(importlib.import_module(name)).values():
-            if isinstance(pair, Pair) and RULES[pair.broken].act is not Act.SILENT:
+            if isinstance(pair, Kind) and RULES[pair.broken].act is not Act.SILENT:
                 assert (RULES[pair.broken].act, RULES[pair.mended].act) == (Act.OPENS, Act.CLOSES), pair
                 assert RULES[pair.broken].topic == RULES[pair.mended].topic, pair
 

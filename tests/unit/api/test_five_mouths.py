@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from backupd.alerts.rules import CHANGED, STREAM
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.service import report_now
 from backupd.app.backup_records import report_foreign
-from backupd.app.context.incidents import STREAM, Incidents
-from backupd.app.context.server_identity import CHANGED
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner
 from backupd.app.service.dispatch import run_here

@@ -68,7 +68,7 @@ def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither
         with opened(tmp_path, clock, extra) as wiring:
             desk = begun(wiring, clock)
             for _ in range(3):
-                usable_channels(wiring, clock.now)
+                usable_channels(wiring)
                 go(desk, clock, 10)
             (subject,) = subjects(wiring)
             assert "messages by channels cannot be delivered" in subject
@@ -84,7 +84,7 @@ def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither
             assert "report of" in subjects(wiring)[-1]
 
             chats.chmod(0o600)
-            usable_channels(wiring, clock.now)
+            usable_channels(wiring)
             go(desk, clock, 3600, 10)
             assert not wiring.catalog.incidents.open()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.alerts.rules import RULES, topic_of
-from backupd.app.alerting import notifier as unwatched
+from backupd.alerts.conditions import Need
+from backupd.alerts.rules import KINDS, PLACE_RPO, RPO, RTO, RULES, STREAM
 from backupd.app.alerting.notifier import AlertNotifier, Pace
-from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import close
 from backupd.catalog.backups import Absence
@@ -169,8 +169,16 @@ def test_what_leaves_the_configuration_is_over(desk: Desk, tmp_path: Path) -> No
 
 
 def test_every_topic_that_may_be_left_is_one(desk: Desk) -> None:
-    topics = unwatched._OF_PLACES | unwatched._OF_STREAMS | unwatched._OF_COPIES
-    assert topics <= {topic_of(kind) for kind in RULES}
+    left = [kind for kind in KINDS if kind.needs is not Need.NOTHING]
+    assert {kind.needs for kind in left} == set(Need) - {Need.NOTHING}
+    for kind in left:
+        desk.happen(kind.broken, "gone")
+    desk.go(looks=1)
+    told = {topic_of(one.kind) for one in desk.wiring.catalog.incidents.list()}
+    assert told == {RULES[kind.broken].topic for kind in left}
+    desk.configure(gold=GOLD)
+    desk.go()
+    assert not desk.wiring.catalog.incidents.open()
 
 
 def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from backupd.alerts.rules import HOOK
 from backupd.app.backups import rotation_hooks as absence
-from backupd.app.backups.rotation_hooks import AFTER, HOOK, AbsenceWatch, away
+from backupd.app.backups.rotation_hooks import AFTER, AbsenceWatch, away
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Wiring, owner
 from backupd.app.service.worker import Worker

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.context.incidents import RPO, STREAM, Incidents
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import RPO, STREAM
+from backupd.app.context.incidents import Incidents
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.event import Event, Severity
 
@@ -55,5 +57,5 @@ def test_servers_subjects_and_sorts_have_incidents_of_their_own(catalog: Catalog
     incidents.broken(STREAM, event("stream-failed"))
     assert incidents.broken(STREAM, event("stream-failed", subject="process"))
     assert incidents.broken(STREAM, event("stream-failed", server="db2"))
-    assert not incidents.is_open(RPO, "db1", "stream")
+    assert not incidents.is_open(Key(RPO, "db1", "stream"))
     assert incidents.broken(RPO, event("rpo-broken"))

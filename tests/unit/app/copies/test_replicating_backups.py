@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.backup_records import LOST
-from backupd.app.copies.replication import LONGEST_PAUSE, REPLICATION, pause_after
+from backupd.alerts.rules import LOST, REPLICATION
+from backupd.app.copies.replication import LONGEST_PAUSE, pause_after
 from backupd.app.retention.deletion import keep, sweep_destination
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.stream_process import LogFollower
-from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
 from backupd.app.views.server_status import timeline
 from backupd.model.binlog import Ending, SegmentKey
@@ -213,9 +213,8 @@ def test_a_follower_copies_what_is_stored_tells_once_that_it_cannot_and_catches_
     one = shop()
     one.at("offsite").initialise(one.clock())
     follower = LogFollower(one.wiring, one.wiring.settings.server(SERVER), "offsite", threading.Event())
-    incidents = Incidents(one.catalog)
     store(one.wiring, keys, logs[:2], places=("local",))
-    follower.step(one.wiring, incidents)
+    follower.step(one.wiring)
     assert there(one) == [key_of(log) for log in logs[:2]]
     assert follower.standing() == {"behind_since": None, "error": ""}
     marker = one.base / "offsite" / "repository.json"
@@ -223,13 +222,13 @@ def test_a_follower_copies_what_is_stored_tells_once_that_it_cannot_and_catches_
     store(one.wiring, keys, logs[2:], places=("local",))
     for _ in range(3):
         one.clock.move(minutes=11)
-        follower.step(one.wiring, incidents)
+        follower.step(one.wiring)
     assert follower.standing()["error"]
     (event,) = one.events(DESTINATION.broken)
     assert "offsite lacks binary logs" in event.message
     (one.base / "marker").rename(marker)
     one.clock.move(minutes=11)
-    follower.step(one.wiring, incidents)
+    follower.step(one.wiring)
     assert there(one) == [key_of(log) for log in logs]
     assert len(one.events(DESTINATION.mended)) == 1
 

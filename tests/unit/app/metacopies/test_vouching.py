@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.backup_records import NOT_OURS, adopt_unknown, record_of
+from backupd.alerts.rules import NOT_OURS
+from backupd.app.backup_records import adopt_unknown, record_of
 from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.backup_records import FOREIGN, adopt, adopt_unknown
+from backupd.alerts.rules import FOREIGN
+from backupd.app.backup_records import adopt, adopt_unknown
 from backupd.app.retention.deletion import delete
 from backupd.app.retention.retention import apply
 from backupd.app.service.check import check

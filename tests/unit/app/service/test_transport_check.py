@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.context.incidents import TLS
+from backupd.alerts.rules import TLS
 from backupd.app.context.settings import load_settings
 from backupd.app.context.settings_problems import report_transport
 from backupd.app.context.wiring import Wiring

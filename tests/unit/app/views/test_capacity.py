@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from backupd.alerts.rules import FILLING
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.capacity import FILLING, FillingWatch
+from backupd.app.views.capacity import FillingWatch
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup_record import Copy
 from backupd.model.errors import DestinationError
