@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.conditions import Need
-from backupd.alerts.rules import KINDS, PLACE_RPO, RPO, RTO, RULES, STREAM
+from backupd.alerts.rules import KINDS, PLACE_RPO, RPO, RTO, RULES, STREAM, topic_of
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
