@@ -223,9 +223,10 @@ def topic_of(kind: str) -> str:
     return RULES.get(kind, _UNKNOWN).topic or kind
 
 
-def endings_of(incident: Incident) -> tuple[str, ...]:
-    """Kinds of events that tell that nobody looks after it any more; none where no event ever does."""
-    return tuple(kind for kind, rule in RULES.items() if not rule.well and rule.topic == topic_of(incident.kind))
+def kinds_of(incident: Incident) -> tuple[Kind, ...]:
+    """The kinds of conditions that it is of; none where only events of jobs, and others that no watcher looks after,
+    open and close it."""
+    return tuple(kind for kind in KINDS if topic_of(kind.broken) == topic_of(incident.kind))
 
 
 def is_reminded(incident: Incident) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from backupd.alerts.channels import DeliveryError
-from backupd.alerts.conditions import Need
+from backupd.alerts.conditions import Key, Need
 from backupd.alerts.ledger import MANY, Ledger, Turn, grouped
 from backupd.alerts.message import Letter, letter_about, letter_after_silence, letter_of_silence
 from backupd.alerts.rules import (
@@ -27,17 +27,18 @@ from backupd.alerts.rules import (
     PLACE_RPO,
     RPO,
     RTO,
-    endings_of,
+    kinds_of,
     rule_of_incident,
     topic_of,
 )
 from backupd.app.alerting.sender import CHANNELS, EMAIL, names, recipient, site_of, usable_channels, written
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import LEG
 from backupd.app.runtime.clock_check import ClockWatch, boottime
 from backupd.model.errors import BackupdError
-from backupd.model.event import Event, Incident, Message, MessageKind, Severity
+from backupd.model.event import Event, Incident, Message, MessageKind
 from backupd.model.job import JobKind, JobState
 from policies.lint import streams
 
@@ -173,10 +174,8 @@ class AlertNotifier:
         turns: list[Turn] = []
         for incident in ledger.open:
             if not ledger.keeps_coming(incident, now) and (why := why_unwatched(self._wiring, incident)):
-                for kind in endings_of(incident):
-                    self._wiring.catalog.events.add(
-                        Event(now, kind, Severity.INFO, why, server=incident.server, subject=incident.subject)
-                    )
+                keys = [Key(kind, incident.server, incident.subject) for kind in kinds_of(incident)]
+                Incidents(self._wiring.catalog).settle(now, gone=dict.fromkeys(keys, why))
                 turns += ledger.cover(incident, now, why, well=False)
             elif rule_of_incident(incident).covered and (job := self._backup_after(incident)):
                 turns += ledger.cover(incident, now, f"a backup was taken since: {job}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from backupd.alerts.conditions import NOTHING, Condition, Key, Kind, Settled, settle
+from backupd.alerts.conditions import NOTHING, Condition, Key, Settled, settle
 from backupd.catalog.session import Catalog
-from backupd.model.event import Event
 
 
 class Incidents:
@@ -47,15 +46,3 @@ class Incidents:
             self._catalog.incidents.restate(event)
         self._closed -= {one.key for one in holds}
         return found
-
-    # -- what the last callers of pairs of events go by
-
-    def broken(self, kind: Kind, event: Event) -> bool:
-        """``event`` opens an incident: True, or says what the open one says from now on. Raises CatalogError."""
-        key = Key(kind, event.server, event.subject)
-        condition = Condition(key, event.severity, event.message, event.detail, event.hint, event.job_id)
-        return bool(self.settle(event.at, condition).opened)
-
-    def mended(self, kind: Kind, event: Event) -> bool:
-        """``event`` closes an incident: True if it was open. Raises CatalogError."""
-        return bool(self.settle(event.at, looked={Key(kind, event.server, event.subject): event.message}).closed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import backupd
 from backupd.alerts.conditions import Kind
-from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
+from backupd.alerts.rules import RULES, Act, kinds_of, rule_of, title_of
 from backupd.app.jobs.jobs import BAD
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobState
@@ -21,20 +21,14 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEEDED}
 """States of jobs that no event of that name tells."""
 ELSEWHERE = {
-    ("backupd.app.context.incidents", "self.mended"): "",
     ("backupd.app.service.daemon", "kind"): "self._event",
     ("backupd.app.jobs.jobs", "kind"): "",
     ("backupd.app.restores.thaw_jobs", "kind"): "",
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
-    ("backupd.app.alerting.notifier", "kind"): "",
-    ("backupd.app.retention.deletion", "pair.broken"): "",
-    ("backupd.app.retention.deletion", "pair.mended"): "",
-    ("backupd.app.binlogs.stream_report", "pair.broken"): "",
-    ("backupd.app.binlogs.stream_report", "pair.mended"): "",
 }
 """Expressions that only a call can tell: what tells them is the name of a call's function, or of a module's value;
-where it is empty, they are of a pair, or of calls of one ``ABOUT_A_JOB``."""
+where it is empty, they are of calls of one ``ABOUT_A_JOB``."""
 ABOUT_A_JOB = ("event_of", "_event", "_warn")
 """Functions of jobs whose third argument is the kind of an event."""
 
@@ -42,7 +36,7 @@ ABOUT_A_JOB = ("event_of", "_event", "_warn")
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(ROOT.glob("app/**/*.py")):
         text = path.read_text()
-        if "model.event import" in text or "event_of(" in text:
+        if "model.event import" in text or "alerts.rules import" in text or "event_of(" in text:
             yield ".".join(("backupd", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(text)
 
 
@@ -100,7 +94,11 @@ def test_what_nobody_looks_after_any_more_ends_whatever_a_pair_told_of() -> None
         if not rule.well:
             broken = kind.removesuffix("-unwatched")
             incident = Incident("i", broken, "db1", "", Severity.ERROR, "", "", "", NOW, NOW)
-            assert (rule.act, rule.topic, kind in endings_of(incident)) == (Act.CLOSES, RULES[broken].topic, True)
+            assert (rule.act, rule.topic, kind in [one.unwatched for one in kinds_of(incident)]) == (
+                Act.CLOSES,
+                RULES[broken].topic,
+                True,
+            )
 
 
 def test_every_pair_is_one_incident_that_its_second_kind_closes() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import CHANGED, STREAM
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.service import report_now
@@ -313,26 +314,13 @@ def test_an_exceeded_rpo(young: Installation) -> None:
 
 def test_a_stream_that_failed(home: Installation) -> None:
     home.stream("failed", "access denied")
-    home.incidents.broken(
-        STREAM,
-        Event(
-            home.now(),
-            STREAM.broken,
-            Severity.ERROR,
-            server=SERVER,
-            subject="stream",
-            message=f"the binary log of {SERVER} is not streamed: access denied",
-        ),
-    )
+    key = Key(STREAM, SERVER, "stream")
+    message = f"the binary log of {SERVER} is not streamed: access denied"
+    home.incidents.settle(home.now(), Condition(key, Severity.ERROR, message))
     state = home.say()
     assert (state.status, state.kinds) == ("bad", {"stream-failed"})
     home.stream()
-    home.incidents.mended(
-        STREAM,
-        Event(
-            home.now(), STREAM.mended, Severity.INFO, server=SERVER, subject="stream", message="it is streamed again"
-        ),
-    )
+    home.incidents.settle(home.now(), looked={key: "it is streamed again"})
     home.clean()
 
 
@@ -406,7 +394,7 @@ def test_a_stranger_under_its_name(home: Installation) -> None:
     home.clean()
     other = Identity(SERVER, "other", Verdict.STRANGER, at, at, evidence="it has no GTID of ours")
     home.catalog.identities.put(other)
-    home.incidents.broken(CHANGED, Event(at, CHANGED.broken, Severity.ERROR, "another server answers", server=SERVER))
+    home.incidents.settle(at, Condition(Key(CHANGED, SERVER), Severity.ERROR, "another server answers"))
     home.backup(uuid="other")
     state = home.say()
     assert state.kinds == {"server-changed"}

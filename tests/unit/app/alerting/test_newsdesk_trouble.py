@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.alerts.conditions import Need
+from backupd.alerts.conditions import Condition, Key, Need
 from backupd.alerts.rules import KINDS, PLACE_RPO, RPO, RTO, RULES, STREAM, topic_of
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.context.incidents import Incidents
@@ -119,18 +119,18 @@ def test_a_clock_that_is_ahead_for_a_minute_ends_nothing_and_puts_off_nothing(de
 
 def test_a_server_that_is_taken_out_is_not_called_well_and_is_told_again_when_it_is_back(desk: Desk) -> None:
     incidents = Incidents(desk.wiring.catalog)  # of a process that goes on
-    broken = Event(NOW, RPO.broken, Severity.ERROR, "too much would be lost", server="db1")
-    assert incidents.broken(RPO, broken)
+    broken = Condition(Key(RPO, "db1"), Severity.ERROR, "too much would be lost")
+    assert incidents.settle(NOW, broken).opened
     desk.go()
     assert desk.told() == ["ERROR db1: recovery point objective is broken"]
     desk.configure(servers=("db2",))
     desk.go()
     assert desk.told() == ["NOT WATCHED db1: recovery point objective is broken"]
     desk.configure()
-    assert incidents.broken(RPO, replace(broken, at=desk.clock.now))
+    assert incidents.settle(desk.clock.now, broken).opened
     desk.go()
     assert desk.told() == ["ERROR db1: recovery point objective is broken"]
-    assert not incidents.broken(RPO, broken)
+    assert not incidents.settle(NOW, broken).opened
 
 
 def test_a_server_that_is_taken_out_while_it_is_out_of_rotation_stays_away_until_it_is_back(desk: Desk) -> None:

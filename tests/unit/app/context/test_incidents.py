@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from backupd.alerts.conditions import Key
+from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import RPO, STREAM
 from backupd.app.context.incidents import Incidents
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+KEY = Key(STREAM, "db1", "stream")
 
 
 @pytest.fixture
@@ -23,10 +25,16 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
         yield opened
 
 
-def event(kind: str, *, minute: int = 0, server: str = "db1", subject: str = "stream") -> Event:
-    return Event(
-        NOW + timedelta(minutes=minute), kind, Severity.ERROR, f"{kind} at {minute}", server=server, subject=subject
-    )
+def broken(incidents: Incidents, *, minute: int = 0, key: Key = KEY) -> bool:
+    """Did that open one?"""
+    at = NOW + timedelta(minutes=minute)
+    return bool(incidents.settle(at, Condition(key, Severity.ERROR, f"{key.kind.broken} at {minute}")).opened)
+
+
+def mended(incidents: Incidents, *, minute: int = 0) -> bool:
+    """Did that close one?"""
+    at = NOW + timedelta(minutes=minute)
+    return bool(incidents.settle(at, looked={KEY: f"stream-recovered at {minute}"}).closed)
 
 
 def told(catalog: Catalog) -> list[str]:
@@ -35,27 +43,27 @@ def told(catalog: Catalog) -> list[str]:
 
 def test_an_incident_is_told_once_when_it_begins_and_once_when_it_is_over(catalog: Catalog) -> None:
     incidents = Incidents(catalog)
-    assert not incidents.mended(STREAM, event("stream-recovered"))
-    assert incidents.broken(STREAM, event("stream-failed", minute=1))
-    assert [incidents.broken(STREAM, event("stream-failed", minute=minute)) for minute in (2, 3)] == [False, False]
-    assert incidents.mended(STREAM, event("stream-recovered", minute=4))
-    assert not incidents.mended(STREAM, event("stream-recovered", minute=5))
-    assert incidents.broken(STREAM, event("stream-failed", minute=6))
+    assert not mended(incidents)
+    assert broken(incidents, minute=1)
+    assert [broken(incidents, minute=minute) for minute in (2, 3)] == [False, False]
+    assert mended(incidents, minute=4)
+    assert not mended(incidents, minute=5)
+    assert broken(incidents, minute=6)
     assert told(catalog) == ["stream-failed at 1", "stream-recovered at 4", "stream-failed at 6"]
 
 
 def test_a_process_that_comes_after_knows_what_is_open(catalog: Catalog) -> None:
-    Incidents(catalog).broken(STREAM, event("stream-failed"))
+    broken(Incidents(catalog))
     later = Incidents(catalog)
-    assert not later.broken(STREAM, event("stream-failed", minute=1))
-    assert later.mended(STREAM, event("stream-recovered", minute=2))
-    assert not Incidents(catalog).mended(STREAM, event("stream-recovered", minute=3))
+    assert not broken(later, minute=1)
+    assert mended(later, minute=2)
+    assert not mended(Incidents(catalog), minute=3)
 
 
 def test_servers_subjects_and_sorts_have_incidents_of_their_own(catalog: Catalog) -> None:
     incidents = Incidents(catalog)
-    incidents.broken(STREAM, event("stream-failed"))
-    assert incidents.broken(STREAM, event("stream-failed", subject="process"))
-    assert incidents.broken(STREAM, event("stream-failed", server="db2"))
+    broken(incidents)
+    assert broken(incidents, key=replace(KEY, subject="process"))
+    assert broken(incidents, key=replace(KEY, server="db2"))
     assert not incidents.is_open(Key(RPO, "db1", "stream"))
-    assert incidents.broken(RPO, event("rpo-broken"))
+    assert broken(incidents, key=Key(RPO, "db1", "stream"))
