@@ -29,13 +29,15 @@ _HINTS = {
     errno.EDQUOT: "make room there or raise the quota, then call again",
     errno.EACCES: "call as the user that owns it, or correct its permissions",
     errno.EPERM: "call as the user that owns it, or correct its permissions",
-    errno.EROFS: "the file system is mounted read-only: dmesg tells whether an error made it so; the service may write "
+    errno.EROFS: "the file system is mounted read-only: dmesg shows whether an error caused it; the service may write "
     "only where its unit says (ReadWritePaths= in a drop-in: systemctl edit backupd)",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`, LimitNOFILE= of the unit)",
     errno.ENFILE: "raise the limit of open files of the system (sysctl fs.file-max)",
     errno.ENOMEM: "give this process more memory, then call again",
 }
-_MEMORY_HINT = "raise what limits it (`ulimit -v`, MemoryMax= of the unit) or end other programs, then call again"
+_MEMORY_HINT = (
+    "raise its memory limit (`ulimit -v`, MemoryMax= of the unit) or end other programs, then run the command again"
+)
 
 
 def explained(error: Exception, what: str) -> BackupdError:
@@ -43,11 +45,11 @@ def explained(error: Exception, what: str) -> BackupdError:
     if isinstance(error, BackupdError):
         return error
     if isinstance(error, MemoryError):
-        return BackupdError(f"{what} failed: this process got no more memory", hint=_MEMORY_HINT)
+        return BackupdError(f"{what} failed: the process is out of memory", hint=_MEMORY_HINT)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return BackupdError(
-            f"{what} failed: the system refused a new thread",
-            hint="raise what limits it (`ulimit -v`, `ulimit -u`, TasksMax= of the unit), then call again",
+            f"{what} failed: the system refused to create a thread",
+            hint="raise the limit (`ulimit -v`, `ulimit -u`, TasksMax= of the unit), then run the command again",
         )
     if isinstance(error, OSError):
         return _of_system(error, what)
@@ -87,7 +89,7 @@ def _kept(error: Exception) -> str:
         return f"report this error; the traceback could not be saved: {reason_of(problem)}"
     except BackupdError as problem:
         return f"report this error; the traceback could not be saved: {problem.message}"
-    return f"report this with the file {path}, which says where it happened"
+    return f"report this with the file {path}, which holds the traceback"
 
 
 def _lasting_folder() -> str:
@@ -203,7 +205,7 @@ class Screen:
             subject = f"{self.done}, but its result" if self.done else "the result"
             raise BackupdError(
                 f"{subject} could not be written to stdout: {reason_of(error)}",
-                hint="`backupd backups` shows what there is" if self.done else "",
+                hint="to list the backups: backupd backups" if self.done else "",
             ) from None
 
     def _lose(self, stream: TextIO | None) -> None:

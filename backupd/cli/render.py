@@ -259,7 +259,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
         "proved": "proved: restored, checked and equal to the source's witness",
         "restored": "restored and checked, "
         + (
-            "but not all of the source's witness could be looked at"
+            "but not all tables of the source's witness could be compared"
             if proof.not_looked_at
             else "but not compared with a witness of the source"
         ),
@@ -358,8 +358,8 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
         )
     if unread:
         screen.line(
-            "-> manifests that are not what was stored, or not signed: `backupd verify` puts right what "
-            "another destination has; what is only unsigned yet: `backupd catalog sign DESTINATION`"
+            "-> altered or unsigned manifests: `backupd verify` repairs them from another destination; to sign those "
+            "that are only unsigned: `backupd catalog sign DESTINATION`"
         )
     for finding in outcome["repaired"]:
         screen.line(f"repaired: {_finding_text(finding)}", style="green")

@@ -73,7 +73,7 @@ BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as 
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
 NewCatalog = Annotated[
     bool,
-    typer.Option("--new-catalog", help="Begin an empty catalog although a destination holds backups already."),
+    typer.Option("--new-catalog", help="Create an empty catalog even if a destination already holds backups."),
 ]
 TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
 

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from backupd.cli.output import Screen
     from backupd.model.access import AuditEntry, Token
 
-app = Commands(help="Tokens: who may use the REST interface and the web page.", no_args_is_help=True)
+app = Commands(help="Tokens for the REST interface and the web page.", no_args_is_help=True)
 
 
 @app.command(opening="works")
 def create(
     run: Run,
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer | operator | admin")],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Who holds it: a person, or a program.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Holder of the token: a person or a program.")],
     server: Annotated[
         list[str] | None,
-        option("--server", "SERVER", "Sees only this one; may be repeated."),
+        option("--server", "SERVER", "Restrict the token to this server. May be repeated."),
     ] = None,
     expires: Annotated[
         str | None,
@@ -47,7 +47,7 @@ def create(
 
 @app.command("list")
 def list_(run: Run) -> None:
-    """List tokens, those that count no more, too."""
+    """List tokens, including expired and revoked ones."""
     found = run.service.access.tokens()
     run.screen.document([token.as_json() for token in found])
     if not found:
@@ -90,15 +90,15 @@ def audit(
             help="Verify the digest chain of the audit log. Exit status 1 if an entry was altered or removed.",
         ),
     ] = False,
-    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", show_default=False)] = None,
+    actor: Annotated[str | None, option("--actor", "NAME", "Show only entries of this actor.")] = None,
     action: Annotated[
         str | None,
         option("--action", "WORD", "Show only entries with this action, for example backup-deleted."),
     ] = None,
-    server: Annotated[str | None, typer.Option("--server", metavar="SERVER", show_default=False)] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many, the newest first.")] = 50,
+    server: Annotated[str | None, option("--server", "SERVER", "Show only entries about this server.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Maximum number, newest first.")] = 50,
 ) -> None:
-    """Who did what: every backup, restore, deletion, token and change that somebody asked for."""
+    """Show the audit log: every requested backup, restore, deletion, token and change, and who requested it."""
     if not verify:
         found = run.service.access.audit(actor=actor, action=action, server=server, limit=limit)
         run.screen.document([entry.as_json() for entry in found])

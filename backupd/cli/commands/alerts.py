@@ -18,17 +18,17 @@ SHOWN = 40
 _MOST = 1_000_000
 _WIDTH = 70
 
-app = Commands(cls=ListByDefault, help="List what is wrong; the messages about it; test the channels; acknowledge.")
+app = Commands(cls=ListByDefault, help="List open incidents and messages; test channels; acknowledge.")
 
 
 @app.command("list")
 def list_(
     run: Run,
     server: AnyServer = None,
-    everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list closed incidents.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
-    """List what is open, newest first (also without the word `list`)."""
+    """List open incidents, newest first (also without the word `list`)."""
     found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
     run.screen.document([incident.as_json() for incident in found])
     if not found:
@@ -81,7 +81,7 @@ def acknowledge(
     found = run.service.alerts.acknowledge(incident)
     run.screen.done = f"{incident} was acknowledged"
     run.screen.document(found.as_json())
-    run.screen.line(f"{found.acknowledged_by} is at {title_of(found)}: there are no reminders of it any more")
+    run.screen.line(f"{found.acknowledged_by} acknowledged {title_of(found)}: backupd sends no more reminders for it")
 
 
 def _incident(one: Incident) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def list_(run: Run, server: AnyServer = None) -> None:
 
 @app.command()
 def show(run: Run, backup_id: BackupId) -> None:
-    """Show everything that is known of a backup."""
+    """Show all details of a backup."""
     document = run.service.backups.show(backup_id).as_json()
     run.screen.document(document)
     from backupd.cli.render import show_mapping
@@ -72,7 +72,7 @@ def show(run: Run, backup_id: BackupId) -> None:
 def keep(
     run: Run,
     backup_id: BackupId,
-    release: Annotated[bool, typer.Option("--release", help="Take the mark away again.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Release it: retention applies again.")] = False,
 ) -> None:
     """Keep a backup: no rule deletes it until it is released."""
     problems = run.service.backups.keep(backup_id, pinned=not release)
@@ -89,12 +89,12 @@ def keep(
 def delete(
     run: Run,
     backup_id: BackupId,
-    now: Annotated[bool, typer.Option("--now", help="Without the grace period; cannot be undone.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Delete it without a grace period. Cannot be undone.")] = False,
     with_increments: Annotated[
-        bool, typer.Option("--with-increments", help="And everything that builds on it.")
+        bool, typer.Option("--with-increments", help="Also delete the increments that depend on it.")
     ] = False,
 ) -> None:
-    """Mark a backup as deleted; its data goes after the grace period."""
+    """Mark a backup as deleted. backupd removes its data after the grace period."""
     done = run.service.backups.delete(backup_id, now=now, with_increments=with_increments)
     held = done.held
     run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
@@ -117,7 +117,7 @@ def delete(
 
 @app.command()
 def undelete(run: Run, backup_id: BackupId) -> None:
-    """Take back a deletion whose grace period is not over."""
+    """Undo a deletion before its grace period ends."""
     back = run.service.backups.undelete(backup_id)
     run.screen.done = f"{backup_id} was brought back"
     run.screen.document({"id": backup_id, "state": "complete", "brought_back": back})
@@ -175,7 +175,7 @@ def retention(
         bool, typer.Option("--really", help="Apply the rules even if they expire more than half of the backups.")
     ] = False,
 ) -> None:
-    """Show what the rules keep and what they let go, and why. Changes nothing without --apply."""
+    """Show which backups the retention rules keep, which they delete, and why. Changes nothing without --apply."""
     if really and not apply:
         raise typer.BadParameter("--really means nothing without --apply")
     extra: dict[str, Any] = {}
@@ -277,9 +277,7 @@ def pause(
     found = run.service.retention.pause(whom, reason, stop_running=stop_running)
     run.screen.done = f"{_named(whom)} was paused"
     run.screen.document(found.as_json())
-    run.screen.line(
-        f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: {found.pause.reason}"
-    )
+    run.screen.line(f"scheduled jobs and the binary log stream of {_named(whom)} are suspended: {found.pause.reason}")
     for job in found.stopped:
         run.screen.line(f"asked to stop: job {job}")
     for problem in found.problems:

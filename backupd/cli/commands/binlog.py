@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 SHOWN = 100
 """Transactions of a search unless more are asked for."""
 
-app = Commands(help="Archived binary logs: the streams, and a search through what was committed.", no_args_is_help=True)
+app = Commands(help="Binary logs: show the streams, search the archived transactions.", no_args_is_help=True)
 
 
 @app.command()
 def status(run: Run, server: AnyServer = None) -> None:
-    """Show what is streamed, what each destination holds, and how far it is behind."""
+    """Show the binary log streams, what each destination holds, and how far it is behind."""
     found = run.service.binlogs.status(server)
     run.screen.document([one.as_json() for one in found])
     if not found:
@@ -50,7 +50,7 @@ def status(run: Run, server: AnyServer = None) -> None:
 
 def _show(screen: Screen, one: LogStatus) -> None:
     stream = one.stream or {}
-    told = f", heard of at {format_time(one.told_at)}" if one.told_at is not None else ""
+    told = f", last report at {format_time(one.told_at)}" if one.told_at is not None else ""
     screen.line(f"{one.server}: {one.state}{told}", style="bold")
     if stream.get("file"):
         spooled = format_size(stream.get("spool_bytes") or 0)
@@ -102,14 +102,14 @@ def search(
     kind: Annotated[str, option("--kind", "KIND[,KIND]", f"Of: {', '.join(ChangeKind)}.")] = "",
     since: Annotated[
         datetime | None,
-        option("--since", "TIME", "Committed then or later.", parser=moment),
+        option("--since", "TIME", "Committed at this time or later.", parser=moment),
     ] = None,
     until: Annotated[
         datetime | None,
-        option("--until", "TIME", "Committed then or earlier.", parser=moment),
+        option("--until", "TIME", "Committed at this time or earlier.", parser=moment),
     ] = None,
-    gtid: Annotated[str | None, option("--gtid", "GTID", "This very transaction.")] = None,
-    branch: Annotated[str | None, option("--branch", "ID", "Of this branch only.")] = None,
+    gtid: Annotated[str | None, option("--gtid", "GTID", "Only this transaction.")] = None,
+    branch: Annotated[str | None, option("--branch", "ID", "Only on this branch.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """Search the archived binary logs for transactions, for example a DROP TABLE, and print the restore target
@@ -184,7 +184,7 @@ _MOST = 40
 
 
 def timeline(run: Run, server: Server) -> None:
-    """Show the recoverable moments of a server, what interrupts them, and whether its objectives are kept."""
+    """Show the recoverable points in time of a server, the gaps between them, and whether its RPO and RTO are met."""
     found = run.service.servers.timeline(server)
     run.screen.document(found.as_json())
     if not run.screen.as_json:

@@ -30,7 +30,7 @@ app = Commands(help="Catalog maintenance.", no_args_is_help=True)
 
 @app.command(opening="makes")
 def upgrade(run: Run) -> None:
-    """Bring the catalog's tables up to this version (also done at first use)."""
+    """Upgrade the catalog's tables to this version (also done automatically at first use)."""
     revision = run.service.revision
     run.screen.document({"revision": revision})
     run.screen.line(f"the catalog is at {revision}")
@@ -39,7 +39,7 @@ def upgrade(run: Run) -> None:
 @app.command(opening="makes")
 def rebuild(
     run: Run,
-    place: Annotated[str, option("--from", "DESTINATION", "Where the backups are.")],
+    place: Annotated[str, option("--from", "DESTINATION", "Destination that holds the backups.")],
     into_existing: Annotated[bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")] = False,
     adopt_all: Annotated[
         bool,
@@ -71,8 +71,8 @@ def rebuild(
 ) -> None:
     """Rebuild the catalog from the backups and binary logs at a destination.
 
-    It needs no private key. With one, positions, proofs and the history of the lost catalog come back, too, and what
-    each backup tells in the clear is compared with what was sealed.
+    It works without a private key. With one, it also restores positions, proofs and the history of the lost catalog,
+    and compares the clear manifest of each backup with the encrypted one.
     """
     from backupd.cli.progress import reporting
 
@@ -96,20 +96,21 @@ def rebuild(
 def adopt(
     run: Run,
     names: Annotated[
-        list[str], typer.Argument(metavar="ID|SERVER...", help="Foreign backups; of a server all of them.")
+        list[str],
+        typer.Argument(metavar="ID|SERVER...", help="Ids of foreign backups, or a server: all of its foreign backups."),
     ],
 ) -> None:
     """Adopt foreign backups. Retention, test restores and restores then use them like backups of this installation.
 
-    A backup is foreign when it lies at a destination and nothing shows that this installation took it.
+    A backup is foreign if it is at a destination and no record shows that this installation took it.
     """
     done = run.service.maintenance.adopt(names)
     run.screen.document([one.as_json() for one in done])
     for one in done:
         told = {
-            True: "what it tells in the clear is what was sealed",
+            True: "its clear manifest agrees with the encrypted one",
             False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
-            None: "not compared with what is sealed: no private key is at hand",
+            None: "its clear manifest was not compared with the encrypted one: no private key is available",
         }[one.bound]
         run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
     if not done:
@@ -120,7 +121,7 @@ def adopt(
 def copy(run: Run) -> None:
     """Copy catalog, configuration and proofs, sealed, and RECOVER.md to every destination now.
 
-    Jobs do that by themselves: of the catalog at most once an hour, of the rest whenever it changed.
+    Jobs do this automatically: the catalog at most once per hour, the rest after each change.
     """
     told = run.service.maintenance.copy()
     run.screen.document([one.as_json() for one in told])
@@ -148,7 +149,7 @@ def sign(
 ) -> None:
     """Sign the documents at a destination that were stored before a signing key was configured.
 
-    Only what is, byte by byte, what this installation's own backups stored; the rest is named.
+    It signs only documents that are byte by byte what this installation stored, and lists the others.
     """
     done = run.service.maintenance.sign(place, unproven=unproven)
     run.screen.document(done.as_json())
@@ -178,7 +179,7 @@ def _show(screen: Screen, done: Rebuilt) -> None:
     )
     if done.bound or done.unbound:
         screen.line(
-            f"{done.bound} backups: their descriptions in the clear agree with what was sealed"
+            f"{done.bound} backups: the clear manifests agree with the encrypted ones"
             + (
                 f"; {done.unbound} are unbound (format 1): nothing in them shows whether their server, times or "
                 "sizes were changed"

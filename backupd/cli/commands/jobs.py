@@ -78,7 +78,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str:
 
 @app.command()
 def show(run: Run, job_id: JobId) -> None:
-    """Show everything that is known of a job."""
+    """Show all details of a job."""
     record = run.service.jobs.get(job_id)
     document = record.as_json()
     run.screen.document(document)
@@ -89,7 +89,7 @@ def show(run: Run, job_id: JobId) -> None:
 
 @app.command()
 def log(run: Run, job_id: JobId) -> None:
-    """Print the log of a job: what it did and what its tools said."""
+    """Print the log of a job, with the output of its tools."""
     text = run.service.jobs.log(job_id)
     run.screen.document({"id": job_id, "log": text})
     run.screen.text(text)
@@ -97,7 +97,7 @@ def log(run: Run, job_id: JobId) -> None:
 
 @app.command()
 def cancel(run: Run, job_id: JobId) -> None:
-    """Cancel a job that waits, or stop one that runs; a stopped backup leaves nothing behind."""
+    """Cancel a queued job, or stop a running one. A stopped backup leaves no data behind."""
     record = run.service.jobs.cancel(job_id)
     run.screen.done = f"{job_id} was cancelled"
     run.screen.document(record.as_json())

@@ -11,7 +11,7 @@ from backupd.cli.session import Commands, Config, Json, Run, option, remember, r
 from backupd.model.errors import UsageError
 
 app = Commands(
-    shared=False, help="Keys: list them, challenge their holders, take their answers.", invoke_without_command=True
+    shared=False, help="Keys: list them, challenge their holders, replace the signing key.", invoke_without_command=True
 )
 
 
@@ -59,7 +59,7 @@ def list_(run: Run) -> None:
 def challenge(
     run: Run,
     recipient: Annotated[str | None, option("--recipient", "NAME", "Only this key.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the sealed messages, to be sent on.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the encrypted messages.")] = False,
 ) -> None:
     """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
     issued = run.service.keys.challenge(recipient)
@@ -93,9 +93,9 @@ def page(run: Run) -> None:
 
 @app.command("make-signing", opening="looks")
 def make_signing(run: Run) -> None:
-    """Make the key that signs what is stored, and say what to add to the configuration.
+    """Create the signing key, and print what to add to the configuration.
 
-    It opens no backup and has no passphrase: the service uses it unattended.
+    It cannot decrypt backups. It has no passphrase, because the service uses it unattended.
     """
     made = run.service.keys.make_signing()
     run.screen.done = f"the key {made.key} was made"
@@ -110,7 +110,7 @@ def rotate_signing(
     run: Run,
     new_key: Annotated[
         str | None,
-        option("--to", "FINGERPRINT", "Take this key, which is in the keyring, instead of making one."),
+        option("--to", "FINGERPRINT", "Use this key of the keyring instead of creating one."),
     ] = None,
     former: Annotated[
         str | None,
@@ -156,7 +156,7 @@ def rotate_signing(
 
 @app.command()
 def answer(run: Run, challenge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the challenge.")]) -> None:
-    """Give the phrase of a challenge: on stdin, or when asked for it."""
+    """Answer a challenge with its phrase, from stdin or at the prompt."""
     run.service.keys.get_challenge(challenge_id)  # before anybody looks for a phrase
     phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
     done = run.service.keys.answer(challenge_id, phrase)

@@ -29,8 +29,8 @@ app = Commands(shared=False, help="Policy files: validate, explain, schema, exam
 def validate(
     run: Run, files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Policy files, or folders of them.")]
 ) -> None:
-    """Read policy files and name everything that is wrong in them, with file and line. With --config also what does
-    not fit the configuration."""
+    """Check policy files and list every problem, with file and line. With --config, also those with the
+    configuration."""
     from policies.lint import advice, crowds, not_yet_active
     from policies.load import load, read_policy, unknown_destinations
 
@@ -64,11 +64,11 @@ def validate(
 def explain(
     run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, in use or not yet.")],
-    server: Annotated[str | None, option("--server", "NAME", "For this server.")] = None,
+    server: Annotated[str | None, option("--server", "NAME", "Explain it for this server.")] = None,
 ) -> None:
-    """Say what a policy does: in sentences, its runs of the coming two weeks, and what is kept after them.
+    """Explain a policy: in sentences, its runs of the next two weeks, and the backups that are then kept.
 
-    With --config it begins with the backups that are there, shows which of them its rules would expire today, and says
+    With --config, it starts from the existing backups, shows which of them the rules would expire today, and forecasts
     when the destinations are full.
     """
     found = _alone(file, server) if run.named is None else run.service.servers.explain(file, server)
@@ -95,7 +95,7 @@ def schema(run: Run) -> None:
 
 
 @app.command(takes=("as_json",))
-def example(run: Run, name: Annotated[str, typer.Argument(metavar="[NAME]", help="Which example.")] = "gold") -> None:
+def example(run: Run, name: Annotated[str, typer.Argument(metavar="[NAME]", help="Which one.")] = "gold") -> None:
     """Print a complete policy to start from; `backupd` names an example of the configuration itself."""
     from policies import reference
 

@@ -69,7 +69,7 @@ def thaw(
     target: Annotated[str | None, option("--to", "TARGET", TARGETS)] = None,
     tier: Annotated[
         TierName | None,
-        one_of(TierName, "--tier", "How fast; by default as configured. Faster costs more.", show_default=False),
+        one_of(TierName, "--tier", "Default: as configured. Faster tiers cost more.", show_default=False),
     ] = None,
     days: Annotated[
         int | None,
@@ -78,7 +78,7 @@ def thaw(
             min=1,
             max=365,
             show_default=False,
-            help="For how many days it stays readable; by default as configured.",
+            help="Number of days for which the thawed copies stay readable. Default: as configured.",
         ),
     ] = None,
     tables: Tables = None,
@@ -201,7 +201,8 @@ ReplayWith = Annotated[
     one_of(
         Method,
         "--replay-with",
-        "applier: the server's own, in parallel; pipe: one client session, slow. By default what fits.",
+        "applier: the server's replication applier, in parallel; pipe: one client session, slow. Default: applier, if "
+        "it is usable.",
         show_default=False,
     ),
 ]
@@ -232,7 +233,7 @@ def plan(
     target: Target,
     datadir: Annotated[
         Path | None,
-        option("--datadir", "DIR", "Also check that it would fit here.", parser=parse_datadir),
+        option("--datadir", "DIR", "Also check that the restored data fits into this directory.", parser=parse_datadir),
     ] = None,
     tables: Tables = None,
     rename: As = None,
@@ -277,12 +278,12 @@ def restore(
     target: Target,
     datadir: Annotated[
         Path | None,
-        option("--datadir", "DIR", "Must be empty or not exist.", parser=parse_datadir),
+        option("--datadir", "DIR", "Target data directory: empty, or not existing yet.", parser=parse_datadir),
     ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
         Mode,
-        one_of(Mode, "--mode", "new-server forgets the replication of the source; replica resets nothing."),
+        one_of(Mode, "--mode", "new-server: clears the replication settings of the source; replica: keeps them."),
     ] = Mode.NEW_SERVER,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
@@ -346,7 +347,7 @@ def prove(
     *,
     target: Annotated[str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")] = "latest",
 ) -> None:
-    """Restore onto a throw-away server, check the data, keep the proof."""
+    """Restore to a temporary server, check the data, and record the proof."""
     from backupd.cli.progress import reporting
 
     with reporting() as report:

@@ -28,14 +28,14 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="How long running jobs may go on after a stop."),
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Time that running jobs have to finish after a stop."),
     ] = 30.0,
     new_catalog: NewCatalog = False,
 ) -> None:
     """Run the backupd service: schedule backups, test restores and retention as the policies define.
 
-    SIGHUP reads the configuration anew. SIGTERM and SIGINT stop: nothing new starts, running jobs may end within the
-    grace time, then they are stopped; a second one stops them at once.
+    SIGHUP reloads the configuration. SIGTERM and SIGINT stop the service: no new job starts, and running jobs that do
+    not finish within the grace time are stopped. A second signal stops them immediately.
     """
     from backupd.app.context.logging_setup import logging_to
     from backupd.app.service import daemon
@@ -70,10 +70,10 @@ def run_stream(
 def run_job(
     run: Run,
     job_id: JobId,
-    token: Annotated[int, typer.Option("--token", help="Under which the worker claimed it.")],
+    token: Annotated[int, typer.Option("--token", help="Token of the worker's claim.")],
     settings: Settings = None,
 ) -> None:
-    """Do a job that a worker has claimed. The worker starts this; people do not."""
+    """Run a job that a worker has claimed. The worker starts this command automatically."""
     run.held = settings
     run.service.jobs.run(job_id, token)
 
@@ -89,7 +89,8 @@ def run_api(
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Offer the REST interface and the web page on a socket that is given. The service does this by itself."""
+    """Serve the REST interface and the web page on an inherited socket. `backupd serve` starts this command
+    automatically."""
     from api import server
     from backupd.app.context.logging_setup import logging_to
 

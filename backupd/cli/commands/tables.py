@@ -47,7 +47,7 @@ As = Annotated[
 ]
 Sql = Annotated[
     Path | None,
-    option("--sql", "DIR", "Write them as SQL files into this new folder."),
+    option("--sql", "DIR", "Write the tables as SQL files into this new folder."),
 ]
 Confirm = Annotated[
     str | None,
@@ -105,7 +105,7 @@ OutOf = Annotated[
     one_of(
         From,
         "--from",
-        "Take the tables out of a logical or of a physical backup; by default whatever is quicker.",
+        "Kind of backup that the tables are restored from. Default: the faster one.",
         show_default=False,
     ),
 ]
@@ -356,7 +356,7 @@ def leftovers(
         ),
     ] = None,
 ) -> None:
-    """List what unfinished restores of tables left on a server, in staging schemas."""
+    """List the staging schemas that unfinished table restores left on a server."""
     found = run.service.restores.leftovers(server, drop)
     run.screen.document([one.as_json() for one in found])
     run.screen.table(
@@ -394,5 +394,5 @@ def _cut_over_text(server: str, names: str, one: Leftover) -> str:
         f"{names}: the restored tables have their final names, but foreign keys and triggers may be missing. To "
         f"complete the cut-over, repeat the restore or run backupd leftovers {server} --drop {one.restore_id}"
         if one.pending is not None and one.pending.renamed
-        else f"was stopped before it replaced {names}; the same restore, or --drop, takes back what it had begun"
+        else f"was stopped before it replaced {names}; the same restore, or --drop, rolls back what it had begun"
     )

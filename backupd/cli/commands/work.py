@@ -43,7 +43,7 @@ def check(run: Run, server: AnyServer = None) -> None:
 def backup(
     run: Run,
     server: Server,
-    kind: Annotated[Kind, one_of(Kind, "--kind", "What to take.")] = Kind.FULL,
+    kind: Annotated[Kind, one_of(Kind, "--kind", "Kind of backup.")] = Kind.FULL,
     table_set: Annotated[
         str,
         option("--set", "NAME", "With --kind logical: the tables of this set of the policy."),
@@ -192,7 +192,7 @@ def _show(screen: Screen, one: Replicated) -> None:
             screen.line(f"  {line}", style="red")
 
 
-server_app = Commands(help="Which database server a name of the configuration stands for.", no_args_is_help=True)
+server_app = Commands(help="Identity of the database servers.", no_args_is_help=True)
 
 
 @server_app.command()

@@ -308,8 +308,8 @@ def test_a_runbook_is_printed_word_for_word(service: FakeService, capsys: pytest
             "free disk space",
         ),
         (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied", "permissions"),
-        (MemoryError(), "no more memory", "ulimit -v"),
-        (RuntimeError("can't start new thread"), "refused a new thread", "ulimit"),
+        (MemoryError(), "out of memory", "ulimit -v"),
+        (RuntimeError("can't start new thread"), "refused to create a thread", "ulimit"),
     ],
 )
 def test_what_the_system_refuses_is_said_in_one_sentence(

@@ -208,7 +208,7 @@ def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_obje
     text = " ".join(capsys.readouterr().out.split())
     assert "no-orphan-object" not in text
     assert "objects are not referenced by any readable manifest; backupd does not remove them" in text
-    assert "`backupd verify` puts right what another destination has" in text
+    assert "`backupd verify` repairs them from another destination" in text
 
 
 def test_what_has_no_signature_is_told_with_the_command_that_signs_it(capsys: pytest.CaptureFixture[str]) -> None:
