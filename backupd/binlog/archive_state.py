@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from backupd.binlog.segment_cutter import Cut, Held, LogCoordinate, LogFile
 from backupd.binlog.shipper import Delivery
 from backupd.binlog.spool_files import Spooled
-from backupd.engine.binlog.scan import ScanContext
 from backupd.model.binlog import Branch, Ending, Gap, Segment, SegmentKey
 from backupd.model.errors import BackupdError
 from backupd.model.server_facts import Position
@@ -94,18 +93,7 @@ class StateFile:
 def _encode(state: ArchiveState) -> dict[str, Any]:
     return {
         "format": _FORMAT,
-        "files": [
-            {
-                "branch": file.branch,
-                "number": file.number,
-                "cuts": [_cut(cut) for cut in file.cuts],
-                "whole": _cut(file.whole) if file.whole else None,
-                "damage": file.damage,
-                "damaged_at": format_time(file.damaged_at) if file.damaged_at else None,
-                "context": file.context.as_json() if file.context else None,
-            }
-            for _key, file in sorted(state.files.items())
-        ],
+        "files": [file.as_json() for _key, file in sorted(state.files.items())],
         "holdings": {
             name: {
                 "stored": [[*_key(key), str(ending)] for key, ending in sorted(holding.stored.items())],
@@ -121,18 +109,7 @@ def _encode(state: ArchiveState) -> dict[str, Any]:
 def _decode(data: Mapping[str, Any]) -> ArchiveState:
     if data["format"] != _FORMAT:
         raise ValueError(f"format {data['format']!r} is not known to this version")
-    files = [
-        LogFile(
-            item["branch"],
-            item["number"],
-            tuple(_read_cut(cut) for cut in item["cuts"]),
-            _read_cut(item["whole"]) if item["whole"] else None,
-            ScanContext.from_json(item["context"]) if item["context"] else None,
-            item["damage"],
-            parse_time(item["damaged_at"]) if item["damaged_at"] else None,
-        )
-        for item in data["files"]
-    ]
+    files = [LogFile.from_json(item) for item in data["files"]]
     passed = data["passed"]
     return ArchiveState(
         files={(file.branch, file.number): file for file in files},
@@ -146,15 +123,6 @@ def _decode(data: Mapping[str, Any]) -> ArchiveState:
         passed=(passed[0], passed[1], passed[2]) if passed else None,
         cut_at=parse_time(data["cut_at"]) if data["cut_at"] else None,
     )
-
-
-def _cut(cut: Cut) -> list[Any]:
-    return [cut.start, cut.end, str(cut.ending), cut.remark]
-
-
-def _read_cut(data: list[Any]) -> Cut:
-    start, end, ending, remark = data
-    return Cut(start, end, Ending(ending), remark)
 
 
 def _key(key: SegmentKey) -> list[Any]:

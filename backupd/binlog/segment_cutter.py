@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
+from backupd.model.document import Document
 from backupd.model.errors import DamagedError, StreamError
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
@@ -50,9 +51,19 @@ class Cut:
     ending: Ending = Ending.OPEN
     remark: str = ""
 
+    def as_json(self) -> list[Any]:
+        """As ``archive.json`` has it; ``from_json`` reads it."""
+        return [self.start, self.end, str(self.ending), self.remark]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> Cut:
+        """Raises ValueError, TypeError for what ``as_json`` did not write."""
+        start, end, ending, remark = data
+        return cls(start, end, Ending(ending), remark)
+
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
+class LogFile(Document):
     """What the archive decided for one file of the spool.
 
     ``cuts``: its pieces; ``whole``: the segment that replaces them once the file has ended. ``context``: to scan on

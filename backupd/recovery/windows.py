@@ -16,13 +16,13 @@ one, and that is skipped; all others must begin exactly at the fork.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Run, Stop
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Run
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position, Version, no_roll_forward
 from backupd.model.text import format_time
@@ -68,25 +68,12 @@ class RouteLeg:
     repeats: bool = False
 
 
-def route(
-    base: BackupRecord, branch: Branch, stop: Stop, branches: Iterable[Branch], runs: Iterable[Run]
-) -> tuple[RouteLeg, ...]:
-    """The legs from ``base`` to ``stop`` (in the writing of ``branch``). For many routes: ``way``.
+def way(histories: Histories, start: Position, home: Branch, branch: Branch, stop: Position) -> tuple[RouteLeg, ...]:
+    """The legs from a place on branch ``home`` to ``stop`` (in the writing of ``branch``); none where the place is the
+    stop already.
 
     Raises RefusedError naming the places on both sides of a gap, or why a fork cannot be crossed.
     """
-    histories = Histories(branches, runs)
-    home = histories.branch_of(base)
-    if home is None:
-        raise RefusedError(
-            f"nothing can be replayed on backup {base.id}: it is not certain which history of the server it is of",
-            hint=f"choose another backup; `backupd timeline {base.server}` shows from which ones a replay can begin",
-        )
-    return way(histories, base.position, home, branch, stop.position)
-
-
-def way(histories: Histories, start: Position, home: Branch, branch: Branch, stop: Position) -> tuple[RouteLeg, ...]:
-    """As ``route``, from a place on branch ``home``. No leg at all where the place is the stop already."""
     line = histories.descent(branch)
     if home not in line:
         raise RefusedError(

@@ -149,10 +149,6 @@ def _is_streamed(wiring: Wiring, server: str) -> bool:
     return found.usable and streams(found.policy)
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return round(seconds, 3) if seconds is not None else None
-
-
 def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     """The state of its stream, for a plan of the newest moment; None where its policy asks for none."""
     if not server.usable or not streams(server.policy):

@@ -83,7 +83,7 @@ class Targets:
         self._server = server
         self._branches = {branch.id: branch for branch in branches}
         self._log = Logbook(self._binlogs, server, Indexes(wiring, prefer))
-        self._moments = Moments(self._binlogs, server, self._log, wiring.clock)
+        self._moments = Moments(self._log, wiring.clock)
 
     # -- what a plan asks
 
@@ -112,16 +112,7 @@ class Targets:
         below = max(segment.start, FIRST_EVENT)
         if pos <= below:
             first = next(self._log.met(holding), None)
-            following = first.transaction if first else None
-            return Stop(
-                branch,
-                segment.file,
-                below,
-                segment.gtids_before,
-                None,
-                following.gtid if following else "",
-                following.at if following else None,
-            )
+            return _stop(holding, below, segment.gtids_before, None, first.transaction if first else None)
         above = segment.end
         for met in self._log.met(holding):
             one = met.transaction
@@ -134,7 +125,7 @@ class Targets:
                 break
             below = one.end
         if pos == segment.end:
-            return Stop(branch, segment.file, segment.end, segment.gtids_after, segment.last_at)
+            return _stop(holding, segment.end, segment.gtids_after, segment.last_at)
         raise RefusedError(
             f"{segment.file}:{pos} is not between two transactions",
             detail=f"nearest before: {segment.file}:{below}\nnearest after:  {segment.file}:{above}",
@@ -382,29 +373,11 @@ class Targets:
     # -- stops
 
     def _before(self, met: Met, at: datetime | None) -> Stop:
-        one = met.transaction
-        return Stop(
-            met.record.key.branch,
-            met.record.segment.file,
-            one.start,
-            self._state(met, included=False),
-            at,
-            one.gtid,
-            one.at,
-        )
+        return _stop(met.record, met.transaction.start, self._state(met, included=False), at, met.transaction)
 
     def _after(self, met: Met) -> Stop:
-        one, record = met.transaction, met.record
-        following = self._next(met)
-        return Stop(
-            record.key.branch,
-            record.segment.file,
-            one.end,
-            self._state(met, included=True),
-            one.at,
-            following.gtid if following else "",
-            following.at if following else None,
-        )
+        one = met.transaction
+        return _stop(met.record, one.end, self._state(met, included=True), one.at, self._next(met))
 
     def _next(self, met: Met) -> Transaction | None:
         """The transaction after it, as far as its own segment tells, or the segment right behind it."""
@@ -462,6 +435,14 @@ class Targets:
 
     def _is_mariadb(self, branch: str) -> bool:
         return self._branches[branch].flavour == "mariadb"
+
+
+def _stop(
+    record: SegmentRecord, pos: int, gtids: str, at: datetime | None, following: Transaction | None = None
+) -> Stop:
+    """In the file of a segment; ``following``: the first transaction that is left out."""
+    left = (following.gtid, following.at) if following else ("", None)
+    return Stop(record.key.branch, record.segment.file, pos, gtids, at, *left)
 
 
 def _ends_at_fork(key: SegmentKey, leg: RouteLeg) -> bool:

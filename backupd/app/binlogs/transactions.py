@@ -1,13 +1,10 @@
 """The transactions in the archived binary logs of one server: read from their sealed indexes, found by GTID, position
-and time.
+and time, or by the tables that they changed (`backupd binlog search`).
 
-Rows of the catalog show which index a question needs before one is opened. An index is read as a stream, from the
-best destination that has it whole. Times in a binary log may be false: ``recovery.positions`` decides which count.
-
-`backupd binlog search`: which transactions touched a table, when, and what to restore to before one of them.
-
-Read from the sealed indexes, one segment after the other, so the memory does not grow with the archive. A segment
-that no destination gives is an error: what the others hold is given first, then the search fails.
+Rows of the catalog show which index a question needs before one is opened. An index is read as a stream, from the best
+destination that has it whole, one segment after the other, so the memory does not grow with the archive. Times in a
+binary log may be false: ``recovery.runs`` decides which count. A segment that no destination gives is an error: a
+search gives first what the others hold, then it fails.
 """
 
 from __future__ import annotations
@@ -18,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
-from itertools import groupby
-from typing import Any
+from functools import partial
+from itertools import groupby, islice, product
+from typing import Any, TypedDict, Unpack
 
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
@@ -98,47 +96,27 @@ class Indexes:
         )
 
     def _read(self, record: SegmentRecord) -> Iterator[Transaction]:
+        """From the best copy, else out of the segment that has replaced this one since the catalog was asked."""
         if self._unsealer is None:
             self._unsealer = self._wiring.unsealer()
+        server, key, given = record.segment.server, record.key, 0
         failures: list[BackupdError] = []
-        given = 0
-        for name in self.places(record):
+        for is_replaced, name in product((False, True), self.places(record)):
             try:
                 destination = self._wiring.destination(name)
-                header = log_segments.load_header(destination, record.segment.server, record.key)
-                for number, transaction in enumerate(log_segments.read_index(destination, header, self._unsealer)):
-                    if number >= given:  # what another copy gave before it broke off is not told twice
-                        given += 1
-                        yield transaction
+                stored = next(iter(holding(destination, server, key)), None) if is_replaced else key
+                if stored is None:
+                    continue
+                header = log_segments.load_header(destination, server, stored)
+                index = log_segments.read_index(destination, header, self._unsealer)
+                within = (one for one in index if key.start <= one.start and one.end <= key.end)
+                for transaction in islice(within, given, None):  # the others came from a copy that broke off
+                    given += 1
+                    yield transaction
             except (DamagedError, DestinationError, NotFoundError, StreamError) as error:
                 failures.append(error)
             else:
                 return
-        yield from self._read_larger(record, self._unsealer, given, failures)
-
-    def _read_larger(
-        self, record: SegmentRecord, unsealer: Unsealer, given: int, failures: list[BackupdError]
-    ) -> Iterator[Transaction]:
-        """Out of the segment that has replaced this one since the catalog was asked; ``given``: how many not to give
-        again. Raises for what was to be read where there is none."""
-        server, key = record.segment.server, record.key
-        for name in self.places(record):
-            try:
-                destination = self._wiring.destination(name)
-                for larger in holding(destination, server, key):
-                    header = log_segments.load_header(destination, server, larger)
-                    within = (
-                        one
-                        for one in log_segments.read_index(destination, header, unsealer)
-                        if key.start <= one.start and one.end <= key.end
-                    )
-                    for number, transaction in enumerate(within):
-                        if number >= given:
-                            given += 1
-                            yield transaction
-                    return
-            except (DamagedError, DestinationError, NotFoundError, StreamError) as error:
-                failures.append(error)
         raise _unreadable(record, failures)
 
 
@@ -279,8 +257,6 @@ def _is_whole_somewhere(record: SegmentRecord) -> bool:
 class Moments:
     """Answers for one server where a moment is in its archived binary logs."""
 
-    binlogs: Binlogs
-    server: str
     log: Logbook
     clock: Callable[[], datetime]
 
@@ -337,10 +313,11 @@ class Moments:
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Met | None:
         """See ``restore.planning.target_resolution.TargetResolver``."""
         begin = end = place
-        late = list(self.binlogs.each_segment(self.server, branch, to_place=place, since=moment))
+        each_segment = partial(self.log.binlogs.each_segment, self.log.server, branch)
+        late = list(each_segment(to_place=place, since=moment))
         for record in reversed(late):
             behind = record.key.number, record.key.end
-            old = self.binlogs.each_segment(self.server, branch, from_place=behind, to_place=end, until=since)
+            old = each_segment(from_place=behind, to_place=end, until=since)
             if any((other.key.number, other.key.start) >= behind for other in old):
                 break
             begin = end = record.key.number, record.key.start
@@ -463,27 +440,30 @@ class Wanted:
         )
 
 
-def search(
-    wiring: Wiring,
-    server: str,
-    *,
-    tables: Sequence[str] = (),
-    kinds: Sequence[ChangeKind] = (),
-    since: datetime | None = None,
-    until: datetime | None = None,
-    gtid: str | None = None,
-    limit: int | None = None,
-    branch: str | None = None,
-    after: str | None = None,
-    seconds: float | None = None,
-) -> Iterator[Found]:
-    """Transactions in log order, the oldest branch first; at most ``limit``, and only those behind the cursor
-    ``after``. ``seconds``: so long may it take to the last of them.
+class Query(TypedDict, total=False):
+    """``tables``, ``kinds``, ``since``, ``until``, ``gtid``: see ``Wanted``. ``limit``: the most transactions;
+    ``branch``: only this one; ``after``: the cursor of one that was found, only those behind it; ``seconds``: how long
+    the search may take to the last of them."""
+
+    tables: Sequence[str]
+    kinds: Sequence[ChangeKind]
+    since: datetime | None
+    until: datetime | None
+    gtid: str | None
+    limit: int | None
+    branch: str | None
+    after: str | None
+    seconds: float | None
+
+
+def search(wiring: Wiring, server: str, **query: Unpack[Query]) -> Iterator[Found]:
+    """Transactions in log order, the oldest branch first.
 
     Raises NotFoundError for a server or branch without binary logs, UsageError for what is no GTID and what is no
     cursor, TooLongError, ConfigurationError or KeyUnusableError without the private key, and after everything else
     DamagedError or DestinationError when some segments could not be read.
     """
+    branch, after = query.get("branch"), query.get("after")
     require_known(wiring, server)
     known = [one.id for one in wiring.catalog.binlogs.branches(server)]
     if branch is not None and branch not in known:
@@ -498,8 +478,15 @@ def search(
     branches = [one for one in known if branch in (None, one)]
     beyond = _place(after, branches) if after is not None else _BEGINNING
     branches = branches[branches.index(beyond[0]) :] if beyond[0] else branches
-    wanted = Wanted(tuple(tables), frozenset(kinds), since, until, gtid, beyond)
-    return _found(wiring, server, branches, known[-1], wanted, limit, seconds)
+    wanted = Wanted(
+        tuple(query.get("tables", ())),
+        frozenset(query.get("kinds", ())),
+        query.get("since"),
+        query.get("until"),
+        query.get("gtid"),
+        beyond,
+    )
+    return _found(wiring, server, branches, known[-1], wanted, query.get("limit"), query.get("seconds"))
 
 
 def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from backupd.app.context.access import Facade
 from backupd.app.runtime.clock_check import careful
@@ -15,14 +14,13 @@ from backupd.model.errors import BackupdError
 
 if TYPE_CHECKING:
     from backupd.app.binlogs.status import LogStatus
-    from backupd.app.binlogs.transactions import Found
+    from backupd.app.binlogs.transactions import Found, Query
     from backupd.app.context.access import AuditedAction
     from backupd.app.restores import server_configuration as config
     from backupd.app.retention.deletion import Deleted
     from backupd.app.retention.holds import Held, Paused
     from backupd.app.retention.rules import Decisions
     from backupd.model.backup_record import BackupDetail, BackupRecord, Hold, HoldKind
-    from backupd.model.binlog import ChangeKind
 
 
 class Backups(Facade):
@@ -155,34 +153,9 @@ class Binlogs(Facade):
 
         return tuple(one for one in status(self._wiring, server) if self._actor.sees(one.server))
 
-    def search(
-        self,
-        server: str,
-        *,
-        tables: Sequence[str] = (),
-        kinds: Sequence[ChangeKind] = (),
-        since: datetime | None = None,
-        until: datetime | None = None,
-        gtid: str | None = None,
-        limit: int | None = None,
-        branch: str | None = None,
-        after: str | None = None,
-        seconds: float | None = None,
-    ) -> Iterator[Found]:
-        """``after``: the cursor of one that was found; ``seconds``: so long may it take."""
+    def search(self, server: str, **query: Unpack[Query]) -> Iterator[Found]:
+        """Transactions of archived binary logs, in log order."""
         from backupd.app.binlogs.transactions import search
 
         self._see_server(server)
-        return search(
-            self._wiring,
-            server,
-            tables=tables,
-            kinds=kinds,
-            since=since,
-            until=until,
-            gtid=gtid,
-            limit=limit,
-            branch=branch,
-            after=after,
-            seconds=seconds,
-        )
+        return search(self._wiring, server, **query)
