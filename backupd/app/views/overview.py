@@ -6,10 +6,11 @@ nothing changed (see ``backupd.app.views.server_status``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from backupd.alerts.rules import POLICY, PROTECTION, RPO, RTO, STREAM
 from backupd.app.binlogs.status import NOT_RUNNING, OFF, state_of, stream_troubles
@@ -39,8 +40,8 @@ from backupd.app.views.server_status import (
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
-from backupd.catalog.overview import LastJob, LastTest, is_in_trouble
-from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
+from backupd.catalog.overview import LastJob, is_in_trouble
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.binlog import Gap
 from backupd.model.event import Incident, Severity
 from backupd.model.job import JobRecord, JobState
@@ -63,6 +64,7 @@ __all__ = [
 GAP = "binlog-gap"
 _FRESH_GAP = timedelta(days=7)
 """A gap that was noticed within this time is worth a warning; an older one is only shown."""
+_T = TypeVar("_T", JobRecord, LastJob, Incident)
 _SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
 """Incidents of these kinds tell what is looked at here anyway."""
 
@@ -80,124 +82,85 @@ def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = No
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
-    """What is known of one server besides how it stands."""
+class _Around:
+    """What is known of one server besides what is in its overview."""
 
-    jobs: tuple[JobRecord, ...]
-    last_jobs: tuple[LastJob, ...]
-    test: LastTest | None
-    incidents: tuple[Incident, ...]
+    stands: ServerStatus
+    last_jobs: Sequence[LastJob]
     absence: Absence | None
-    stream: StreamView | None
     said: tuple[Mapping[str, Any], datetime] | None
-    first_due: datetime | None
-    held: Hold | None
-    paused: Hold | None
 
 
 def _made(wiring: Wiring, known: StatusCache, now: datetime, wanted: Collection[str]) -> Iterator[ServerOverview]:
     catalog, names = wiring.catalog, tuple(wiring.settings.servers)
     first = [name for name in names if name in wanted]
     stands = known.of(wiring, [*first, *(name for name in names if name not in wanted)], now)
-    jobs: dict[str, list[JobRecord]] = {}
-    for job in catalog.jobs.list(state=OPEN):
-        jobs.setdefault(job.server, []).append(job)
-    last: dict[str, list[LastJob]] = {}
-    for ended in catalog.glances.last_jobs():
-        last.setdefault(ended.server, []).append(ended)
-    incidents: dict[str, list[Incident]] = {}
-    for incident in reversed(catalog.incidents.open()):
-        incidents.setdefault(incident.server, []).append(incident)
+    jobs = _by_server(catalog.jobs.list(state=OPEN))
+    last = _by_server(catalog.glances.last_jobs())
+    incidents = _by_server(reversed(catalog.incidents.open()))
     tests, streams = catalog.glances.tests(), catalog.glances.streams()
     absences = {absence.server: absence for absence in catalog.absences.all()}
     holds = {(one.server, one.kind): one for one in catalog.holds.all()}
     schedules = catalog.schedules.all() if any(one.bare for one in stands.values()) else {}
     for name in names:
-        state = state_of(wiring, name, (said := streams.get(name)) and said[0])
-        bare = wiring.settings.server(name).usable and stands.get(name, UNSEEN).bare
-        first_due = (
-            first_backup(
+        server, looked = wiring.settings.server(name), stands.get(name)
+        around = _Around(looked or UNSEEN, last[name], absences.get(name), streams.get(name))
+        view, test, promised = around.stands.view, tests.get(name), server.policy.objectives if server.usable else None
+        state = state_of(wiring, name, around.said and around.said[0])
+        troubles = place_troubles(server, around.said[0] if around.said else None, now)
+        held, paused = (
+            holds.get((name, kind)) or holds.get((EVERY_SERVER, kind)) for kind in (HoldKind.HOLD, HoldKind.PAUSE)
+        )
+        made = replace(
+            view,
+            name=name,
+            policy=server.policy_name,
+            rpo=max(now - view.latest, timedelta()) if view.latest is not None else None,
+            rpo_objective=promised.rpo if promised else None,
+            rto_objective=promised.rto if promised else None,
+            reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in view.reach),
+            stream=_stream(state, around.said),
+            next_runs=tuple(_next_runs(wiring, server, known, now)),
+            last_proof=LastProof(
+                test.id,
+                test.backup_id,
+                test.outcome,
+                test.finished_at,
+                test.tables_compared,
+                test.error,
+                test.proved_at,
+                tuple(test.warnings or ()),
+                bool(test.older),
+            )
+            if test
+            else None,
+            running=tuple(job for job in jobs[name] if job.state is JobState.RUNNING),
+            waiting=sum(job.state is not JobState.RUNNING for job in jobs[name]),
+            incidents=tuple(incidents[name]),
+            held=held,
+            paused=paused,
+            absent_since=around.absence.since if around.absence else None,
+            looked_at=looked.at if looked and not looked.trouble else None,
+            first_due=first_backup(
                 wiring.settings,
                 name,
                 schedules,
                 now,
-                busy=any(job.kind in BACKUPS for job in jobs.get(name, ())),
-                ended=any(job.kind in BACKUPS for job in last.get(name, ())),
+                busy=any(job.kind in BACKUPS for job in jobs[name]),
+                ended=any(job.kind in BACKUPS for job in last[name]),
             )
-            if bare
-            else None
+            if server.usable and around.stands.bare
+            else None,
         )
-        held, paused = (
-            holds.get((name, kind)) or holds.get((EVERY_SERVER, kind)) for kind in (HoldKind.HOLD, HoldKind.PAUSE)
-        )
-        around = _Now(
-            tuple(jobs.get(name, ())),
-            tuple(last.get(name, ())),
-            tests.get(name),
-            tuple(incidents.get(name, ())),
-            absences.get(name),
-            _stream(state, said),
-            said,
-            first_due,
-            held,
-            paused,
-        )
-        yield _server(wiring, wiring.settings.server(name), stands.get(name), around, known, now)
+        reasons = sorted(_reasons(wiring, made, server, around, now), key=lambda reason: -reason.status.rank)
+        yield replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=tuple(reasons))
 
 
-def _server(
-    wiring: Wiring, server: ServerSettings, looked: ServerStatus | None, around: _Now, known: StatusCache, now: datetime
-) -> ServerOverview:
-    stands = looked or UNSEEN
-    promised = server.policy.objectives if server.usable else None
-    rpo = max(now - stands.latest, timedelta()) if stands.latest is not None else None
-    test = around.test
-    troubles = place_troubles(server, around.said[0] if around.said else None, now)
-    made = ServerOverview(
-        name=server.name,
-        policy=server.policy_name,
-        status=Status.GOOD,
-        latest=stands.latest,
-        first=stands.first,
-        rpo=rpo,
-        rpo_objective=promised.rpo if promised else None,
-        rto=stands.predicted_rto,
-        rto_objective=promised.rto if promised else None,
-        windows=stands.windows,
-        gaps=len(stands.gaps),
-        gap_noticed_at=max((gap.noticed_at for gap in stands.gaps), default=None),
-        reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in stands.reach),
-        stream=around.stream,
-        last_backups=stands.last_backups,
-        next_runs=tuple(_next_runs(wiring, server, known, now)),
-        last_proof=LastProof(
-            test.id,
-            test.backup_id,
-            test.outcome,
-            test.finished_at,
-            test.tables_compared,
-            test.error,
-            test.proved_at,
-            tuple(test.warnings or ()),
-            bool(test.older),
-        )
-        if test
-        else None,
-        running=tuple(job for job in around.jobs if job.state is JobState.RUNNING),
-        waiting=sum(job.state is not JobState.RUNNING for job in around.jobs),
-        incidents=around.incidents,
-        backups=stands.backups,
-        protected=stands.protected,
-        bytes_stored=stands.bytes_stored,
-        held=around.held,
-        paused=around.paused,
-        absent_since=around.absence.since if around.absence else None,
-        looked_at=looked.at if looked and not looked.trouble else None,
-        tables_only=stands.tables_only,
-        first_due=around.first_due,
-    )
-    found = sorted(_reasons(wiring, made, server, stands, around, now), key=lambda reason: -reason.status.rank)
-    return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
+def _by_server(found: Iterable[_T]) -> Mapping[str, list[_T]]:
+    by_name: dict[str, list[_T]] = defaultdict(list)
+    for one in found:
+        by_name[one.server].append(one)
+    return by_name
 
 
 def _next_runs(wiring: Wiring, server: ServerSettings, known: StatusCache, now: datetime) -> Iterator[NextRun]:
@@ -226,9 +189,10 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 
 
 def _reasons(
-    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: ServerStatus, around: _Now, now: datetime
+    wiring: Wiring, made: ServerOverview, server: ServerSettings, around: _Around, now: datetime
 ) -> Iterator[Reason]:
     """Everything that is not as it should be, in the order in which reasons of one rank are shown."""
+    stands = around.stands
     if not server.usable:
         yield Reason(
             Status.BAD,
@@ -237,7 +201,7 @@ def _reasons(
         )
     yield from _of_recovery(made, stands)
     yield from _of_last_proof(made)
-    if stands.latest is not None:
+    if made.latest is not None:
         yield from (
             Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {made.name}")
             for one in made.reach
@@ -249,7 +213,7 @@ def _reasons(
         )
     if made.paused is None:
         yield from _of_stream(made, around, now)
-    yield from _of_incidents_and_jobs(around)
+    yield from _of_incidents_and_jobs(made, around)
     span = protection_of(wiring, made.name).within
     if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
         yield Reason(
@@ -258,7 +222,7 @@ def _reasons(
             "destinations",
             f"backupd replicate {made.name}",
         )
-    yield from _of_gaps(made, stands, around, now)
+    yield from _of_gaps(made, around, now)
     if made.paused is not None:
         yield Reason(
             Status.WARNING,
@@ -338,7 +302,7 @@ def _of_last_proof(made: ServerOverview) -> Iterator[Reason]:
         )
 
 
-def _of_stream(made: ServerOverview, around: _Now, now: datetime) -> Iterator[Reason]:
+def _of_stream(made: ServerOverview, around: _Around, now: datetime) -> Iterator[Reason]:
     stream = made.stream
     if stream is None:
         return
@@ -361,9 +325,9 @@ def _of_stream(made: ServerOverview, around: _Now, now: datetime) -> Iterator[Re
     )
 
 
-def _of_incidents_and_jobs(around: _Now) -> Iterator[Reason]:
+def _of_incidents_and_jobs(made: ServerOverview, around: _Around) -> Iterator[Reason]:
     told = set()
-    for incident in around.incidents:
+    for incident in made.incidents:
         if incident.kind not in _SAID_HERE:
             told.add(incident.job_id)
             # What a job that failed took from what can be recovered is said by ``_of_recovery``.
@@ -379,9 +343,9 @@ def _of_incidents_and_jobs(around: _Now) -> Iterator[Reason]:
             )
 
 
-def _of_gaps(made: ServerOverview, stands: ServerStatus, around: _Now, now: datetime) -> Iterator[Reason]:
-    fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
-    if fresh and all(incident.kind != GAP for incident in around.incidents):
+def _of_gaps(made: ServerOverview, around: _Around, now: datetime) -> Iterator[Reason]:
+    fresh = [gap for gap in around.stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, made)]
+    if fresh and all(incident.kind != GAP for incident in made.incidents):
         yield Reason(
             Status.WARNING,
             f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
@@ -390,10 +354,10 @@ def _of_gaps(made: ServerOverview, stands: ServerStatus, around: _Now, now: date
         )
 
 
-def _is_behind(gap: Gap, stands: ServerStatus) -> bool:
+def _is_behind(gap: Gap, made: ServerOverview) -> bool:
     """Was a backup begun since, from which the recoverable moments go on?"""
     at = gap.noticed_at if gap.to_at is None else min(gap.noticed_at, gap.to_at)
-    return any(last.started_at > at for last in stands.last_backups)
+    return any(last.started_at > at for last in made.last_backups)
 
 
 def _span(span: timedelta) -> str:

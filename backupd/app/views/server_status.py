@@ -293,35 +293,26 @@ Confirmed = Mapping[str, datetime]
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """``at``: when it was looked at; ``confirmed``: what the destinations had confirmed then. ``trouble``: what kept it
-    from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``: as of a
-    timeline."""
+    """``at``: when it was looked at; ``view``: what was seen; ``confirmed``: what the destinations had confirmed then.
+    ``trouble``: what kept it from being looked at; then nothing else is known. ``bare``: there is no backup that
+    counts. ``doubts``: as of a timeline."""
 
     at: datetime
-    latest: datetime | None
-    first: datetime | None
-    windows: int
-    gaps: tuple[Gap, ...]
-    reach: tuple[Reach, ...]
-    predicted_rto: timedelta | None
-    last_backups: tuple[LastBackup, ...]
-    backups: int
-    protected: int
-    unprotected_since: datetime | None
-    bytes_stored: int
-    confirmed: Confirmed
+    view: ServerOverview
+    gaps: tuple[Gap, ...] = ()
+    unprotected_since: datetime | None = None
+    confirmed: Confirmed = field(default_factory=dict)
     trouble: str = ""
-    tables_only: bool = False
     bare: bool = False
     doubts: tuple[str, ...] = ()
 
     def moved(self, confirmed: Confirmed, now: datetime) -> ServerStatus:
         """The same with what is ``confirmed`` by ``now``."""
-        latest = self.latest
+        latest = self.view.latest
         if latest is not None and latest == max(self.confirmed.values(), default=None):
             latest = max([latest, *(at for at in confirmed.values() if at <= now)])
-        reach = tuple(self._reached(one, confirmed, latest, now) for one in self.reach)
-        return replace(self, latest=latest, reach=reach)
+        reach = tuple(self._reached(one, confirmed, latest, now) for one in self.view.reach)
+        return replace(self, view=replace(self.view, latest=latest, reach=reach))
 
     def _reached(self, one: Reach, confirmed: Confirmed, latest: datetime | None, now: datetime) -> Reach:
         end = one.latest
@@ -333,7 +324,7 @@ class ServerStatus:
         return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
 
 
-UNSEEN = ServerStatus(datetime.min.replace(tzinfo=UTC), None, None, 0, (), (), None, (), 0, 0, None, 0, {})
+UNSEEN = ServerStatus(datetime.min.replace(tzinfo=UTC), ServerOverview("", "", Status.GOOD))
 """Of a server that nobody has looked at yet."""
 
 
@@ -480,23 +471,29 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
     newest = max((one.finished_at for one in good), default=None)
     later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
     alive = [one for one in records if one.state is not BackupState.DELETED]
-    return ServerStatus(
-        at=now,
+    view = replace(
+        UNSEEN.view,
         latest=found.latest,
         first=min((window.begin for window in found.windows), default=None),
         windows=len(found.windows),
-        gaps=found.gaps,
+        gaps=len(found.gaps),
+        gap_noticed_at=max((gap.noticed_at for gap in found.gaps), default=None),
         reach=found.destinations,
-        predicted_rto=found.predicted_rto,
+        rto=found.predicted_rto,
         last_backups=_last(complete),
         backups=len(complete),
         protected=len(good),
-        unprotected_since=min(later, default=None),
         bytes_stored=max(
             sum(one.stats.bytes_new for one in alive), max((one.stats.bytes_stored for one in alive), default=0)
         ),
-        confirmed=confirmed,
         tables_only=found.tables_only,
+    )
+    return ServerStatus(
+        now,
+        view,
+        found.gaps,
+        min(later, default=None),
+        confirmed,
         bare=not counted(wiring, name),
         doubts=found.doubts,
     )
