@@ -24,7 +24,7 @@ from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import BackupSpec
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.document import Document
+from backupd.model.document import Document, made_of
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -253,27 +253,18 @@ def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tupl
 
 def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], copies: tuple[Copy, ...]) -> BackupRecord:
     """What the row of a backup has from its manifest. ``facts``: of the body, None where no key opens it."""
-    return BackupRecord(
+    return made_of(
+        BackupRecord,
+        header,
         id=header.backup_id,
-        server=header.server,
         kind=BackupKind(header.kind),
         state=BackupState.COMPLETE,
-        parent=header.parent,
-        started_at=header.started_at,
-        finished_at=header.finished_at,
-        stats=header.stats,
         position=facts.position if facts else Position(),
         flavour=str(facts.server.flavour) if facts else "",
         server_version=str(facts.server.version) if facts else "",
         tool_version=str(facts.tool.version) if facts else "",
         warnings=warnings,
         copies=copies,
-        from_lsn=header.from_lsn,
-        to_lsn=header.to_lsn,
-        server_uuid=header.server_uuid,
-        reason=header.reason,
-        table_set=header.table_set,
-        tables_missing=header.tables_missing,
     )
 
 

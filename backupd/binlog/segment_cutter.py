@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
-from backupd.model.document import Document
+from backupd.model.document import Document, made_of
 from backupd.model.errors import DamagedError, StreamError
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
@@ -260,7 +260,9 @@ class Cutter:
         remarks = [cut.remark] if cut.remark else []
         if found.end < cut.end:
             remarks.append(f"its last {cut.end - found.end} bytes are no complete transaction")
-        segment = Segment(
+        segment = made_of(
+            Segment,
+            found,
             server=branch.server,
             branch=branch.id,
             file=file.name,
@@ -270,13 +272,6 @@ class Cutter:
             ending=cut.ending,
             gtids_before=branch.executed(found.gtids_before),
             gtids_after=branch.executed(found.gtids_after),
-            transactions=found.transactions,
-            first_at=found.first_at,
-            last_at=found.last_at,
-            precise=found.precise,
-            server_ids=found.server_ids,
-            flavour=found.flavour,
-            server_version=found.server_version,
             sha256=sha256,
             remarks=(*found.remarks, *remarks),
         )

@@ -83,6 +83,22 @@ def _plain_fields(kind: Any) -> Mapping[str, frozenset[type]]:
     return found
 
 
+Made = TypeVar("Made")
+
+
+def made_of(made: type[Made], record: object, /, **others: Any) -> Made:
+    """A dataclass out of those attributes of ``record`` that are called as its fields, and of ``others``, which come
+    first. Raises TypeError where a field without a default is in neither."""
+    kind: Any = made
+    same = {name: getattr(record, name) for name in _names(kind) if name not in others and hasattr(record, name)}
+    return made(**same, **others)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """How a field or a property of a ``Document`` is written. ``name``: where the key differs from its own;

@@ -25,6 +25,7 @@ from backupd.app.retention.holds import holds_of, kept_anywhere
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Minimum, RunDecision, Stored, View
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, Run
+from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobKind, JobState
 from backupd.model.manifest import Stats
@@ -124,16 +125,11 @@ class Stock:
         lineage = lineages(tuple(self.records))
         strange = {name for one in strangers(self.records) for name in one.backups}
         return [
-            Stored(
-                record.id,
-                record.kind,
-                record.parent,
-                record.started_at,
-                record.finished_at,
-                pinned=record.pinned,
+            made_of(
+                Stored,
+                record,
                 bytes=record.stats.bytes_stored,
                 place=self.logs.places.get(record.id),
-                table_set=record.table_set,
                 missing=record.not_dumped,
                 lineage=lineage[record.id],
                 strange=record.id in strange,

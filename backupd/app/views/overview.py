@@ -43,6 +43,7 @@ from backupd.catalog.jobs import OPEN
 from backupd.catalog.overview import LastJob, is_in_trouble
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.binlog import Gap
+from backupd.model.document import made_of
 from backupd.model.event import Incident, Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
@@ -121,17 +122,7 @@ def _made(wiring: Wiring, known: StatusCache, now: datetime, wanted: Collection[
             reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in view.reach),
             stream=_stream(state, around.said),
             next_runs=tuple(_next_runs(wiring, server, known, now)),
-            last_proof=LastProof(
-                test.id,
-                test.backup_id,
-                test.outcome,
-                test.finished_at,
-                test.tables_compared,
-                test.error,
-                test.proved_at,
-                tuple(test.warnings or ()),
-                bool(test.older),
-            )
+            last_proof=made_of(LastProof, test, warnings=tuple(test.warnings or ()), older=bool(test.older))
             if test
             else None,
             running=tuple(job for job in jobs[name] if job.state is JobState.RUNNING),

@@ -36,7 +36,7 @@ from backupd.catalog.overview import Marker
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Hold
 from backupd.model.binlog import Gap
-from backupd.model.document import HIDDEN, Document, computed, json_key
+from backupd.model.document import HIDDEN, Document, computed, json_key, made_of
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError
 from backupd.model.event import Incident
 from backupd.model.job import JobKind, JobRecord
@@ -507,16 +507,12 @@ def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:
         if key not in newest or newest[key].finished_at < one.finished_at:
             newest[key] = one
     return tuple(
-        LastBackup(
-            one.id,
-            one.kind,
-            one.table_set,
-            one.started_at,
-            one.finished_at,
-            one.stats.bytes_source,
-            one.stats.bytes_stored,
-            one.stats.bytes_new,
-            one.tables_missing,
+        made_of(
+            LastBackup,
+            one,
+            bytes_source=one.stats.bytes_source,
+            bytes_stored=one.stats.bytes_stored,
+            bytes_new=one.stats.bytes_new,
         )
         for _key, one in sorted(newest.items(), key=lambda item: item[0])
     )
