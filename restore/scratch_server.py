@@ -448,9 +448,7 @@ def _fill(connection: Connection, folder: Path, tables: Sequence[DumpedTable], c
         folder,
         tables,
         {schema: schema for schema in schemas},
-        workers=replay_workers(context.workers),
-        report=context.report,
-        cancel=context.cancel,
+        replace(context, workers=replay_workers(context.workers)),
     )
     there = tuple(table.name for table in tables if table.name in loaded.rows)
     with connection.connect() as session:

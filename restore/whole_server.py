@@ -84,7 +84,7 @@ from restore.fetch.sources import (
     refuse_no_room,
     remarks,
 )
-from restore.planning.plan import STEP_NAMES
+from restore.planning.plan import STEP_NAMES, in_order
 from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, RolledForward, goal_of
 
@@ -279,7 +279,7 @@ class _Restore:
                 outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
         self._state = replace(self._state, stage="finished")
         write_marker(site.datadir, self._state)
-        return replace(outcome, phases=_in_order(self._state.phases))
+        return replace(outcome, phases=in_order(self._state.phases, STEP_NAMES))
 
     def _is_finished(self) -> bool:
         """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
@@ -472,7 +472,7 @@ class _Restore:
             target=self._spec.target,
             datadir=self._site.datadir,
             position=self._position(last),
-            phases=_in_order(self._state.phases),
+            phases=in_order(self._state.phases, STEP_NAMES),
             warnings=tuple(dict.fromkeys((*self._warnings, *(rolled.remarks if rolled else ())))),
             replay=rolled,
         )
@@ -483,11 +483,6 @@ class _Restore:
         if self._state.stage in STAGED:
             write_state(self._site, self._state)
         self._phase_done(next(p for p in self._state.phases if p.name == phase.name))
-
-
-def _in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """As the steps of a plan follow each other: a copy is rolled forward before it is put in place."""
-    return tuple(sorted(phases, key=lambda phase: STEP_NAMES.index(phase.name)))
 
 
 def _await_free(datadir: Path, *, seconds: float) -> None:

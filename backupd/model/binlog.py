@@ -493,8 +493,8 @@ class Stop(Document):
     pos: int
     gtids: str = field(metadata=json_key("gtid"))
     at: datetime | None = None
-    next_gtid: str = ""
-    next_at: datetime | None = None
+    next_gtid: str = field(default="", metadata=json_key(later=True))
+    next_at: datetime | None = field(default=None, metadata=json_key(later=True))
 
     @property
     def position(self) -> Position:

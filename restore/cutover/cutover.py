@@ -17,12 +17,10 @@ holds the locks that a cut-over waits for is told by ``lock_holders``.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from threading import Event
 from typing import TypeVar
 
 from backupd.engine.server.definition_text import check_names
@@ -38,8 +36,9 @@ from backupd.model.errors import (
     ServerError,
     UsageError,
 )
-from backupd.model.job import Progress, Report, silent
+from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory, read_keys
 from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, make_plan, shape
 from restore.cutover.staging_schema import DYING
@@ -76,6 +75,7 @@ _AGAIN = frozenset({1205, 1213, 1146})
 _AS_IT_WAS = "every table is as it was"
 _LAST = 3
 """Attempts to put everything back, once it is given up."""
+_PATIENCE = Patience()
 _Done = TypeVar("_Done")
 
 
@@ -168,13 +168,12 @@ class Journal:
 def cut_over(
     connection: Connection,
     goals: Sequence[Goal],
+    context: RunContext,
     *,
     replace: bool,
     aside: str,
-    report: Report = silent,
     triggers: Triggers = Triggers.BACKUP,
-    patience: Patience | None = None,
-    cancel: Event | None = None,
+    patience: Patience = _PATIENCE,
 ) -> CutOverResult:
     """Give every goal's staged table its target's name; all of them or none.
 
@@ -196,7 +195,7 @@ def cut_over(
         _make_schemas(session, plan)
         return plan
 
-    with _working(connection, staging, patience, report, cancel) as work:
+    with _working(connection, staging, context, patience) as work:
         work.settle()
         known = {entry.key: entry for entry in work.journal.entries()}.get(key)
         if known is not None and known.result is not None and work.is_over(known.plan):
@@ -205,19 +204,14 @@ def cut_over(
 
 
 def settle(
-    connection: Connection,
-    staging: str,
-    *,
-    report: Report = silent,
-    patience: Patience | None = None,
-    cancel: Event | None = None,
+    connection: Connection, staging: str, context: RunContext, *, patience: Patience = _PATIENCE
 ) -> CutOverResult | None:
     """What an interrupted call left of a cut-over out of the schema ``staging``: finished where the tables had changed
     places, and then its result; else taken back and forgotten, and None, as where there is nothing.
 
     Raises LostError after it was taken back, because restored tables are gone; CancelledError, ServerError: again.
     """
-    with _working(connection, staging, patience, report, cancel) as work:
+    with _working(connection, staging, context, patience) as work:
         return work.settle()
 
 
@@ -225,7 +219,7 @@ def pending(connection: Connection, staging: str) -> Pending | None:
     """The cut-over out of the schema ``staging`` that was interrupted, or that somebody is at; None: there is none.
     Changes nothing. Raises ServerError."""
     with connection.connect() as session:
-        work = _Work(connection, session, staging, Patience(), silent, None)
+        work = _Work(session, staging, RunContext(), Patience())
         for entry in work.journal.entries():
             if entry.result is None:
                 return Pending(tuple(move.target for move in entry.plan.moves), work.is_renamed(entry.plan))
@@ -241,22 +235,11 @@ def finished(connection: Connection, staging: str) -> CutOverResult | None:
 
 
 class _Work:
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        staging: str,
-        patience: Patience,
-        report: Report,
-        cancel: Event | None,
-    ) -> None:
-        self._connection = connection
-        self._session = session
+    def __init__(self, session: Session, staging: str, context: RunContext, patience: Patience) -> None:
+        self._session, self._context, self._patience = session, context, patience
         self.journal = Journal(session, staging)
-        self._within = _renames_locked(session)
-        self._patience = patience
-        self._report = report
-        self._cancel = cancel
+        # MySQL renames tables that the same session has locked from 8.0.13 on, MariaDB does not.
+        self._within = read_dialect(session).renames_locked_tables
 
     def is_over(self, plan: Plan) -> bool:
         """Has nobody loaded the same tables again?"""
@@ -300,7 +283,7 @@ class _Work:
         held, names = "", ""
         try:
             for pause in self._patience.pauses:
-                if self._is_cancelled(pause):
+                if self._context.cancel.wait(pause):
                     break
                 try:
                     if swap is not None:
@@ -331,7 +314,7 @@ class _Work:
             raise
         if done is not None:
             return done
-        if self._cancel is not None and self._cancel.is_set():
+        if self._context.is_cancelled():
             raise CancelledError(f"the cut-over was cancelled; {_AS_IT_WAS}")
         raise BusyError(
             f"could not lock {names} in {self._patience.attempts} attempts; {_AS_IT_WAS}",
@@ -355,7 +338,7 @@ class _Work:
         """Cancelled or not, it is tried once."""
         said: ServerError | None = None
         for pause in islice(self._patience.pauses, attempts):
-            if self._is_cancelled(pause) and said is not None:
+            if self._context.cancel.wait(pause) and said is not None:
                 break
             try:
                 return what()
@@ -375,20 +358,13 @@ class _Work:
 
     def _swap(self, key: str, plan: Plan) -> Swap:
         def remember(more: Plan) -> None:
-            with self._connection.connect() as own:  # this one holds locks of other tables
+            with self._session.connection.connect() as own:  # this one holds locks of other tables
                 self.journal.through(own).begin(key, more)
 
-        return Swap(self._connection, self._session, plan, self._within, self._patience.seconds, self._step, remember)
-
-    def _is_cancelled(self, seconds: float) -> bool:
-        """After so long, or at once when it is."""
-        if self._cancel is None:
-            time.sleep(seconds)
-            return False
-        return self._cancel.wait(seconds)
+        return Swap(self._session, plan, self._within, self._patience.seconds, self._step, remember)
 
     def _step(self, what: str) -> None:
-        self._report(Progress(PHASE, note=what))
+        self._context.report(Progress(PHASE, note=what))
 
     def _rename_checks(self, plan: Plan) -> None:
         for move in plan.moves:
@@ -441,12 +417,9 @@ class _Work:
 
 
 @contextmanager
-def _working(
-    connection: Connection, staging: str, patience: Patience | None, report: Report, cancel: Event | None
-) -> Iterator[_Work]:
+def _working(connection: Connection, staging: str, context: RunContext, patience: Patience) -> Iterator[_Work]:
     """Nobody else hands over out of ``staging`` meanwhile. Whatever interrupts it (a signal), is settled before that
     goes on, with a note of how."""
-    patience = patience or Patience()
     number = 0
     try:
         with connection.connect() as session:
@@ -454,7 +427,7 @@ def _working(
             prepare(session, patience.seconds)
             if not session.scalar("SELECT GET_LOCK(%s, %s)", Journal.lock_name(staging), DYING):
                 raise BusyError(f"another process runs a cut-over from {staging}", hint="wait until that has ended")
-            yield _Work(connection, session, staging, patience, report, cancel)
+            yield _Work(session, staging, context, patience)
     except BackupdError:
         raise
     except BaseException as stop:
@@ -471,7 +444,7 @@ def _stopped(connection: Connection, staging: str, number: int, patience: Patien
                 session.execute(f"KILL {number}")
             session.scalar("SELECT GET_LOCK(%s, 10)", Journal.lock_name(staging))
         few = replace(patience, attempts=_LAST)
-        if settle(connection, staging, patience=few) or finished(connection, staging):
+        if settle(connection, staging, RunContext(), patience=few) or finished(connection, staging):
             return "the new tables are in their places; repeat the command to end the restore"
     except BackupdError as error:
         return f"the cut-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"
@@ -487,11 +460,6 @@ def _refuse_changed(plan: Plan, seen: dict[TableName, str]) -> None:
                 detail=f"its definition now:\n{move.shape}" if move.shape else "it is not there any more",
                 hint="repeat the command; it compares with the table as it is now",
             )
-
-
-def _renames_locked(session: Session) -> bool:
-    """Does the server rename tables that the same session has locked? MySQL does from 8.0.13 on, MariaDB does not."""
-    return read_dialect(session).renames_locked_tables
 
 
 def _make_schemas(session: Session, plan: Plan) -> None:

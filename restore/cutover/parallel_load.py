@@ -18,16 +18,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import CancelledError, ServerError, UsageError
-from backupd.model.job import Progress, Report, silent
+from backupd.model.job import Progress
 from backupd.model.table import DumpedTable, TableName, definition_path
+from backupd.process.run_context import RunContext
 from restore.cutover.staging_schema import Journal, own_schemas
 from restore.cutover.table_load import LeftOutError, Means, RowFile, TableLoad
 
 MOST_WORKERS = 16
+_WORKERS = 2
+"""Where nobody says how many."""
 _TICK = 0.2
 _SQL_MODE = "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES"
 """Zero ids, zero dates and impossible dates come back as they were; an engine that is missing is an error."""
@@ -69,10 +71,7 @@ def load(
     folder: Path,
     tables: Sequence[DumpedTable],
     staging: Mapping[str, str],
-    *,
-    workers: int = 4,
-    report: Report = silent,
-    cancel: Event | None = None,
+    context: RunContext,
 ) -> Loaded:
     """Create ``tables`` out of ``folder`` and fill them, each row exactly once.
 
@@ -89,21 +88,13 @@ def load(
         raise UsageError(f"no schema to load {', '.join(missing)} into was named")
     if not staging:
         return Loaded({}, 0, 0.0, (), {})
-    job = _Load(replace(connection, answer_timeout=None), folder, staging, report, cancel)
-    return job.run(tables, min(max(1, workers), MOST_WORKERS))
+    job = _Load(replace(connection, answer_timeout=None), folder, staging, context)
+    return job.run(tables, min(max(1, context.workers or _WORKERS), MOST_WORKERS))
 
 
 class _Load:
-    def __init__(
-        self,
-        connection: Connection,
-        folder: Path,
-        staging: Mapping[str, str],
-        report: Report,
-        cancel: Event | None,
-    ) -> None:
-        self._connection, self._folder, self._staging = connection, folder, staging
-        self._report, self._cancel = report, cancel
+    def __init__(self, connection: Connection, folder: Path, staging: Mapping[str, str], context: RunContext) -> None:
+        self._connection, self._folder, self._staging, self._context = connection, folder, staging, context
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._new: deque[TableLoad] = deque()
@@ -176,7 +167,7 @@ class _Load:
             done, waiting = wait(waiting, timeout=_TICK)
             for future in done:
                 future.result()  # the first to fail tells why; the others only that they were ended
-            if self._cancel is not None and self._cancel.is_set():
+            if self._context.is_cancelled():
                 self._end(session)
                 wait(waiting)
                 raise _cancelled()
@@ -201,7 +192,7 @@ class _Load:
             try:
                 self._take_turns(session)
             except ServerError:
-                if self._cancel is not None and self._cancel.is_set():
+                if self._context.is_cancelled():
                     raise _cancelled() from None
                 raise
             finally:
@@ -282,14 +273,14 @@ class _Load:
         self._tell()
 
     def _tell(self, note: str = "") -> None:
-        self._report(Progress("load", self._bytes, self._total, self._done, self._tables, note))
+        self._context.report(Progress("load", self._bytes, self._total, self._done, self._tables, note))
 
     def _warn(self, line: str) -> None:
         with self._changed:
             self._warnings.append(line)
 
     def _stopped(self) -> None:
-        if self._stop.is_set() or (self._cancel is not None and self._cancel.is_set()):
+        if self._stop.is_set() or self._context.is_cancelled():
             raise _cancelled()
 
 

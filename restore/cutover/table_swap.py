@@ -18,7 +18,7 @@ from enum import Enum
 
 from backupd.engine.server import definitions as ddl
 from backupd.engine.server.definition_text import check_names
-from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.tables import ForeignKey, graph
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
@@ -117,7 +117,6 @@ class Swap:
     """``session`` is prepared. ``within``: the server renames locked tables. ``step`` is told before each change,
     ``remember`` a plan with more in it before anything follows from that. ``seconds``: of a wait for locks."""
 
-    connection: Connection
     session: Session
     plan: Plan
     within: bool
@@ -320,7 +319,7 @@ class Swap:
         return tuple(problems)
 
     def _another_session(self) -> Session:
-        session = self.connection.connect()
+        session = self.session.connection.connect()
         try:
             prepare(session, self.seconds)
         except BaseException:

@@ -14,6 +14,7 @@ from typing import Any
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
 from backupd.model.document import HIDDEN, Document, computed, json_key
+from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_size
 from backupd.model.thaw import ThawPlan
@@ -23,6 +24,15 @@ STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_fo
 """The phases of a restore in their order; a plan has those it needs."""
 TABLE_STEP_NAMES = (*STEP_NAMES[:-1], "extracted", "carried", "loaded", "compared", "handed_over")
 """The same of a restore of tables."""
+
+
+def in_order(phases: Sequence[Phase], names: Sequence[str]) -> tuple[Phase, ...]:
+    """As the steps of a plan (``names``) follow each other: a copy is rolled forward before it is put in place, and
+    logs are fetched first, but that counts as part of the replay."""
+    known = {name: place for place, name in enumerate(names)}
+    return tuple(sorted(phases, key=lambda phase: known.get(phase.name, len(known))))
+
+
 _AT_ONCE = 1e11
 """Bytes a second that no phase handles: it only renamed something, in less than can be measured."""
 

@@ -16,13 +16,11 @@ from enum import StrEnum
 from typing import Any
 
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError, UsageError
-from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
 from restore.planning.inexact_replay import InexactError
 from restore.planning.plan import (
     DEFAULT_RATES,
-    TABLE_STEP_NAMES,
     Plan,
     Rate,
     Step,
@@ -109,12 +107,6 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
                     hint="choose another one with --as",
                 )
     return found
-
-
-def in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """As they follow each other; logs are fetched first, but that counts as part of the replay."""
-    known = {name: place for place, name in enumerate(TABLE_STEP_NAMES)}
-    return tuple(sorted(phases, key=lambda phase: known.get(phase.name, len(known))))
 
 
 class Source(StrEnum):

@@ -12,8 +12,8 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from backupd.engine.physical.datafiles import assert_local, astray, relink
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
+from backupd.model.document import Document, json_key
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Tool, Version
 from backupd.model.table import TableName
-from backupd.model.text import format_time, parse_time
 from backupd.process.folders import PASSABLE
 from backupd.process.run_context import RunContext
 from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, worker_account
@@ -91,17 +91,17 @@ PHASE = "rolled_forward"
 
 
 @dataclass(frozen=True, slots=True)
-class RolledForward:
+class RolledForward(Document):
     """What was replayed. ``stop``: where the copy stands; ``transactions`` that were applied; ``bytes`` of logs;
     ``excluded``, ``doubtful``: as in the spec; ``events``: scheduled events that got back the status which their DDL
     gave them; ``prepared_xa``: XA transactions that are prepared and hold locks."""
 
-    stop: Stop
+    stop: Stop = field(metadata=json_key(inline=True))
     method: ReplayMethod
     reason: str
     transactions: int
     bytes: int
-    seconds: float
+    seconds: float = field(metadata=json_key(digits=3))
     excluded: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
@@ -109,42 +109,10 @@ class RolledForward:
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As outcomes show it and the state of a restore keeps it; "seconds" has three decimals."""
-        return {
-            "branch": self.stop.branch,
-            "file": self.stop.file,
-            "pos": self.stop.pos,
-            "gtid": self.stop.gtids,
-            "at": format_time(self.stop.at) if self.stop.at else None,
-            "method": str(self.method),
-            "reason": self.reason,
-            "transactions": self.transactions,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "excluded": list(self.excluded),
-            "doubtful": list(self.doubtful),
-            "events": list(self.events),
-            "prepared_xa": list(self.prepared_xa),
-            "warnings": list(self.warnings),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RolledForward:
-        """Raises KeyError, ValueError for what ``as_json`` did not write."""
-        at = parse_time(data["at"]) if data["at"] else None
-        return cls(
-            stop=Stop(data["branch"], data["file"], int(data["pos"]), data["gtid"], at),
-            method=ReplayMethod(data["method"]),
-            reason=data["reason"],
-            transactions=int(data["transactions"]),
-            bytes=int(data["bytes"]),
-            seconds=float(data["seconds"]),
-            excluded=tuple(data["excluded"]),
-            doubtful=tuple(data["doubtful"]),
-            events=tuple(data["events"]),
-            prepared_xa=tuple(data["prepared_xa"]),
-            warnings=tuple(data["warnings"]),
-        )
+        """As outcomes show it and the state of a restore keeps it; what was left out is in none."""
+        document = Document.as_json(self)
+        del document["next_gtid"], document["next_at"]
+        return document
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_miss
 from restore.cutover.staging_schema import drop_staging, staging_names, stagings
 from restore.fetch.chain import merged
 from restore.fetch.sources import Sources
-from restore.planning.table_plan import TableGoal, in_order
+from restore.planning.plan import TABLE_STEP_NAMES, in_order
+from restore.planning.table_plan import TableGoal
 from restore.tables.outcome import (
     ROWS,
     TABLESPACE,
@@ -254,8 +255,7 @@ class _Work:
         return done
 
     def _settled(self, into: Connection, schema: str) -> CutOverResult | None:
-        context = self._context
-        return settle(into, schema, report=context.report, cancel=context.cancel) or finished(into, schema)
+        return settle(into, schema, self._context) or finished(into, schema)
 
     def _refuse_taken(self, into: Connection) -> None:
         """Raises RefusedError for names that no table can get, or that live tables have, unless those are to be
@@ -306,15 +306,7 @@ class _Work:
             unknown = unknown_to(session, (read_files(found.folder, table.name) for table in tables))
         tables = [table for table in tables if table.name not in unknown]
         with self._context.watch.phase("loaded", sum(table.bytes for table in tables)):
-            loaded = load(
-                into,
-                found.folder,
-                tables,
-                staging,
-                workers=self._context.workers or 2,
-                report=self._context.report,
-                cancel=self._context.cancel,
-            )
+            loaded = load(into, found.folder, tables, staging, self._context)
         self._warnings += loaded.warnings
         return replace(loaded, failed={**loaded.failed, **unknown})
 
@@ -343,7 +335,7 @@ class _Work:
             live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
         self._live = {name: one.create for name, one in live.items()}
         with self._context.watch.phase("compared"):
-            found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._context.cancel)
+            found = difference(into, list(pairs.values()), self._context.cancel, sample=self._spec.keys)
         return dict(zip(pairs, found, strict=True))
 
     def _cut_over(
@@ -364,11 +356,10 @@ class _Work:
                     )
                     for goal in goals
                 ],
+                self._context,
                 replace=self._spec.replace,
                 aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
                 triggers=self._spec.triggers,
-                report=self._context.report,
-                cancel=self._context.cancel,
             )
         self._warnings += handed.warnings
         self._add_objects(into, folder, fresh)
@@ -413,7 +404,7 @@ class _Work:
             way=str(spec.way),
             backup_id=spec.chain[-1],
             position=found.position,
-            phases=in_order(merged(self._context.watch.phases)),
+            phases=in_order(merged(self._context.watch.phases), TABLE_STEP_NAMES),
             tables=tables,
             done=done,
             folder=spec.sql,
@@ -430,7 +421,7 @@ def _restored(goal: TableGoal, found: Extracted) -> RestoredTable:
         goal,
         dumped.rows if dumped else None,
         trouble="" if dumped is not None and dumped.outcome is Outcome.DUMPED else _why_not(goal, found),
-        how=TABLESPACE if goal.source in found.carried else ROWS,
+        how=TABLESPACE if found.is_carried(goal.source) else ROWS,
     )
 
 

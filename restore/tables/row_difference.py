@@ -297,7 +297,7 @@ class TableDifference:
 
 
 def difference(
-    connection: Connection, pairs: Sequence[Pair], *, sample: int = SAMPLE, cancel: Event | None = None
+    connection: Connection, pairs: Sequence[Pair], cancel: Event, *, sample: int = SAMPLE
 ) -> tuple[TableDifference, ...]:
     """One for each of ``pairs``, with at most ``sample`` keys of each sort. What cannot be compared does not keep the
     others from being compared.
@@ -319,7 +319,7 @@ def difference(
                     for pair in pairs
                 )
         except ServerError as error:
-            if cancel is not None and cancel.is_set():
+            if cancel.is_set():
                 raise CancelledError("the comparison was cancelled") from error
             raise
 
@@ -344,15 +344,13 @@ def _is_view(inventory: TableInventory, name: TableName) -> bool:
     return "VIEW" in inventory.kind(name).upper()
 
 
-def _tell(
-    session: Session, pair: Pair, inventory: TableInventory, sample: int, cancel: Event | None
-) -> TableDifference:
+def _tell(session: Session, pair: Pair, inventory: TableInventory, sample: int, cancel: Event) -> TableDifference:
     if _is_view(inventory, pair.live):
         return TableDifference(pair.live, comparable=False, why_not="a view has this name on the server, not a table")
     try:
         found = _compare(session, pair, sample)
     except ServerError as error:
-        if cancel is not None and cancel.is_set():
+        if cancel.is_set():
             raise
         session.ping()
         return TableDifference(pair.live, comparable=False, why_not=error.detail)
@@ -457,11 +455,8 @@ def _prepare(session: Session) -> None:
 
 
 @contextmanager
-def _cancelling(session: Session, cancel: Event | None) -> Iterator[None]:
+def _cancelling(session: Session, cancel: Event) -> Iterator[None]:
     """Ends the statement that runs when ``cancel`` is set."""
-    if cancel is None:
-        yield
-        return
     over = Event()
     number, connection = session.thread_id, session.connection
 

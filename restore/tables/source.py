@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from backupd.engine.dump.selection import dump_quiet
 from backupd.engine.physical.tablespace_transport import Known
@@ -19,6 +18,7 @@ from backupd.engine.server.definitions import TableDefinition, read_definition
 from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import ForeignKey, ForeignKeys, list_tables
+from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Entry
 from backupd.model.server_facts import Flavour, Position
@@ -52,42 +52,23 @@ _VOLATILE = "MEMORY"
 
 
 @dataclass(frozen=True, slots=True)
-class Extracted:
+class Extracted(Document):
     """``folder`` holds the rows and definitions of ``tables``, as they were at ``position`` of a server of that
     ``flavour``. Tables that could not be had are among them, with the reason. ``carried``: of those only the
-    definitions, since their rows are in the staging schemas already."""
+    definitions, since their rows are in the staging schemas already; schema and name of
+    each. ``folder`` is not in the marker that the work folder keeps for the next attempt."""
 
-    folder: Path
     flavour: Flavour
     tables: tuple[DumpedTable, ...]
     position: Position
     replay: RolledForward | None = None
     warnings: tuple[str, ...] = ()
-    carried: tuple[TableName, ...] = ()
+    carried: tuple[tuple[str, ...], ...] = ()
+    folder: Path = field(default=Path(), metadata=HIDDEN)
 
-    def as_json(self) -> dict[str, Any]:
-        """As the marker in the work folder keeps it for the next attempt; without ``folder``."""
-        return {
-            "flavour": str(self.flavour),
-            "tables": [table.as_json() for table in self.tables],
-            "position": self.position.as_json(),
-            "replay": self.replay.as_json() if self.replay else None,
-            "warnings": list(self.warnings),
-            "carried": [[name.schema, name.table] for name in self.carried],
-        }
-
-    @classmethod
-    def from_json(cls, folder: Path, data: Mapping[str, Any]) -> Extracted:
-        """Raises KeyError, ValueError for what ``as_json`` did not write."""
-        return cls(
-            folder,
-            Flavour(data["flavour"]),
-            tuple(DumpedTable.from_json(one) for one in data["tables"]),
-            Position.from_json(data["position"]),
-            RolledForward.from_json(data["replay"]) if data["replay"] else None,
-            tuple(data["warnings"]),
-            tuple(TableName(schema, table) for schema, table in data["carried"]),
-        )
+    def is_carried(self, table: TableName) -> bool:
+        """Are the rows of ``table`` in its staging schema already?"""
+        return (table.schema, table.table) in self.carried
 
 
 def part_of_dump(loaded: Loaded, wanted: Callable[[TableName], bool], schemas: Collection[str] = ()) -> Loaded:
@@ -112,8 +93,8 @@ def extract(
     """
     marker = folder / _MARKER
     if marker.is_file():
-        found = Extracted.from_json(folder / "rows", json.loads(marker.read_text(encoding="utf-8")))
-        carried = [table for table in found.tables if table.name in found.carried]
+        found = replace(Extracted.from_json(json.loads(marker.read_text(encoding="utf-8"))), folder=folder / "rows")
+        carried = [table for table in found.tables if found.is_carried(table.name)]
         if copier is None or copier.holds(carried, found.folder):
             return found
         marker.unlink()
@@ -176,13 +157,13 @@ class _Extraction:
     ) -> Extracted:
         facts = last.body.facts
         return Extracted(
-            self._rows,
             facts.server.flavour,
             tuple(tables),
             rolled.stop.position if rolled else facts.position,
             rolled,
             tuple(said),
-            tuple(self._copied.rows),
+            tuple((name.schema, name.table) for name in self._copied.rows),
+            self._rows,
         )
 
     def _without_rows(self, connection: Connection, last: Loaded) -> dict[TableName, str]:
@@ -344,10 +325,7 @@ class _Extraction:
                 connection,
                 [name for name in names if name not in self._copied.rows],
                 self._rows,
-                threads=context.workers or 2,
-                programs=context.programs,
-                report=context.report,
-                cancel=context.cancel,
+                context,
             )
         return (
             *self._copied.tables,

@@ -196,8 +196,7 @@ class _Copying:
             return import_tables(
                 self.into,
                 [(table, _staged(table.name, self.staging)) for table in exported],
-                report=self.context.report,
-                cancel=self.context.cancel,
+                self.context,
             )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from backupd.model.errors import (
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, is_id, new_id
+from backupd.process.run_context import RunContext
 from policies.document import suggestion
 from restore.cutover.cutover import pending, settle
 from restore.cutover.plan import Pending, Triggers
@@ -100,7 +102,7 @@ def restore(
     return replace(outcome, inexact=bool(work.base.inexact), warnings=tuple(dict.fromkeys(warnings)))
 
 
-class _Restore:
+class _Restore(ABC):
     """One restore, resolved from the catalog. ``chosen``: its plan, ``base``: that of its backup; ``row``: what is
     recorded of it, once that runs."""
 
@@ -112,17 +114,17 @@ class _Restore:
         """``waiting``: its row, where one was queued."""
         self._wiring, self._request, self._run, self._waiting = wiring, request, run, waiting
 
-    def refuse(self) -> None:
+    def refuse(self) -> None:  # noqa: B027  as a rule nothing
         """Raises RefusedError for what may not be done."""
 
-    def prepare(self, thaw: ThawWait) -> None:
+    def prepare(self, thaw: ThawWait) -> None:  # noqa: B027  as a rule nothing
         """Called before it has a row that runs."""
 
+    @abstractmethod
     def execute(self, thaw: ThawWait) -> Outcome:
         """Do it, and record that it succeeded."""
-        raise NotImplementedError
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:  # noqa: B027  as a rule nothing
         """Called with what ended it."""
 
     def end(self) -> list[str]:
@@ -321,7 +323,7 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
         finished = False
         for schema in one.schemas:
             with contextlib.suppress(LostError):  # taken back, and what is gone was to be dropped anyway
-                finished = settle(connection, schema) is not None or finished
+                finished = settle(connection, schema, RunContext()) is not None or finished
         drop_staging(connection, one.schemas)
         told.append(Leftover(one, begun, finished=finished, dropped=True))
     return tuple(told)

@@ -34,7 +34,6 @@ import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.insert_files import (
@@ -55,10 +54,11 @@ from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import Table, list_tables
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
-from backupd.model.job import Progress, Report, silent
+from backupd.model.job import Progress, Report
 from backupd.model.server_facts import Flavour, ServerInfo, Tool, Version
 from backupd.model.table import DumpedTable, Outcome, TableName, TablePattern, data_path, definition_path, triggers_path
 from backupd.model.text import format_size
+from backupd.process.run_context import RunContext
 
 NAME = "mydumper"
 _HINT = "apt-get install mydumper, or name the program: `programs: {mydumper: /path/to/mydumper}`"
@@ -388,26 +388,22 @@ def dump_quiet(
     connection: Connection,
     tables: Sequence[TableName],
     folder: Path,
-    *,
-    threads: int = 2,
-    programs: Mapping[str, str] = NO_PATHS,
-    report: Report = silent,
-    cancel: Event | None = None,
+    context: RunContext,
 ) -> tuple[DumpedTable, ...]:
     """Definitions, triggers and rows of ``tables`` into ``folder``, and what became of each, in their order. One that
     cannot be read stops nothing and leaves no rows. ``rows``: what the server counts, the past of versioned tables
-    included. ``programs``: paths, as of toolset. Raises ServerError when the server went away, CancelledError,
+    included. Raises ServerError when the server went away, CancelledError,
     OSError."""
     with connection.connect() as session:
-        reading = _Reading(session, tables, folder, report)
-        tools, _ = dump_tools(read_dialect(session), paths=programs)
+        reading = _Reading(session, tables, folder, context.report)
+        tools, _ = dump_tools(read_dialect(session), paths=context.programs)
         if reading.size < _LITTLE:
             tools = tools[-1:]
         reading.define()
         for choice in dict.fromkeys((tools, tools[-1:])):
             for tool, group in reading.shares(choice):
                 with tempfile.TemporaryDirectory(prefix=".rows-", dir=folder) as private:
-                    request = DumpRequest(connection, group, Path(private), threads, cancel=cancel)
+                    request = DumpRequest(connection, group, Path(private), context.workers or 2, cancel=context.cancel)
                     reading.read(tool, request)
         return tuple(reading.outcome(name) for name in tables)
 

@@ -38,10 +38,11 @@ from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, TableIds, checksum_statement, list_tables, table_ids
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.job import Progress, Report
+from backupd.model.job import Progress
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, quote_name
 from backupd.process.folders import as_its_owner, open_plain
+from backupd.process.run_context import RunContext
 
 WAITING = ".backupd"
 """Behind the names of files that are copied and not yet imported."""
@@ -224,7 +225,7 @@ def _checksum(session: Session, name: TableName) -> str:
 
 
 def import_tables(
-    target: Connection, goals: Sequence[tuple[ExportedTable, TableName]], *, report: Report, cancel: Event | None = None
+    target: Connection, goals: Sequence[tuple[ExportedTable, TableName]], context: RunContext
 ) -> Imported:
     """Give every staged table (made empty, with all keys of its source and without foreign keys) the rows of its
     source. What cannot be imported, or has other rows afterwards, is dropped and named: its rows have to be loaded.
@@ -237,9 +238,9 @@ def import_tables(
         mariadb = read_dialect(session).flavour is Flavour.MARIADB
         datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
         for number, (source, staged) in enumerate(goals):
-            report(Progress("import", done, total, number, len(goals), note=staged.shown))
+            context.report(Progress("import", done, total, number, len(goals), note=staged.shown))
             try:
-                with _Files(datadir, cancel) as files:
+                with _Files(datadir, context.cancel) as files:
                     _import(session, source, staged, files, mariadb=mariadb)
                     _refuse_other_rows(session, source, staged)  # MySQL ignores a partition that it does not know
             except (ServerError, OSError, CancelledError) as error:
@@ -307,7 +308,7 @@ def _drop(session: Session, staged: TableName) -> None:
 class _Files:
     """Files put into the data directory of a running server; what the server has not made its own is removed."""
 
-    def __init__(self, datadir: Path, cancel: Event | None) -> None:
+    def __init__(self, datadir: Path, cancel: Event) -> None:
         self._datadir, self._cancel = datadir, cancel
         self._put: list[Path] = []
         """By the names that they are imported under."""
@@ -359,7 +360,7 @@ class _Files:
         for begin, end in extents(reader.fileno(), os.fstat(reader.fileno())):
             place = writer.seek(begin)
             while place < end:
-                if self._cancel is not None and self._cancel.is_set():
+                if self._cancel.is_set():
                     raise CancelledError("the restore was cancelled while tables were imported")
                 place += os.sendfile(writer.fileno(), reader.fileno(), place, min(_CHUNK, end - place))
 

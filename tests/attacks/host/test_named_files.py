@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -161,11 +162,11 @@ def test_a_tablespace_is_put_where_the_server_itself_may_write(server: PrivateSe
     folder = server.datadir / "moved"
     _as_mysql(f"rm -r {folder}; ln -s {short_tmp}/root {folder}")
     try:
-        with pytest.raises(PermissionError), _Files(server.datadir, None) as files:
+        with pytest.raises(PermissionError), _Files(server.datadir, Event()) as files:
             files.put(short_tmp / "t.ibd", folder / "t")
         assert list((short_tmp / "root").iterdir()) == []
         (short_tmp / "root/t.ibd.backupd").touch()  # nor is anything removed there
-        with pytest.raises(PermissionError), _Files(server.datadir, None) as files:
+        with pytest.raises(PermissionError), _Files(server.datadir, Event()) as files:
             files.put(short_tmp / "t.ibd", folder / "t")
         assert (short_tmp / "root/t.ibd.backupd").exists()
     finally:

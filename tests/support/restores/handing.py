@@ -22,6 +22,7 @@ from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover.cutover import cut_over
 from restore.cutover.plan import CutOverResult, Goal, Patience
 from tests.support.restores.rolling import Kind
@@ -113,7 +114,7 @@ class Shop:
         return Goal(self.stage(name, rows=rows), target or name, self.definitions[name])
 
     def hand(self, *goals: Goal, connection: Connection | None = None, **options: Any) -> CutOverResult:
-        given = {"replace": True, "aside": ASIDE, "patience": IMPATIENT, **options}
+        given = {"context": RunContext(), "replace": True, "aside": ASIDE, "patience": IMPATIENT, **options}
         return cut_over(connection or self.connection, goals, **given)
 
     def created(self, name: TableName) -> str:
@@ -197,7 +198,7 @@ def killed_at(
 
     def run() -> None:
         _Counted.sent, _Counted.limit = 0, statements
-        cut_over(mortal, goals, replace=True, aside=ASIDE, patience=IMPATIENT, report=die)
+        cut_over(mortal, goals, RunContext(report=die), replace=True, aside=ASIDE, patience=IMPATIENT)
 
     def die(progress: Progress) -> None:
         if statements is None and progress.note.lower().startswith(note) and not progress.note.startswith("rename: "):

@@ -11,6 +11,7 @@ from pathlib import Path
 from backupd.engine.sql.client import Connection
 from backupd.model.job import Progress
 from backupd.model.table import DumpedTable
+from backupd.process.run_context import RunContext
 from restore.cutover import table_load as tableload
 from restore.cutover.parallel_load import load
 
@@ -24,7 +25,7 @@ def main(socket: str, folder: Path, listed: Path, enough: int) -> None:
 
     tableload.COMMIT_BYTES = 64 * 1024
     tables = [DumpedTable.from_json(one) for one in json.loads(listed.read_text())]
-    load(Connection(socket=socket, user="root"), folder, tables, STAGING, workers=3, report=report)
+    load(Connection(socket=socket, user="root"), folder, tables, STAGING, RunContext(workers=3, report=report))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from backupd.engine.physical.tablespace_transport import can_import, export_tabl
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.job import silent
 from backupd.model.table import TableName, TablePattern
+from backupd.process.run_context import RunContext
 from backupd.transfer.records.encryption import Sealer
 from restore.fetch.sources import Loaded, load_chain
 from restore.subset import SubsetCopy, subset_instance, subset_of, tables_in
@@ -352,7 +352,7 @@ def test_a_table_goes_on_as_a_file_into_a_running_server(shelf: Shelf) -> None:
             with there.connect() as session:
                 assert can_import(source, session, copy.tables) == {}
             with export_tables(source, copy.tables) as exported:
-                done = import_tables(there, [(one, goals[one.name]) for one in exported], report=silent)
+                done = import_tables(there, [(one, goals[one.name]) for one in exported], RunContext())
         assert done.failed == {}
         assert set(done.rows) == set(goals.values())
         for table, staged in goals.items():

@@ -19,6 +19,7 @@ from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import CancelledError
 from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import Outcome, TableName, data_path, definition_path, triggers_path
+from backupd.process.run_context import RunContext
 from tests.support.servers import mysql, zoo
 from tests.support.servers.dumps import HEAD
 from tests.support.servers.flavours import BOTH, as_root, server_of
@@ -41,7 +42,7 @@ def test_the_whole_zoo_can_be_loaded_by_hand_from_the_folder(
 ) -> None:
     monkeypatch.setattr(tableread, "_LITTLE", 0)
     names = zoo.tables(cage)
-    taken = dump_quiet(as_root(cage), names, short_tmp)
+    taken = dump_quiet(as_root(cage), names, short_tmp, RunContext())
     assert {table.name.shown: table.reason for table in taken if table.outcome is not Outcome.DUMPED} == {}
     assert [table.name for table in taken] == list(names)
     assert len({table.tool for table in taken}) > 1, "each by the fastest tool that brings it back"
@@ -75,7 +76,7 @@ def test_a_table_that_is_not_there_or_crashed_is_named_and_leaves_no_rows(cage: 
         file.seek(60000)
         file.write(b"\xff" * 3000)
     names = [TableName("shop", "isam"), TableName("shop", "gone"), TableName("zoo", "bits")]
-    taken = dump_quiet(as_root(cage), names, short_tmp)
+    taken = dump_quiet(as_root(cage), names, short_tmp, RunContext())
     cage.execute("DROP DATABASE shop")
     assert [table.outcome for table in taken] == [Outcome.FAILED, Outcome.FAILED, Outcome.DUMPED]
     assert "isam" in taken[0].reason
@@ -96,7 +97,7 @@ def test_what_a_faster_tool_could_not_do_our_own_reader_does(
     liar.chmod(0o755)
     folder = short_tmp / "rows"
     folder.mkdir()
-    taken = dump_quiet(as_root(cage), [TableName("zoo", "bits")], folder, programs={"mydumper": str(liar)})
+    taken = dump_quiet(as_root(cage), [TableName("zoo", "bits")], folder, RunContext(programs={"mydumper": str(liar)}))
     assert [(table.outcome, table.tool, table.rows) for table in taken] == [(Outcome.DUMPED, "backupd", 5)]
 
 
@@ -104,7 +105,7 @@ def test_cancelling_leaves_nothing_running(cage: Server, short_tmp: Path) -> Non
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(CancelledError):
-        dump_quiet(as_root(cage), zoo.tables(cage), short_tmp, cancel=cancel)
+        dump_quiet(as_root(cage), zoo.tables(cage), short_tmp, RunContext(cancel=cancel))
 
 
 def test_each_table_goes_to_the_first_tool_that_brings_it_back(cage: Server) -> None:

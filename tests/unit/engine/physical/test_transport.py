@@ -12,8 +12,8 @@ import pytest
 from backupd.engine.physical.tablespace_transport import Imported, can_import, export_tables, files_of, import_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError
-from backupd.model.job import silent
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind
 from tests.support.servers.server import Server
 
@@ -54,7 +54,7 @@ class Pair:
         tables = [TableName("sh-op", name) for name in names]
         with self.connect(self.source).connect() as session, export_tables(session, tables) as exported:
             goals = [(table, TableName("staging", table.name.table)) for table in exported]
-            return import_tables(self.connect(self.target), goals, report=silent, cancel=cancel)
+            return import_tables(self.connect(self.target), goals, RunContext(cancel=cancel or Event()))
 
     def files(self) -> set[str]:
         return {path.name for path in (self.target.datadir / "staging").iterdir()} - {"db.opt"}

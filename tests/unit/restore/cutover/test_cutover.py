@@ -8,6 +8,7 @@ import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError, ServerError, UsageError
 from backupd.model.table import TableName, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover import cutover as handover
 from restore.cutover.cutover import settle
 from restore.cutover.plan import Goal, Patience, Triggers
@@ -253,9 +254,9 @@ class TestRefusals:
             if str(goal.staged) not in (found := shop.picture()) and str(TableName("shop", "orders" + ASIDE)) in found:
                 break  # it was done
             with pytest.raises(CancelledError, match="every table is as it was"):
-                shop.hand(goal, cancel=cancelled)
+                shop.hand(goal, context=RunContext(cancel=cancelled))
             assert shop.picture() == before
-            assert settle(shop.connection, STAGING) is None
+            assert settle(shop.connection, STAGING, RunContext()) is None
         assert shop.hand(goal).tables[0][0] == ORDERS
 
     def test_what_can_be_neither_finished_nor_taken_back_is_said(self, shop: Shop) -> None:
@@ -322,7 +323,7 @@ def test_killed_between_any_two_statements_the_next_call_ends_it(shop: Shop) -> 
         if killed:
             shop.hand(*wanted)
         assert shop.picture() == expected, statements
-        assert settle(shop.connection, STAGING) is None
+        assert settle(shop.connection, STAGING, RunContext()) is None
 
 
 @BOTH

@@ -12,6 +12,7 @@ import pytest
 from backupd.model.errors import RefusedError
 from backupd.model.job import Progress
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 from restore.cutover.cutover import pending, settle
 from restore.cutover.plan import Patience
 from restore.cutover.table_swap import LostError
@@ -39,14 +40,14 @@ def shop(kind: Kind) -> Shop:
 def test_settling_takes_back_what_has_not_been_renamed_and_keeps_what_came_since(shop: Shop) -> None:
     goal = shop.goal(ORDERS)
     before = shop.picture()
-    assert settle(shop.connection, STAGING) is None
+    assert settle(shop.connection, STAGING, RunContext()) is None
     assert killed_at(shop.connection, [goal])
     assert shop.picture() != before
     found = pending(shop.connection, STAGING)
     assert found is not None
     assert (found.tables, found.renamed) == ((ORDERS,), False)
     shop.server.execute("CREATE TRIGGER shop.later BEFORE DELETE ON shop.orders FOR EACH ROW SET @a = 1")
-    assert settle(shop.connection, STAGING, patience=IMPATIENT) is None
+    assert settle(shop.connection, STAGING, RunContext(), patience=IMPATIENT) is None
     assert shop.triggers(ORDERS) == ["audited", "later", "r`ounded"]
     shop.server.execute("DROP TRIGGER shop.later")
     assert shop.picture() == before
@@ -61,7 +62,7 @@ def test_settling_finishes_what_has_been_renamed(shop: Shop) -> None:
     found = pending(shop.connection, STAGING)
     assert found is not None
     assert found.renamed
-    done = settle(shop.connection, STAGING, patience=IMPATIENT)
+    done = settle(shop.connection, STAGING, RunContext(), patience=IMPATIENT)
     assert done is not None
     assert done.tables == ((ORDERS, TableName("shop", "orders" + ASIDE)),)
     assert shop.picture()[str(ORDERS)] == before[str(ORDERS)]
@@ -76,10 +77,10 @@ def test_a_restored_table_that_somebody_dropped_is_named_and_nothing_live_is_tou
     [dropped] = [name for name in shop.tables() if name.schema == STAGING or "__new" in name.table]
     shop.server.execute("SET foreign_key_checks = 0", f"DROP TABLE {dropped}")
     with pytest.raises(LostError, match="no live table was replaced") as caught:
-        settle(shop.connection, STAGING, patience=IMPATIENT)
+        settle(shop.connection, STAGING, RunContext(), patience=IMPATIENT)
     assert dropped.shown in caught.value.message
     assert shop.picture() == before
-    assert settle(shop.connection, STAGING) is None
+    assert settle(shop.connection, STAGING, RunContext()) is None
 
 
 def waiting(shop: Shop, then: Callable[[], None]) -> Callable[[Progress], None]:
@@ -126,7 +127,7 @@ class TestWhileItWaits:
 
         with reader.cursor() as cursor:
             cursor.execute("SELECT * FROM shop.orders")
-        done = shop.hand(goal, report=waiting(shop, change))
+        done = shop.hand(goal, context=RunContext(report=waiting(shop, change)))
         assert shop.keys(TableName("shop", "parts")) == {"late": ORDERS}
         assert "TRIGGER `later`" in done.saved[0].script
 
@@ -141,7 +142,7 @@ class TestWhileItWaits:
         with reader.cursor() as cursor:
             cursor.execute("SELECT * FROM shop.orders")
         with pytest.raises(RefusedError, match="changed meanwhile, compare again"):
-            shop.hand(goal, report=waiting(shop, change))
+            shop.hand(goal, context=RunContext(report=waiting(shop, change)))
         assert pending(shop.connection, STAGING) is None
         assert "extra" in shop.created(ORDERS)
         assert not [name for name in shop.tables() if "__" in name.table]

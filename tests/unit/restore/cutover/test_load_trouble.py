@@ -14,6 +14,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 from backupd.model.job import Progress
 from backupd.model.table import DumpedTable, TableName, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover import table_load as tableload
 from restore.cutover.parallel_load import load
 from restore.cutover.staging_schema import drop_staging
@@ -93,7 +94,7 @@ def test_a_load_that_is_killed_goes_on_and_no_row_is_there_twice(server: Server,
                 check=False,
             )
             assert done.returncode == -9, done.stderr
-        loaded = load(at(server), tmp_path, tables, STAGING, workers=3)
+        loaded = load(at(server), tmp_path, tables, STAGING, RunContext(workers=3))
         assert (loaded.failed, loaded.warnings) == ({}, ())
         assert_complete(server, tables)
         drop_staging(at(server), STAGING.values())
@@ -113,12 +114,12 @@ def test_a_server_that_dies_under_a_load_loses_nothing_of_what_it_had(
             server.kill()
 
     with pytest.raises(ServerError) as caught:
-        load(at(server), tmp_path, tables, STAGING, workers=2, report=report)
+        load(at(server), tmp_path, tables, STAGING, RunContext(workers=2, report=report))
     assert caught.value.retryable
     assert killed
     server.start()
     seen: list[Progress] = []
-    loaded = load(at(server), tmp_path, tables, STAGING, workers=2, report=seen.append)
+    loaded = load(at(server), tmp_path, tables, STAGING, RunContext(workers=2, report=seen.append))
     assert loaded.failed == {}
     assert_complete(server, tables)
     drop_staging(at(server), STAGING.values())
@@ -150,10 +151,10 @@ def test_a_full_disk_ends_the_load_and_it_goes_on_when_there_is_room(cramped: Se
     rows = [(n, n, b"x" * 100) for n in range(60000)]
     table = add_table(tmp_path, name, CREATE.format("many", "InnoDB"), rows, files=2, batch=1000)
     with pytest.raises(ServerError, match=r"no room for shop\.many") as caught:
-        load(at(cramped), tmp_path, [table], STAGING, workers=2)
+        load(at(cramped), tmp_path, [table], STAGING, RunContext(workers=2))
     assert "goes on" in caught.value.hint
     cramped.execute("SET GLOBAL innodb_file_per_table = 1", f"ALTER TABLE {STAGING['shop']}.many FORCE")
-    assert load(at(cramped), tmp_path, [table], STAGING, workers=2).rows == {name: 60000}
+    assert load(at(cramped), tmp_path, [table], STAGING, RunContext(workers=2)).rows == {name: 60000}
 
 
 def test_of_names_that_are_the_same_to_the_server_only_one_is_loaded(cramped: Server, tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_of_names_that_are_the_same_to_the_server_only_one_is_loaded(cramped: Se
         add_table(tmp_path, TableName("shop", name), CREATE.format(name, "InnoDB"), [(1, 1, name.encode())])
         for name in ("twin", "Twin")
     ]
-    loaded = load(at(cramped), tmp_path, tables, STAGING)
+    loaded = load(at(cramped), tmp_path, tables, STAGING, RunContext(workers=4))
     assert loaded.rows == {TableName("shop", "twin"): 1}
     assert "does not tell its name from shop.twin" in loaded.failed[TableName("shop", "Twin")]
     assert cramped.scalar(f"SELECT t FROM {STAGING['shop']}.twin") == "twin"
@@ -170,6 +171,6 @@ def test_of_names_that_are_the_same_to_the_server_only_one_is_loaded(cramped: Se
 def test_a_definition_that_only_a_lax_server_takes_is_taken_and_told(cramped: Server, tmp_path: Path) -> None:
     name = TableName("shop", "lax")
     create = "CREATE TABLE `lax` (\n  `a` int\n) ENGINE=InnoDB KEY_BLOCK_SIZE=3"
-    loaded = load(at(cramped), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING)
+    loaded = load(at(cramped), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING, RunContext(workers=4))
     assert loaded.rows == {name: 1}
     assert "shop.lax: the server took its definition with a warning" in loaded.warnings[0]

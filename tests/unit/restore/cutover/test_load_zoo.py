@@ -14,6 +14,7 @@ from backupd.engine.dump.insert_files import DumpRequest, DumpTable
 from backupd.engine.server.definitions import read_tables, write_definition
 from backupd.engine.sql.client import Connection
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover import table_load as tableload
 from restore.cutover.parallel_load import load
 from tests.support.dice import size
@@ -77,7 +78,7 @@ def test_every_kind_of_table_comes_back_to_the_last_bit(
     connection = Connection(socket=str(server.socket), user="root")
     tables = dumped(connection, names, tmp_path)
 
-    loaded = load(connection, tmp_path, tables, STAGING, workers=2)
+    loaded = load(connection, tmp_path, tables, STAGING, RunContext(workers=2))
 
     assert dict(loaded.failed) == {}
     # Values of theirs are what a server makes of impossible ones, and it says so again.

@@ -13,6 +13,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import BusyError, CancelledError, RefusedError, UsageError
 from backupd.model.job import Progress
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
+from backupd.process.run_context import RunContext
 from restore.cutover import staging_schema as loadjournal
 from restore.cutover import table_load as tableload
 from restore.cutover.parallel_load import load
@@ -97,7 +98,7 @@ def test_tables_come_back_with_their_keys_and_without_what_reaches_other_tables(
     tables = [add_from(target, tmp_path, name, files=files) for name, files in ((ORDERS, 3), (LINES, 1), (odd, 2))]
     seen: list[Progress] = []
 
-    loaded = load(at(target), tmp_path, tables, STAGING, workers=3, report=seen.append)
+    loaded = load(at(target), tmp_path, tables, STAGING, RunContext(workers=3, report=seen.append))
 
     assert (loaded.failed, loaded.warnings) == ({}, ())
     assert loaded.rows == {ORDERS: 300, LINES: 199, odd: 3}
@@ -119,7 +120,7 @@ def test_every_byte_comes_back(target: Server, tmp_path: Path) -> None:
     values = [bytes(range(256)), bytes(range(255, -1, -1)) * 3000, b"", b";\n", b"\\", b"'", b"\\';\n", b"\xff", None]
     name = TableName("shop", "bytes")
     table = add_table(tmp_path, name, NUMBERS.format("bytes", "InnoDB"), enumerate(values), batch=4)
-    loaded = load(at(target), tmp_path, [table], STAGING)
+    loaded = load(at(target), tmp_path, [table], STAGING, RunContext(workers=4))
     assert (loaded.failed, loaded.warnings) == ({}, ())
     assert [row[0] for row in target.query(f"SELECT t FROM {staged(name)} ORDER BY id")] == values
 
@@ -142,7 +143,7 @@ def test_what_cannot_be_loaded_is_named_and_left_out_and_the_rest_is_there(targe
     engine.write_text(engine.read_text().replace("InnoDB", "NoSuchOne"))
     gone = DumpedTable(TableName("shop", "gone"), Outcome.FAILED, reason="it is marked as crashed")
 
-    loaded = load(at(target), tmp_path, [good, *tables.values(), gone], STAGING, workers=2)
+    loaded = load(at(target), tmp_path, [good, *tables.values(), gone], STAGING, RunContext(workers=2))
 
     assert loaded.rows == {good.name: 50}
     reasons = {name.table: reason for name, reason in loaded.failed.items()}
@@ -164,11 +165,11 @@ def test_a_row_that_the_server_takes_no_packet_for_is_told_with_the_cure(target:
     large = add_table(tmp_path, name, NUMBERS.format("large", "InnoDB"), [(1, b"x" * 5_000_000)])
     target.execute("SET GLOBAL max_allowed_packet = 1048576")
     try:
-        loaded = load(at(target), tmp_path, [large, numbers(tmp_path)], STAGING)
+        loaded = load(at(target), tmp_path, [large, numbers(tmp_path)], STAGING, RunContext(workers=4))
         assert "SET GLOBAL max_allowed_packet = 8388608" in loaded.failed[name]
         assert len(loaded.rows) == 1
         target.execute("SET GLOBAL max_allowed_packet = 8388608")
-        assert load(at(target), tmp_path, [large, numbers(tmp_path)], STAGING).failed == {}
+        assert load(at(target), tmp_path, [large, numbers(tmp_path)], STAGING, RunContext(workers=4)).failed == {}
     finally:
         target.execute("SET GLOBAL max_allowed_packet = 16777216")
 
@@ -186,13 +187,13 @@ def test_a_load_that_was_cancelled_goes_on_and_no_row_comes_twice(
             cancel.set()
 
     with pytest.raises(CancelledError, match="cancelled"):
-        load(at(target), tmp_path, [table], STAGING, workers=2, report=report, cancel=cancel)
+        load(at(target), tmp_path, [table], STAGING, RunContext(workers=2, report=report, cancel=cancel))
     there = count(target, table.name)
     assert 0 < there < 2000
-    loaded = load(at(target), tmp_path, [table], STAGING, workers=2)
+    loaded = load(at(target), tmp_path, [table], STAGING, RunContext(workers=2))
     assert loaded.rows == {table.name: 2000}
     assert target.scalar(f"SELECT COUNT(DISTINCT id) FROM {staged(table.name)}") == 2000
-    assert load(at(target), tmp_path, [table], STAGING).rows == {table.name: 2000}
+    assert load(at(target), tmp_path, [table], STAGING, RunContext(workers=4)).rows == {table.name: 2000}
 
 
 def test_a_table_whose_files_have_changed_is_loaded_anew(
@@ -207,12 +208,15 @@ def test_a_table_whose_files_have_changed_is_loaded_anew(
             tmp_path,
             [table],
             STAGING,
-            cancel=cancel,
-            report=lambda progress: cancel.set() if progress.bytes_done > table.bytes // 2 else None,
+            RunContext(
+                workers=4,
+                cancel=cancel,
+                report=lambda progress: cancel.set() if progress.bytes_done > table.bytes // 2 else None,
+            ),
         )
     path = tmp_path / data_path(table.name, 0)
     path.write_bytes(path.read_bytes().replace(b"'AAAAAAAAAA'", b"'aaaaaaaaaa'"))
-    assert load(at(target), tmp_path, [table], STAGING).rows == {table.name: 2000}
+    assert load(at(target), tmp_path, [table], STAGING, RunContext(workers=4)).rows == {table.name: 2000}
     assert target.scalar(f"SELECT COUNT(*) FROM {staged(table.name)} WHERE t = 'AAAAAAAAAA'") == 0
 
 
@@ -225,17 +229,23 @@ def test_two_loads_into_the_same_schema_do_not_mix(
         Journal(STAGING["shop"]).claim(session, 4)
         assert not [one for one in stagings(at(target)) if one.active]
         with pytest.raises(BusyError, match="right now"):
-            load(at(target), tmp_path, [table], STAGING)
+            load(at(target), tmp_path, [table], STAGING, RunContext(workers=4))
 
 
 def test_nothing_is_loaded_into_a_schema_that_holds_other_tables(target: Server, tmp_path: Path) -> None:
     target.execute("CREATE TABLE shop.precious (a int)")
     with pytest.raises(RefusedError, match="not empty"):
-        load(at(target), tmp_path, [numbers(tmp_path)], {"shop": "shop"})
+        load(at(target), tmp_path, [numbers(tmp_path)], {"shop": "shop"}, RunContext(workers=4))
     with pytest.raises(RefusedError, match="not empty"):
-        load(at(target), tmp_path, [numbers(tmp_path)], {"my.shop": STAGING["my.shop"], "shop": "shop"})
+        load(
+            at(target),
+            tmp_path,
+            [numbers(tmp_path)],
+            {"my.shop": STAGING["my.shop"], "shop": "shop"},
+            RunContext(workers=4),
+        )
     with pytest.raises(UsageError, match="shop"):
-        load(at(target), tmp_path, [numbers(tmp_path)], {})
+        load(at(target), tmp_path, [numbers(tmp_path)], {}, RunContext(workers=4))
     assert target.scalar("SELECT COUNT(*) FROM shop.precious") == 0
 
 
@@ -245,15 +255,17 @@ def test_a_load_that_was_killed_before_its_first_entry_goes_on(target: Server, t
         Journal(STAGING["shop"]).create(session)
     target.execute(f"CREATE TABLE {quote_name(STAGING['shop'], 'precious')} (a int)")
     with pytest.raises(RefusedError, match="not empty") as refused:
-        load(at(target), tmp_path, [numbers(tmp_path)], STAGING)
+        load(at(target), tmp_path, [numbers(tmp_path)], STAGING, RunContext(workers=4))
     assert refused.value.detail == "it holds precious"
     target.execute(f"DROP TABLE {quote_name(STAGING['shop'], 'precious')}")
-    assert load(at(target), tmp_path, [numbers(tmp_path)], STAGING).rows == {TableName("shop", "numbers"): 50}
+    assert load(at(target), tmp_path, [numbers(tmp_path)], STAGING, RunContext(workers=4)).rows == {
+        TableName("shop", "numbers"): 50
+    }
 
 
 def test_staging_schemas_are_listed_and_dropped_and_nothing_else_is(target: Server, tmp_path: Path) -> None:
     names = staging_names("2KX9", ["shop", "my.shop"])
-    load(at(target), tmp_path, [numbers(tmp_path)], names)
+    load(at(target), tmp_path, [numbers(tmp_path)], names, RunContext(workers=4))
     found = stagings(at(target))
     assert [(one.restore_id, one.schemas, one.tables, one.active) for one in found] == [
         ("2kx9", ("backupd_restore_2kx9_1", "backupd_restore_2kx9_2"), 1, False)
@@ -272,7 +284,7 @@ def test_what_the_server_makes_of_a_value_is_told(target: Server, tmp_path: Path
     name = TableName("shop", "small")
     create = "CREATE TABLE `small` (\n  `a` tinyint DEFAULT NULL\n) ENGINE=InnoDB"
     table = add_table(tmp_path, name, create, [(1,), (300,)])
-    loaded = load(at(target), tmp_path, [table], STAGING)
+    loaded = load(at(target), tmp_path, [table], STAGING, RunContext(workers=4))
     assert len(loaded.warnings) == 1
     assert "shop.small" in loaded.warnings[0]
     assert "Out of range value" in loaded.warnings[0]
@@ -284,7 +296,7 @@ def test_places_on_the_disks_of_the_source_are_not_taken_over(target: Server, tm
         "CREATE TABLE `outside` (\n  `id` int NOT NULL COMMENT 'DATA DIRECTORY=''/x''',\n  PRIMARY KEY (`id`)\n) "
         "ENGINE=InnoDB DATA DIRECTORY='/nowhere/'"
     )
-    loaded = load(at(target), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING)
+    loaded = load(at(target), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING, RunContext(workers=4))
     assert (loaded.rows, loaded.failed) == ({name: 1}, {})
     assert "DIRECTORY=''/x''" in str(target.query(f"SHOW CREATE TABLE {staged(name)}")[0][1])
 
@@ -305,7 +317,7 @@ def test_an_account_that_may_only_reach_staging_schemas_is_enough(target: Server
             )
         )
     connection = Connection(socket=str(target.socket), user="loader", password="Pa55-word")
-    loaded = load(connection, tmp_path, tables, STAGING, workers=2)
+    loaded = load(connection, tmp_path, tables, STAGING, RunContext(workers=2))
     assert (loaded.failed, loaded.warnings) == ({}, ())
     if target.sequences:
         past = staged(TableName("shop", "past"))

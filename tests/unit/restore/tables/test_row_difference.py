@@ -36,7 +36,7 @@ def server(kind: Kind) -> Server:
 
 def compare(server: Server, *tables: str, sample: int = 20) -> tuple[TableDifference, ...]:
     pairs = [Pair(TableName("st", table), TableName("shop", table)) for table in tables]
-    return difference(Connection(socket=str(server.socket), user="root"), pairs, sample=sample)
+    return difference(Connection(socket=str(server.socket), user="root"), pairs, threading.Event(), sample=sample)
 
 
 def make(server: Server, columns: str, staged: str, live: str, *, other_columns: str = "", table: str = "t") -> None:
@@ -220,7 +220,7 @@ class TestWhatCannotBeCompared:
         pairs = [Pair(TableName("st", "t"), TableName("shop", "t"))] * 50
         counted()
         with pytest.raises(CancelledError):
-            difference(CountingConnection(socket=str(server.socket), user="root"), pairs, cancel=cancel)
+            difference(CountingConnection(socket=str(server.socket), user="root"), pairs, cancel)
         assert counted() < len(pairs)
 
 
@@ -274,7 +274,9 @@ class TestDefinitions:
         def found() -> TableDifference:
             with connection.connect() as session:
                 definition = read_table(session, TableName("old", "t"))
-            return difference(connection, [Pair(TableName("st", "t"), TableName("shop", "t"), definition)])[0]
+            return difference(
+                connection, [Pair(TableName("st", "t"), TableName("shop", "t"), definition)], threading.Event()
+            )[0]
 
         assert found().same
         server.execute(

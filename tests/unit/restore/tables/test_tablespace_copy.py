@@ -165,8 +165,8 @@ def test_what_can_go_goes_as_files_and_the_load_takes_it_as_its_own(empty: House
     assert set(done.unfit) == set(empty.names) - set(FIT)
     assert "full-text" in done.unfit[TEXTS]
     assert TablespaceCopier(at(empty.target), STAGING).holds(done.tables, tmp_path)
-    rest = dump_quiet(at(empty.source), sorted(done.unfit), tmp_path)
-    loaded = load(at(empty.target), tmp_path, [*done.tables, *rest], STAGING)
+    rest = dump_quiet(at(empty.source), sorted(done.unfit), tmp_path, RunContext())
+    loaded = load(at(empty.target), tmp_path, [*done.tables, *rest], STAGING, RunContext(workers=4))
     assert (loaded.failed, loaded.warnings) == ({}, ())
     assert set(loaded.rows) == set(empty.names)
     assert empty.sums(empty.target, empty.names, staged=True) == empty.sums(empty.source, empty.names)
@@ -198,7 +198,8 @@ def test_what_fails_on_the_way_is_told_and_left_to_be_loaded(
     assert done.rows == {}
     assert set(done.failed) == set(FIT)
     assert "No space left" in done.remarks[0]
-    loaded = load(at(empty.target), tmp_path, dump_quiet(at(empty.source), FIT, tmp_path), STAGING)
+    taken = dump_quiet(at(empty.source), FIT, tmp_path, RunContext())
+    loaded = load(at(empty.target), tmp_path, taken, STAGING, RunContext(workers=4))
     assert loaded.rows == dict.fromkeys(FIT, 1000)
 
 
@@ -227,7 +228,7 @@ def test_an_attempt_that_is_killed_is_made_anew_and_never_taken_for_whole(
     dying(lambda: empty.carry(tmp_path, names), owner, step, after=after)
     assert not TablespaceCopier(at(empty.target), STAGING).holds(done.tables, tmp_path)
     if step != "set_state":
-        loaded = load(at(empty.target), tmp_path, done.tables, STAGING)
+        loaded = load(at(empty.target), tmp_path, done.tables, STAGING, RunContext(workers=4))
         assert PLAIN not in loaded.rows
     drop_staging(at(empty.target), STAGING.values())  # the server makes these schemas again
     with at(empty.target).connect() as session:
