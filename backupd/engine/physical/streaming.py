@@ -34,7 +34,7 @@ from backupd.engine.physical.capture import (
 )
 from backupd.engine.physical.datafiles import Contents, put_aside, swapped
 from backupd.engine.physical.imported_tables import existing_tables
-from backupd.engine.physical.inventory import Stocktaking
+from backupd.engine.physical.inventory import Stocktaking, aria_begun
 from backupd.engine.physical.live_datadir import LiveData, look_at
 from backupd.engine.physical.tablefiles import OF_ENGINE, absent, stem_of, table_of
 from backupd.engine.physical.xbstream import Dialect, Doubts, demultiplex, left_out
@@ -248,13 +248,17 @@ class StreamingCapture:
         for event in self._stream(self._pipeline):
             if isinstance(event, Data):
                 collector.data(event.path, event.payload)
+                if event.path.endswith(".MAI") and not event.offset and (begun := aria_begun(event.payload)):
+                    self._stocktaking.copied[event.path] = begun
                 if event.path == self._made.redo and self._stocktaking.imports is not None:
                     self._stocktaking.imports.redo(event.payload)
             elif isinstance(event, End):
                 collector.end(event.path)
                 self._note(event.path)
-            elif isinstance(event, Remove | Rename) and event.path in self._made.names.all:
-                raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
+            elif isinstance(event, Remove | Rename):
+                if event.path in self._made.names.all:
+                    raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
+                self._stocktaking.copied.pop(event.path, None)
             self._contents.take(event)
             yield event
             self._stocktaking.pause()
@@ -286,10 +290,22 @@ class StreamingCapture:
         renamed = {table_of(stem_of(path)) for path in doubts.renamed if stem_of(path)}
         wrong = dict.fromkeys(absent(tables, contents.paths, contents.renamed))
         wrong |= dict.fromkeys(table for table in tables if table.name in renamed and table.engine.lower() in OF_ENGINE)
+        again = {stem_of(path) for path in stock.begun_again}
+        if "" in again:
+            raise TablesChangedError(
+                "system tables were emptied or loaded while the backup ran: "
+                + ", ".join(sorted(path for path in stock.begun_again if not stem_of(path))),
+                hint="take the backup at another time than such work (mysql_tzinfo_to_sql, for example)",
+            )
+        wrong |= dict.fromkeys(table for table in tables if table.name in {table_of(stem) for stem in again})
         for table in wrong:
             for event in stock.fetch(table, sorted(contents.paths)):
                 contents.take(event)
                 yield event
+        for path in sorted(contents.paths):  # rows of two times are worse than none
+            if stem_of(path) in again and table_of(stem_of(path)) not in stock.fetched:
+                contents.take(Remove(path))
+                yield Remove(path)
         self._stock = Stock(
             stock.inventory,
             tuple(table for table in wrong if table.name not in stock.fetched),

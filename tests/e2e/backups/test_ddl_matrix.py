@@ -87,6 +87,79 @@ def test_every_statement_during_a_full_backup(busy: House, short_tmp: Path) -> N
     assert busy.fsck() == []
 
 
+def test_aria_tables_that_are_emptied_or_filled_behind_their_copy_are_in_the_backup_as_they_are(
+    busy: House, short_tmp: Path
+) -> None:
+    """The tool's prepare replays the log onto the copy of before: rows of two times."""
+    gate = Gate(short_tmp / "gate", 1, after=("emptied.MAD", "filled.MAD", "parted#P#p1.MAD", "untouched.MAD"))
+    server = busy.server
+    parts = "PARTITION BY RANGE (i) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)"
+    server.execute(
+        "CREATE DATABASE d",
+        *(f"CREATE TABLE d.{name} (i INT, t VARCHAR(40)) ENGINE=Aria" for name in ("emptied", "filled", "untouched")),
+        f"CREATE TABLE d.parted (i INT, t VARCHAR(40)) ENGINE=Aria {parts}",
+        *(
+            f"INSERT INTO d.{name} SELECT seq, 'before' FROM d.seq_1_to_30"
+            for name in ("emptied", "parted", "untouched")
+        ),
+        "FLUSH TABLES",
+    )
+
+    def change() -> None:
+        server.execute(
+            "TRUNCATE TABLE d.emptied",
+            "INSERT INTO d.emptied VALUES (1, 'anew')",
+            "INSERT INTO d.filled SELECT seq, 'anew' FROM d.seq_1_to_2000",
+            "ALTER TABLE d.parted TRUNCATE PARTITION p1",
+            "INSERT INTO d.parted VALUES (20, 'anew')",
+            "INSERT INTO d.untouched VALUES (31, 'more')",
+        )
+
+    done = gate.run(busy, "backup", SERVER, "--kind", "full", "--json", at={1: change})
+    assert done.code == 0, done.all
+    assert done.json["tables_missing"] == 0
+    expected = _everything(server)
+    same(_restored(busy), expected)
+    assert busy.fsck() == []
+
+
+def test_an_aria_table_that_is_emptied_and_written_to_all_the_time_is_whole_or_named_as_missing(
+    busy: House, short_tmp: Path
+) -> None:
+    gate = Gate(short_tmp / "gate", 1, after=("emptied.MAD",))
+    server, over = busy.server, threading.Event()
+    server.execute(
+        "CREATE DATABASE d",
+        "CREATE TABLE d.emptied (i INT, t VARCHAR(40)) ENGINE=Aria",
+        "INSERT INTO d.emptied SELECT seq, 'before' FROM d.seq_1_to_30",
+        "FLUSH TABLES",
+    )
+
+    def write() -> None:
+        with server.connect() as connection, connection.cursor() as cursor:
+            while not over.is_set():
+                cursor.execute("INSERT INTO d.emptied VALUES (1, 'anew')")
+                cursor.execute("FLUSH TABLES d.emptied")
+
+    thread = threading.Thread(target=write)
+
+    def change() -> None:
+        server.execute("TRUNCATE TABLE d.emptied")
+        thread.start()
+
+    try:
+        done = gate.run(busy, "backup", SERVER, "--kind", "full", "--json", at={1: change})
+    finally:
+        over.set()
+        thread.join()
+    assert done.code == 0, done.all
+    busy.restore(busy.base / "restored")
+    with PrivateServer(datadir=busy.base / "restored") as copy:
+        there = copy.query("SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'd'")
+        assert bool(there) is (done.json["tables_missing"] == 0)
+        assert not there or copy.query("SELECT DISTINCT t FROM d.emptied") == [("anew",)]
+
+
 def test_tables_that_are_made_again_each_moment_are_in_the_backup(busy: House, short_tmp: Path) -> None:
     """Until it ends, and InnoDB's in a database that is made again. None is ever missing, whatever version it is."""
     server, over = busy.server, threading.Event()

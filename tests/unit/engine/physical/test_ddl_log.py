@@ -1,8 +1,10 @@
-"""Where mariadb-backup stops reading the server's log of changed definitions."""
+"""Where mariadb-backup stops reading the server's log of changed definitions, and Aria tables that it does not name."""
 
 from pathlib import Path
+from typing import cast
 
-from backupd.engine.physical.inventory import unread_changes
+from backupd.engine.physical.inventory import Stocktaking, aria_begun, unread_changes
+from backupd.engine.sql.client import Connection
 from backupd.model.table import TableName
 
 
@@ -26,3 +28,17 @@ def test_tables_behind_an_exchange_are_named_unless_innodb_knows_them(tmp_path: 
         )
     )
     assert unread_changes(tmp_path) == (TableName("m", "größe"), TableName("m", "x"))
+
+
+def test_where_an_aria_tables_content_begins_is_read_from_its_head() -> None:
+    head = bytes.fromhex("fefe09030c00018a00d7008700d70000000000000000030300000199010000be510600010000bb530600")
+    assert aria_begun(head) == (1, 0x651BE)  # what aria_chk said of this table
+    assert aria_begun(head[:34]) is None
+    assert aria_begun(b"\xfe\xfe\x07" + head[3:]) is None  # MyISAM
+
+
+def test_copies_of_aria_tables_from_before_their_content_began_are_named() -> None:
+    stock = Stocktaking(cast(Connection, None), None)
+    stock.copied = {"a/same.MAI": (1, 7), "a/other.MAI": (1, 7), "a/untouched.MAI": (1, 7)}
+    stock._begun = {"a/same.MAI": (1, 7), "a/other.MAI": (2, 3), "a/not_copied.MAI": (2, 4)}
+    assert stock.begun_again == {"a/other.MAI"}
