@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from policies.fields import KEPT_IN_FILE, Cron, Duration, LocalPath, Section, Words, has_password
+from policies.fields import KEPT_IN_FILE, Cron, Duration, LocalPath, Section, Words, has_password, written
 
 _LONGEST_ADDRESS = 320
 """Characters: 64, the @, and 255."""
@@ -68,9 +68,7 @@ class Email(Section):
         description="A file of the certificates to trust for it, instead of the usual.",
         examples=["/etc/backupd/mail-ca.pem"],
     )
-    timeout: Duration = Field(
-        "30s", validate_default=True, examples=["30s"], description="How long the mail server may take for one answer."
-    )
+    timeout: Duration = written("30s", description="How long the mail server may take for one answer.")
 
     @model_validator(mode="after")
     def _whole(self) -> Email:
@@ -93,15 +91,14 @@ class Heartbeat(Section):
     url_file: LocalPath = Field(
         description="A file whose first line is the URL.", examples=["/etc/backupd/heartbeat-url"]
     )
-    every: Duration = Field("60s", validate_default=True, examples=["60s"], description="How often.")
+    every: Duration = written("60s", description="How often.")
 
 
 class Report(Section):
     """A regular mail of what is recoverable, and when that was last proved."""
 
-    schedule: Cron = Field(
+    schedule: Cron = written(
         "0 7 * * *",
-        validate_default=True,
         examples=["0 7 * * mon"],
         description="When, as cron has it, in the time zone of the configuration.",
     )
@@ -120,9 +117,8 @@ class Alerts(Section):
     heartbeat: Heartbeat | None = Field(
         None, description="URL that backupd pings regularly, so that an external monitor detects a dead service."
     )
-    reminders: tuple[Duration, ...] = Field(
+    reminders: tuple[Duration, ...] = written(
         ("4h", "1d", "3d"),
-        validate_default=True,
         examples=[["4h", "1d", "3d"]],
         description=(
             "Intervals between reminders of an open incident; the last one repeats. An empty list disables reminders."

@@ -29,6 +29,8 @@ from policies.fields import (
     Words,
     has_password,
     local_path,
+    section,
+    written,
 )
 from storage.config import FilesystemConfig, S3Config, SftpConfig, StorageClass
 
@@ -106,9 +108,7 @@ class Api(Section):
         description="Who may read /metrics: anybody who can connect, or holders of a token; `auto` requires a token "
         "if other hosts can connect (through `listen` or `url`).",
     )
-    session: Duration = Field(
-        "12h", validate_default=True, examples=["12h"], description="How long somebody stays logged in to the web page."
-    )
+    session: Duration = written("12h", description="How long somebody stays logged in to the web page.")
 
     @property
     def host(self) -> str:
@@ -226,10 +226,7 @@ class Archive(Section):
     requests_per_second: int = Field(
         50, ge=1, le=1000, description="Maximum number of thaw requests per second.", examples=[50]
     )
-    prices: PriceTable = Field(
-        default_factory=lambda: PriceTable.model_validate({}),
-        description="What thawing costs, and for how long a class has to be paid for.",
-    )
+    prices: PriceTable = section(PriceTable, "What thawing costs, and for how long a class has to be paid for.")
 
 
 def _catalog(text: object, info: ValidationInfo) -> str:
@@ -440,10 +437,8 @@ class Encryption(Section):
         "public halves have to be in gnupg_home.",
         examples=[["0123456789ABCDEF0123456789ABCDEF01234567"]],
     )
-    challenge: Duration = Field(
+    challenge: Duration = written(
         "90d",
-        validate_default=True,
-        examples=["90d"],
         description="Interval of the key challenges: how often the holder of each key must prove that it still "
         "decrypts.",
     )
@@ -452,10 +447,8 @@ class Encryption(Section):
 class Brake(Section):
     """What keeps rules from deleting too much at once, counted at each destination for all installations together."""
 
-    share: Percent = Field(
+    share: Percent = written(
         "50%",
-        validate_default=True,
-        examples=["50%"],
         description=(
             "Mass-deletion limit: the fraction of a destination's backups that retention may mark as deleted per "
             "day, in addition to the number of backups added that day. To exceed it: backupd retention SERVER "
@@ -473,7 +466,7 @@ class Brake(Section):
 class Retention(Section):
     """Limits on deletions by retention. The retention rules are in the policies."""
 
-    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}), description="Limit on mass deletions.")
+    brake: Brake = section(Brake, "Limit on mass deletions.")
 
 
 class Concurrency(Section):
@@ -489,18 +482,15 @@ class Concurrency(Section):
 class Scratch(Section):
     """Where test restores are made and thrown away."""
 
-    path: LocalPath = Field(
+    path: LocalPath = written(
         "/var/lib/backupd/scratch",
-        validate_default=True,
         description="The folder. The database's user must be able to enter it.",
-        examples=["/var/lib/backupd/scratch"],
     )
     max_bytes: Size | None = Field(
         None, description="The most room that it may take; by default what is free.", examples=["500GiB"]
     )
-    memory: Size = Field(
+    memory: Size = written(
         "1GiB",
-        validate_default=True,
         description="The most memory for preparing and for the scratch server.",
         examples=["2GiB"],
     )
@@ -530,7 +520,7 @@ class Restore(Section):
         "started with copies of these; a key plugin that a backup names is loaded only where they stand "
         "here.",
     )
-    scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
+    scratch: Scratch = section(Scratch, "For test restores.")
 
 
 class Configuration(Section):
@@ -543,21 +533,17 @@ class Configuration(Section):
         "gnupg_home": "belongs under encryption",
     }
 
-    catalog: CatalogUrl = Field(
+    catalog: CatalogUrl = written(
         "sqlite:////var/lib/backupd/catalog.db",
-        validate_default=True,
         description="URL of the catalog: an SQLite file or a PostgreSQL database.",
         examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"],
     )
-    spool: LocalPath = Field(
+    spool: LocalPath = written(
         "/var/lib/backupd/spool",
-        validate_default=True,
         description="Spool folder: repository key, lock files and data that is not yet stored at every destination.",
-        examples=["/var/lib/backupd/spool"],
     )
-    policies: LocalPath = Field(
+    policies: LocalPath = written(
         "policies",
-        validate_default=True,
         description="The folder of policies: each `NAME.yaml` in it is one. By default `policies` beside this file.",
         examples=["/etc/backupd/policies"],
     )
@@ -574,18 +560,8 @@ class Configuration(Section):
     timezone: TimeZone = Field(
         "UTC", description="The time zone of schedules, where a policy names none.", examples=["Europe/Berlin"]
     )
-    concurrency: Concurrency = Field(
-        default_factory=lambda: Concurrency.model_validate({}), description="How much runs at once."
-    )
-    retention: Retention = Field(
-        default_factory=lambda: Retention.model_validate({}), description="How deleting by rule is kept within bounds."
-    )
-    archive: Archive = Field(
-        default_factory=lambda: Archive.model_validate({}),
-        description="Objects in archive classes, which have to be thawed before they can be read.",
-    )
-    alerts: Alerts = Field(
-        default_factory=lambda: Alerts.model_validate({}),
-        description="Alert channels and recipients.",
-    )
-    api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")
+    concurrency: Concurrency = section(Concurrency, "How much runs at once.")
+    retention: Retention = section(Retention, "How deleting by rule is kept within bounds.")
+    archive: Archive = section(Archive, "Objects in archive classes, which have to be thawed before they can be read.")
+    alerts: Alerts = section(Alerts, "Alert channels and recipients.")
+    api: Api = section(Api, "The REST interface.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
@@ -23,6 +23,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     StringConstraints,
     ValidationInfo,
     WithJsonSchema,
@@ -199,6 +200,17 @@ class Section(BaseModel):
     """Names that people write here with good reason, and what to write instead."""
 
 
+def section(kind: type[Section], description: str) -> Any:
+    """A field for a ``kind``; where it is not written, one with its defaults."""
+    return Field(default_factory=lambda: kind.model_validate({}), description=description)
+
+
+def written(default: Any, **rules: Any) -> Any:
+    """A field whose default is given as it would be written in the file, and is the example unless another one is
+    given; ``rules``: as of ``Field``."""
+    return Field(default, validate_default=True, **{"examples": [default], **rules})
+
+
 def _size(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError("is not a size: write 500GiB, 20MB or 4096")  # noqa: TRY004  pydantic collects ValueError only
@@ -235,9 +247,14 @@ def _duration(value: Any) -> timedelta:
     return duration
 
 
-def _cron(value: str) -> str:
-    parse_cron(value)
-    return value
+def _as_written(parse: Callable[[str], object]) -> AfterValidator:
+    """Text that ``parse`` takes, as it is written."""
+
+    def checked(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(checked)
 
 
 _EVERY = re.compile(r"every\s+(\S+)")
@@ -256,30 +273,23 @@ def every(text: str) -> timedelta | None:
     return interval
 
 
-def _cadence(value: str) -> str:
+def _cadence(value: str) -> None:
     if every(value) is None:
         parse_cron(value)
-    return value
 
 
-def _window(value: str) -> str:
-    parse_window(value)
-    return value
-
-
-def _timezone(value: str) -> str:
+def _timezone(value: str) -> None:
     try:
         ZoneInfo(value)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"{value!r} is not a time zone: write UTC or a name as in Europe/Berlin") from None
-    return value
 
 
 _GTID = re.compile(r"(?:before-)?gtid:[0-9a-fA-F][\w:,\s-]*")
 _PLACE = re.compile(r"[^\s/\\:@]+\.\d{1,10}:\d{1,19}")
 
 
-def _target(value: str) -> str:
+def _target(value: str) -> None:
     goal, at, branch = value.rpartition("@")
     goal = goal if at else value
     if not (
@@ -293,7 +303,6 @@ def _target(value: str) -> str:
             f"{value!r} is not a target: write latest, random, backup:ID, a time such as "
             "2026-11-21T09:41:03Z, gtid:..., before-gtid:... or FILE:POS"
         )
-    return value
 
 
 def _is_time(text: str) -> bool:
@@ -313,10 +322,9 @@ def _percent(value: Any) -> float:
     return float(match[1]) / 100
 
 
-def _name(value: str) -> str:
+def _name(value: str) -> None:
     if not is_name(value):
         raise ValueError("is not a name: letters, digits, '.', '_' and '-', at most 63, the first a letter or digit")
-    return value
 
 
 def local_path(text: str, base: Path | None) -> Path:
@@ -347,18 +355,18 @@ def _table_pattern(value: str) -> str:
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": ["string", "integer"], "format": "size"})]
 """Bytes."""
 Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"type": "string", "format": "duration"})]
-Cron = Annotated[str, AfterValidator(_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
+Cron = Annotated[str, _as_written(parse_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
 Cadence = Annotated[
-    str, AfterValidator(_cadence), WithJsonSchema({"type": "string", "format": "cron expression or interval"})
+    str, _as_written(_cadence), WithJsonSchema({"type": "string", "format": "cron expression or interval"})
 ]
 """Five cron fields, or ``every 6h``."""
-Window = Annotated[str, AfterValidator(_window), WithJsonSchema({"type": "string", "format": "time window"})]
-TimeZone = Annotated[str, AfterValidator(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]
-Target = Annotated[str, AfterValidator(_target), WithJsonSchema({"type": "string", "format": "target"})]
+Window = Annotated[str, _as_written(parse_window), WithJsonSchema({"type": "string", "format": "time window"})]
+TimeZone = Annotated[str, _as_written(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]
+Target = Annotated[str, _as_written(_target), WithJsonSchema({"type": "string", "format": "target"})]
 """Where a restore goes to, or ``random``: the place for each test restore is drawn anew."""
 Percent = Annotated[float, BeforeValidator(_percent), WithJsonSchema({"type": "string", "format": "percentage"})]
 """0 to 1 after reading."""
-Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "format": "name"})]
+Name = Annotated[str, _as_written(_name), WithJsonSchema({"type": "string", "format": "name"})]
 LocalPath = Annotated[Path, BeforeValidator(_local_path), WithJsonSchema({"type": "string", "format": "path"})]
 """Absolute after reading."""
 TablePattern = Annotated[str, AfterValidator(_table_pattern), WithJsonSchema({"type": "string", "format": "pattern"})]

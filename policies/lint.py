@@ -7,9 +7,10 @@ is valid and still deserves a word: what is missing, what cannot be kept, what t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 
 from backupd.model.text import format_duration, format_size
 from policies.configuration import Configuration
@@ -30,9 +31,8 @@ def explain(policy: Policy) -> list[str]:
     if policy.logical is not None:
         lines += _logical(policy.logical)
     if policy.binlog is not None and policy.binlog.stream:
-        seconds = format_duration(policy.binlog.checkpoint.total_seconds())
         lines.append(
-            f"The binary log is followed as it is written and stored every {seconds}; at most "
+            f"The binary log is followed as it is written and stored every {_span(policy.binlog.checkpoint)}; at most "
             f"{format_size(policy.binlog.max_spool)} wait in the spool."
         )
     if policy.config_files:
@@ -44,9 +44,9 @@ def explain(policy: Policy) -> list[str]:
         rule = policy.retention.get(name)
         lines.append(f"{name} keeps {_kept(rule)}." if rule else f"{name} keeps everything.")
     if policy.objectives.rpo:
-        lines.append(f"At most {format_duration(policy.objectives.rpo.total_seconds())} of work may be lost.")
+        lines.append(f"At most {_span(policy.objectives.rpo)} of work may be lost.")
     if policy.objectives.rto:
-        lines.append(f"A restore may take {format_duration(policy.objectives.rto.total_seconds())}.")
+        lines.append(f"A restore may take {_span(policy.objectives.rto)}.")
     if policy.test_restore is not None:
         test = policy.test_restore
         start = when(test.schedule) if test.schedule else "when somebody asks for it"
@@ -57,13 +57,15 @@ def explain(policy: Policy) -> list[str]:
     if policy.verify is not None:
         lines.append(f"{_share(policy.verify)} is read again and compared {when(policy.verify.schedule)}.")
     if policy.witness.enabled:
-        seconds = format_duration(policy.witness.max_duration.total_seconds())
         moments = (
             f"With each full backup, and {when(policy.witness.schedule)},"
             if policy.witness.schedule
             else "With each full backup"
         )
-        lines.append(f"{moments} the source's tables are summed up for comparison, for at most {seconds}.")
+        lines.append(
+            f"{moments} the source's tables are summed up for comparison, for at most "
+            f"{_span(policy.witness.max_duration)}."
+        )
     return [*lines, *_timing(policy), *_limits(policy.limits)]
 
 
@@ -154,23 +156,26 @@ def when(cadence: str) -> str:
     return f"{clock} every day" if weekday == "*" else f"{clock} on {weekday}"
 
 
+_DAY = timedelta(days=1)
+_UNITS = {
+    "hourly": ("hours", timedelta(hours=1)),
+    "daily": ("days", _DAY),
+    "weekly": ("weeks", 7 * _DAY),
+    "monthly": ("months", 30 * _DAY),
+    "yearly": ("years", 365 * _DAY),
+}
+"""Rules that keep the last backup of each of so many spans of time."""
+
+
 def _kept(rule: Keep) -> str:
     parts = []
     if rule.recovery_window:
-        parts.append(f"every moment of the last {format_duration(rule.recovery_window.total_seconds())}")
+        parts.append(f"every moment of the last {_span(rule.recovery_window)}")
     if rule.keep_fulls:
         parts.append("the newest full backup" if rule.keep_fulls == 1 else f"the newest {rule.keep_fulls} full backups")
-    parts += [
-        f"the last backup of each of {number} {unit}"
-        for number, unit in (
-            (rule.hourly, "hours"),
-            (rule.daily, "days"),
-            (rule.weekly, "weeks"),
-            (rule.monthly, "months"),
-            (rule.yearly, "years"),
-        )
-        if number
-    ]
+    for name, (units, _one) in _UNITS.items():
+        if number := getattr(rule, name):
+            parts.append(f"the last backup of each of {number} {units}")
     return ", and ".join(parts)
 
 
@@ -256,12 +261,15 @@ def _way_out(windows: list[WindowTimes]) -> str:
 
 def _moments(cadence: str) -> Iterator[tuple[int, int]]:
     """The weekdays (0 is Sunday) and minutes of the day at which a cadence may come."""
-    if every(cadence) is not None:  # drifts through the day where zones shift, so any time may come
-        yield from ((weekday, minute) for weekday in range(7) for minute in range(DAY_MINUTES))
-        return
-    days_free = cadence.split()[2] != "*"
-    weekdays = range(7) if days_free else sorted(parse_cron(cadence)[4])
-    yield from ((weekday, minute) for weekday in weekdays for minute in times_of_day(cadence))
+    # An interval drifts through the day where zones shift, so any time may come.
+    minutes = range(DAY_MINUTES) if every(cadence) is not None else times_of_day(cadence)
+    return product(_weekdays(cadence), minutes)
+
+
+def _weekdays(cadence: str) -> Sequence[int]:
+    """Those on which a cadence may come; 0 is Sunday."""
+    anyone = every(cadence) is not None or cadence.split()[2] != "*"
+    return range(7) if anyone else sorted(parse_cron(cadence)[4])
 
 
 def _jitter(policy: Policy) -> Iterator[Contradiction]:
@@ -273,8 +281,8 @@ def _jitter(policy: Policy) -> Iterator[Contradiction]:
         if jitter > shortest:
             yield Contradiction(
                 ("timing", "jitter"),
-                f"{format_duration(jitter.total_seconds())} is longer than the time between two runs of "
-                f"{'.'.join(map(str, location))} (`{cadence}`: {format_duration(shortest.total_seconds())}): "
+                f"{_span(jitter)} is longer than the time between two runs of "
+                f"{'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): "
                 "one run would start after the next is due",
             )
 
@@ -287,8 +295,8 @@ def _verification(policy: Policy) -> Iterator[Contradiction]:
     if longest > verify.period:
         yield Contradiction(
             ("verify", "period"),
-            f"{format_duration(verify.period.total_seconds())} is shorter than the time between two runs of "
-            f"verify.schedule (`{verify.schedule}`: {format_duration(longest.total_seconds())}): nothing can be read "
+            f"{_span(verify.period)} is shorter than the time between two runs of "
+            f"verify.schedule (`{verify.schedule}`: {_span(longest)}): nothing can be read "
             "again that soon",
         )
 
@@ -296,7 +304,6 @@ def _verification(policy: Policy) -> Iterator[Contradiction]:
 CROWD = 5
 """So many servers that start in the same minute are worth a word."""
 
-_DAY = timedelta(days=1)
 _OF_BACKUPS = ("latest", "random")
 """Targets of test restores that mean something without a binary log, too."""
 
@@ -425,15 +432,8 @@ def _full(policy: Policy) -> timedelta:
 
 def _reach(rule: Keep, full: timedelta) -> timedelta:
     """How far back a destination's rules reach when every schedule runs."""
-    units = (
-        (rule.hourly, timedelta(hours=1)),
-        (rule.daily, _DAY),
-        (rule.weekly, 7 * _DAY),
-        (rule.monthly, 30 * _DAY),
-        (rule.yearly, 365 * _DAY),
-        (rule.keep_fulls, full),
-    )
-    return max((rule.recovery_window or timedelta(0), *(number * unit for number, unit in units if number)))
+    spans = [(getattr(rule, name) or 0) * one for name, (_units, one) in _UNITS.items()]
+    return max(rule.recovery_window or timedelta(0), (rule.keep_fulls or 0) * full, *spans)
 
 
 def _chain(policy: Policy) -> Iterator[str]:
@@ -483,14 +483,16 @@ def _repetitions(policy: Policy) -> Iterator[str]:
 def crowds(configuration: Configuration, policies: Mapping[str, Policy]) -> list[str]:
     """Schedules that start on many servers in the very same minute. Each names the policies and the fields."""
     servers = Counter(server.policy for server in configuration.servers.values())
+    # What two cadences share when they come in the same minute: how the time of day is written, and the weekday.
     due: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for name in sorted(servers):
         policy = policies.get(name)
         if policy is None or policy.timing.jitter is not None:
             continue
         for location, cadence in schedules(policy):
-            for moment in _lint_moments(cadence):
-                due.setdefault(moment, []).append((name, ".".join(map(str, location))))
+            clock = " ".join(cadence.split()[:2])
+            for weekday in _weekdays(cadence):
+                due.setdefault((clock, weekday), []).append((name, ".".join(map(str, location))))
     found: dict[str, None] = {}
     for where in due.values():
         number = sum(servers[name] for name in {name for name, _field in where})
@@ -498,13 +500,6 @@ def crowds(configuration: Configuration, policies: Mapping[str, Policy]) -> list
             fields = ", ".join(f"{name}: {field}" for name, field in where)
             found[f"timing.jitter: {number} servers start in the same minute ({fields}); a jitter spreads them"] = None
     return list(found)
-
-
-def _lint_moments(cadence: str) -> Iterator[tuple[str, int]]:
-    """What two cadences share when they come in the same minute: how the time of day is written, and the weekday."""
-    weekdays = range(7) if every(cadence) is not None or cadence.split()[2] != "*" else sorted(parse_cron(cadence)[4])
-    clock = " ".join(cadence.split()[:2])
-    yield from ((clock, weekday) for weekday in weekdays)
 
 
 def not_yet_active(policy: Policy) -> list[str]:

@@ -21,6 +21,8 @@ from policies.fields import (
     TimeZone,
     Window,
     Words,
+    section,
+    written,
 )
 
 _PLACEHOLDER = re.compile(r"\{([a-zA-Z_]+)\}")
@@ -70,11 +72,9 @@ class Witness(Section):
         description="When they are read besides, so that test restores compare moments between two backups, too.",
         examples=["0 */6 * * *"],
     )
-    max_duration: Duration = Field(
+    max_duration: Duration = written(
         "10m",
-        validate_default=True,
         description="Stop after this time; the tables not read are named in the proof.",
-        examples=["10m"],
     )
 
 
@@ -158,7 +158,7 @@ class Logical(Section):
     schedule: Cadence | None = Field(
         None, description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"]
     )
-    tables: Tables = Field(default_factory=lambda: Tables.model_validate({}), description="Which tables.")
+    tables: Tables = section(Tables, "Which tables.")
     sets: dict[SetName, TableSet] = Field(
         default_factory=dict,
         description="More dumps, each of other tables at other times, by name. Retention keeps backups of each set by "
@@ -173,11 +173,9 @@ class Logical(Section):
         description="The most tables that a program reads at once; where there is little to read, it reads fewer. A "
         "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.",
     )
-    chunk: Size = Field(
+    chunk: Size = written(
         "64MiB",
-        validate_default=True,
         ge=SMALLEST_CHUNK,
-        examples=["64MiB"],
         description="The rows of tables larger than this are written into files of about this size.",
     )
     partial: Literal["failed", "accepted"] = Field(
@@ -192,18 +190,14 @@ class Logical(Section):
         description="Whether damaged MyISAM and Aria tables are repaired before they are dumped. A repair may throw "
         "rows away; without it the damaged table is named and the others are dumped.",
     )
-    max_lock: Duration = Field(
+    max_lock: Duration = written(
         "1s",
-        validate_default=True,
         le=LONGEST_LOCK,
-        examples=["1s"],
         description="Maximum time for which commits are blocked while the snapshots are opened. If it is exceeded, "
         "backupd releases the locks and retries.",
     )
-    long_queries: Duration = Field(
+    long_queries: Duration = written(
         "60s",
-        validate_default=True,
-        examples=["60s"],
         description="Maximum runtime of other statements when the dump requests its locks. A longer statement would "
         "block the locks and all sessions behind them; `on_long_queries` defines what happens then. On servers "
         "without BACKUP STAGE (all but MariaDB 10.4 and later) the maximum is 1s.",
@@ -240,18 +234,15 @@ class Binlog(Section):
     """A continuous copy of the binary log: the way to any moment."""
 
     stream: bool = Field(True, description="Follow the binary log as it is written.", examples=[True])
-    checkpoint: Duration = Field(
+    checkpoint: Duration = written(
         "10s",
-        validate_default=True,
         ge=SHORTEST_CHECKPOINT,
         le=LONGEST_CHECKPOINT,
         description="Interval at which received binary log is stored at each destination, 1s to 1h: the maximum data "
         "loss if the host is lost.",
-        examples=["10s"],
     )
-    max_spool: Size = Field(
+    max_spool: Size = written(
         "10GiB",
-        validate_default=True,
         ge=SMALLEST_SPOOL,
         examples=["50GiB"],
         description=(
@@ -309,11 +300,9 @@ class Retry(Section):
     """What happens after a failure that may pass by itself."""
 
     attempts: int = Field(3, ge=1, le=20, description="How often a run is tried in all.", examples=[3])
-    pause: Duration = Field(
+    pause: Duration = written(
         "5m",
-        validate_default=True,
         le=LONGEST_WAIT,
-        examples=["5m"],
         description="How long to wait before the second try; each further wait is twice as long, at most a day.",
     )
 
@@ -356,17 +345,13 @@ class Limits(Section):
         description="Pause while a statement of another account than the service's has been running for longer than "
         "this; go on when it has ended. Statements are never killed.",
     )
-    max_pause: Duration = Field(
+    max_pause: Duration = written(
         "30m",
-        validate_default=True,
-        examples=["30m"],
         description="Give up when the pauses of one run add up to more than this. In a pause the redo log is not "
         "copied either; a server that writes its whole redo log meanwhile makes the backup fail.",
     )
-    hang: Duration = Field(
+    hang: Duration = written(
         "30m",
-        validate_default=True,
-        examples=["30m"],
         description="A run without any progress for this long is stopped and counts as failed.",
     )
 
@@ -459,10 +444,8 @@ class Protection(Section):
         ),
     )
     off_site: int = Field(1, ge=0, le=16, description="How many of them must be away from the site.", examples=[1])
-    within: Duration = Field(
+    within: Duration = written(
         "24h",
-        validate_default=True,
-        examples=["24h"],
         description="Deadline for protection, counted from the end of the backup. backupd sends an alert after it.",
     )
 
@@ -485,9 +468,7 @@ class Hooks(Section):
         description="Run after the backup, whatever became of it; when its process was killed the service runs it. "
         "When it fails it is run again until it succeeds.",
     )
-    timeout: Duration = Field(
-        "5m", validate_default=True, examples=["5m"], description="How long each may take before it is ended."
-    )
+    timeout: Duration = written("5m", description="How long each may take before it is ended.")
 
 
 class Policy(Section):
@@ -515,14 +496,10 @@ class Policy(Section):
     retention: dict[Name, Keep] = Field(
         default_factory=dict, description="What each destination keeps. One that is not named here keeps everything."
     )
-    objectives: Objectives = Field(
-        default_factory=lambda: Objectives.model_validate({}), description="What restores are measured against."
-    )
+    objectives: Objectives = section(Objectives, "What restores are measured against.")
     test_restore: TestRestore | None = Field(None, description="How backups are proved.")
     verify: Verify | None = Field(None, description="How stored objects are read again.")
-    protection: Protection = Field(
-        default_factory=lambda: Protection.model_validate({}), description="What counts as protected."
-    )
+    protection: Protection = section(Protection, "What counts as protected.")
     signed: bool | None = Field(
         None,
         examples=[True],
@@ -530,19 +507,13 @@ class Policy(Section):
         "signed with encryption.signing_key, and backupd rejects unsigned or altered ones. Default: true "
         "if encryption.signing_key is set.",
     )
-    timing: Timing = Field(
-        default_factory=lambda: Timing.model_validate({}), description="What holds for all schedules."
-    )
-    retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")
+    timing: Timing = section(Timing, "What holds for all schedules.")
+    retry: Retry = section(Retry, "What happens after a failure.")
     hooks: Hooks | None = Field(
         None, description="Commands that take the server out of rotation before a backup and return it afterwards."
     )
-    limits: Limits = Field(
-        default_factory=lambda: Limits.model_validate({}), description="What backups may take from the server."
-    )
-    witness: Witness = Field(
-        default_factory=lambda: Witness.model_validate({}), description="What restored tables are compared with."
-    )
+    limits: Limits = section(Limits, "What backups may take from the server.")
+    witness: Witness = section(Witness, "What restored tables are compared with.")
 
     @model_validator(mode="after")
     def _does_something(self) -> Policy:

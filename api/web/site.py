@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, Request
@@ -24,6 +24,7 @@ from jinja2.runtime import Context
 from starlette.requests import HTTPConnection
 
 from api.auth import anybody, current_session
+from api.problems import status_of
 from api.site import site_of
 from api.web.words import MARKS, ago, kind_word, moment_text, problem_of, progress_words, span_text, state_word, tone_of
 from backupd.model.access import Actor, Role, Session
@@ -83,6 +84,11 @@ async def login_form(request: Request) -> Form:
     except ValueError as error:
         raise UsageError("this form cannot be read", detail=str(error)) from error
     return Form(fields)
+
+
+Sent = Annotated[Form, Depends(form)]
+OF_OURS = Depends(form)
+"""That a page of ours sent it is all that has to be known."""
 
 
 def refuse_other_sites(request: Request) -> None:
@@ -196,10 +202,12 @@ def render(
     *,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
+    refused: BackupdError | None = None,
     **values: Any,
 ) -> HTMLResponse:
     """A page. Every template knows ``actor`` (None before login), ``csrf`` (the token for its forms), ``now``,
-    ``menu`` (the navigation for this actor), ``here`` (the path) and what is in ``values``."""
+    ``menu`` (the navigation for this actor), ``here`` (the path), ``problem`` (of what was ``refused``, which also
+    gives the status) and what is in ``values``."""
     actor: Actor | None = request.state.actor
     session: Session | None = request.state.session
     context = {
@@ -208,10 +216,12 @@ def render(
         "now": site_of(request).wiring.clock(),
         "here": request.url.path,
         "notice": notice_of(request),
+        "problem": problem_of(refused) if refused is not None else None,
         "menu": [place for place in NAVIGATION if actor is not None and actor.has(place.role)],
         **values,
     }
     text = _TEMPLATES.get_template(template).render(context)
+    status = status if refused is None else status_of(refused)
     return HTMLResponse(text, status_code=status, headers={"Cache-Control": "no-store", **(headers or {})})
 
 

@@ -16,8 +16,8 @@ from fastapi.responses import RedirectResponse
 from api import auth
 from api.auth import Acting, Wired, allowed, anybody, current_session
 from api.middleware import CHECKS
-from api.problems import problem, status_of
-from api.web.site import Form, back_to, form, link, login_form, own_path, render
+from api.problems import problem
+from api.web.site import OF_OURS, Form, Sent, back_to, link, login_form, own_path, render
 from api.web.words import problem_of
 from backupd.app.context.access import require_all
 from backupd.app.service.facade import Service
@@ -62,10 +62,9 @@ def enter(request: Request, sent: Annotated[Form, Depends(login_form)]) -> Respo
     return answer
 
 
-@router.post("/logout", dependencies=[Depends(allowed(Role.VIEWER))])
-def leave(request: Request, sent: Annotated[Form, Depends(form)]) -> Response:
+@router.post("/logout", dependencies=[Depends(allowed(Role.VIEWER)), OF_OURS])
+def leave(request: Request) -> Response:
     """The session ends here and in the catalog, so that the cookie is worth nothing any more."""
-    del sent  # it was ours, which is all that had to be known
     answer = back_to("/login", "logged-out")
     auth.leave(request, answer)
     return answer
@@ -81,7 +80,7 @@ def list_tokens(request: Request, service: Acting) -> Response:
 
 
 @router.post("/tokens", dependencies=_ADMIN)
-def create(request: Request, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
+def create(request: Request, service: Acting, sent: Sent) -> Response:
     """The answer shows the secret, this once: it is nowhere else."""
     require_all(service.actor)
     try:
@@ -96,10 +95,9 @@ def create(request: Request, service: Acting, sent: Annotated[Form, Depends(form
     return _shown(request, service, Form(), made=token, secret=secret)
 
 
-@router.post("/tokens/{token_id}/revoke", dependencies=_ADMIN)
-def revoke(token_id: str, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
+@router.post("/tokens/{token_id}/revoke", dependencies=[*_ADMIN, OF_OURS])
+def revoke(token_id: str, service: Acting) -> Response:
     """It counts no more, as of now."""
-    del sent  # it was ours, which is all that had to be known
     require_all(service.actor)
     service.access.revoke(token_id)
     return back_to("/tokens", "token-revoked")
@@ -117,12 +115,11 @@ def _shown(
     return render(
         request,
         "tokens.html",
-        status=200 if error is None else status_of(error),
+        refused=error,
         made=made,
         secret=secret,
         tokens=service.access.tokens(),
         servers=service.listings.servers(),
-        problem=problem_of(error) if error is not None else None,
         asked={
             "name": asked.text("name"),
             "role": asked.text("role") or "viewer",
@@ -191,7 +188,7 @@ def change(request: Request, name: str, service: Acting) -> Response:
 
 
 @policy_routes.post("/policies/validate", dependencies=_VIEWER)
-def check(request: Request, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
+def check(request: Request, service: Acting, sent: Sent) -> Response:
     """Everything that is wrong with a text, each with its line; no file is written."""
     text, name = sent.raw("text"), sent.text("name")
     with CHECKS.one("texts of policies are checked"):

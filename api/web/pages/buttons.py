@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
 from api.auth import Acting, CurrentActor, OnSite, allowed
-from api.web.site import Form, back_to, form, link
+from api.web.site import OF_OURS, Form, Sent, back_to, link
 from backupd.app.context.access import audit, require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
@@ -19,9 +18,8 @@ from backupd.model.job import JobKind, JobRecord
 
 router = APIRouter(include_in_schema=False)
 
-Sent = Annotated[Form, Depends(form)]
-_OPERATOR = [Depends(allowed(Role.OPERATOR))]
-_ADMIN = [Depends(allowed(Role.ADMIN))]
+_OPERATOR = [Depends(allowed(Role.OPERATOR)), OF_OURS]
+_ADMIN = [Depends(allowed(Role.ADMIN)), OF_OURS]
 
 
 def _backup(kind: BackupKind) -> Callable[[Service, str], JobRecord]:
@@ -63,14 +61,12 @@ def release(server: str, service: Acting, sent: Sent) -> Response:
 
 
 @router.post("/backups/{backup_id}/keep", dependencies=_ADMIN)
-def keep(backup_id: str, service: Acting, sent: Sent) -> Response:
-    del sent  # it was ours, which is all that had to be known; below, too
+def keep(backup_id: str, service: Acting) -> Response:
     return back_to(link("backups", backup_id), _everywhere("kept", service.backups.keep(backup_id, pinned=True)))
 
 
 @router.post("/backups/{backup_id}/unkeep", dependencies=_ADMIN)
-def unkeep(backup_id: str, service: Acting, sent: Sent) -> Response:
-    del sent
+def unkeep(backup_id: str, service: Acting) -> Response:
     return back_to(link("backups", backup_id), _everywhere("unkept", service.backups.keep(backup_id, pinned=False)))
 
 
@@ -82,36 +78,31 @@ def delete(backup_id: str, service: Acting, sent: Sent) -> Response:
 
 
 @router.post("/backups/{backup_id}/undelete", dependencies=_ADMIN)
-def undelete(backup_id: str, service: Acting, sent: Sent) -> Response:
-    del sent
+def undelete(backup_id: str, service: Acting) -> Response:
     service.backups.undelete(backup_id)
     return back_to(link("backups", backup_id), "undeleted")
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=_OPERATOR)
-def cancel(job_id: str, service: Acting, sent: Sent) -> Response:
-    del sent
+def cancel(job_id: str, service: Acting) -> Response:
     service.jobs.cancel(job_id)
     return back_to(link("jobs", job_id), "cancelled")
 
 
 @router.post("/alerts/{incident_id}/acknowledge", dependencies=_OPERATOR)
-def acknowledge(incident_id: str, service: Acting, sent: Sent) -> Response:
-    del sent
+def acknowledge(incident_id: str, service: Acting) -> Response:
     service.alerts.acknowledge(incident_id)
     return back_to("/alerts", "acknowledged")
 
 
 @router.post("/alerts/test", dependencies=_ADMIN)
-def test_alerts(service: Acting, sent: Sent) -> Response:
-    del sent
+def test_alerts(service: Acting) -> Response:
     service.alerts.test(wait=False)
     return back_to("/alerts", "alerts-tested")
 
 
 @router.post("/policies/reload", dependencies=_ADMIN)
-def reload(site: OnSite, actor: CurrentActor, sent: Sent) -> Response:
-    del sent
+def reload(site: OnSite, actor: CurrentActor) -> Response:
     require_all(actor)
     site.reload()
     audit(site.wiring, actor, "policies-reloaded")

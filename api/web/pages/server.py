@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from api.auth import Acting, allowed
-from api.problems import status_of
 from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
-from api.web.site import Form, form, link, moment_of, render
+from api.web.site import Sent, link, moment_of, render
 from api.web.words import Shown, problem_of
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.retention.rules import BYTES_NOTE
@@ -233,7 +231,7 @@ def preview(request: Request, server: str, service: Acting) -> Response:
 
 
 @retention_routes.post("/servers/{server}/retention", dependencies=[Depends(allowed(Role.ADMIN))])
-def apply(request: Request, server: str, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
+def apply(request: Request, server: str, service: Acting, sent: Sent) -> Response:
     """Apply them as a job. The rules are asked again then, so what is marked may differ from what was shown."""
     try:
         job = service.requests.retention(server, really=sent.has("really"))
@@ -247,11 +245,10 @@ def _shown(request: Request, service: Service, server: str, error: BackupdError 
     return render(
         request,
         "retention.html",
-        status=200 if error is None else status_of(error),
+        refused=error,
         server=server,
         decisions=found,
         expired=sum(len(one.expired) for one in found),
         note=BYTES_NOTE,
         holds=service.retention.holds(),
-        problem=problem_of(error) if error is not None else None,
     )

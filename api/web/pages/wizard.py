@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse
 from api.auth import Acting, CurrentActor, Wired, allowed
 from api.middleware import SEARCHES, SEARCHING
 from api.problems import status_of
-from api.web.site import Form, form, link, moment_of, render
+from api.web.site import Form, Sent, link, moment_of, render
 from api.web.words import problem_of
 from backupd.app.binlogs.transactions import Found, TooLongError
 from backupd.app.context.wiring import Wiring
@@ -125,7 +125,6 @@ router = APIRouter(include_in_schema=False)
 FOUND = 50
 """Transactions that one page of a search shows."""
 
-Sent = Annotated[Form, Depends(form)]
 _VIEWER = [Depends(allowed(Role.VIEWER))]
 
 
@@ -265,14 +264,13 @@ def _ask(
     return render(
         request,
         "restore.html",
-        status=200 if error is None else status_of(error),
+        refused=error,
         asked=asked,
         servers=servers,
         shown=shown,
         folders=_folders(wiring),
         accept_older=isinstance(error, OlderError),
         accept_inexact=isinstance(error, InexactError),
-        problem=problem_of(error) if error is not None else None,
     )
 
 
@@ -292,12 +290,11 @@ def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None
     return render(
         request,
         "restore_plan.html",
-        status=200 if error is None else status_of(error),
+        refused=error,
         stored=found,
         plan=found.document,
         wanted=asked,
         confirm=confirm or (asked.into if planned.replaces_live else ""),
         nowhere=nowhere,
         changed=isinstance(error, PlanChangedError),
-        problem=problem_of(error) if error is not None else None,
     )
