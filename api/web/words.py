@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backupd.model.errors import BackupdError, ConfigurationError, Problem
-from backupd.model.text import format_duration, format_size
+from backupd.model.text import format_duration, progress_text
 
 _KINDS = {
     "physical-full": "full backup",
@@ -107,21 +107,4 @@ def ago(moment: datetime, now: datetime) -> str:
 
 def progress_words(progress: Mapping[str, Any] | None) -> str:
     """A job's progress: ``copy: 1.2 GiB of 2.3 GiB, 120 files, 5.0s left``."""
-    if not progress:
-        return ""
-    words = []
-    if progress["bytes"] or progress["bytes_total"]:
-        words.append(
-            format_size(progress["bytes"])
-            + (f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else "")
-        )
-    if progress["files"]:
-        words.append(_files(progress))
-    if progress["seconds_left"] is not None:
-        words.append(f"{span_text(progress['seconds_left'])} left")
-    return ": ".join(filter(None, (str(progress["phase"]), ", ".join(words))))
-
-
-def _files(progress: Mapping[str, Any]) -> str:
-    total = f" of {progress['files_total']}" if progress["files_total"] else ""
-    return f"{progress['files']}{total} files"
+    return progress_text(progress, span_text)

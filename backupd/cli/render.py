@@ -14,7 +14,7 @@ from backupd.model.text import format_duration, format_size
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
     from backupd.model.thaw import ThawPlan
-    from restore.planning.plan import Plan
+    from restore.planning.plan import Plan, Step
 
 _NAMED = 20
 _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
@@ -146,24 +146,29 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             ("estimate", format_duration(plan.seconds) + _promise_text(plan)),
         )
     )
-    screen.line()
-    screen.table(
-        ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
-        (
-            (step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
-            for step in plan.steps
-        ),
-        right=("BYTES", "TIME"),
-    )
-    if plan.thaw is not None:
-        screen.line()
-        show_thaw(screen, plan.thaw)
-        screen.line()
+    show_steps(screen, plan.steps, plan.thaw)
     for step in plan.steps:
         for command in step.commands:
             screen.line(f"  {step.name}$ {command}")
     for warning in plan.warnings:
         screen.warn(warning)
+
+
+def show_steps(screen: Screen, steps: Sequence[Step], thaw: ThawPlan | None) -> None:
+    """The steps of a plan; ``thaw``: what it has to wait for."""
+    screen.line()
+    screen.table(
+        ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
+        (
+            (step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
+            for step in steps
+        ),
+        right=("BYTES", "TIME"),
+    )
+    if thaw is not None:
+        screen.line()
+        show_thaw(screen, thaw)
+        screen.line()
 
 
 def show_thaw(screen: Screen, thaw: ThawPlan) -> None:

@@ -34,6 +34,11 @@ def option(flag: str, metavar: str, what: str, **rules: Any) -> Any:
     return typer.Option(flag, metavar=metavar, show_default=False, help=what, **rules)
 
 
+def flag(name: str, what: str) -> Any:
+    """An option that is given or not. ``what``: its help."""
+    return typer.Option(name, help=what)
+
+
 def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
     """An option that takes one of a few words; ``what``: its help. Another word is told as a name that nobody knows."""
 
@@ -134,6 +139,27 @@ class Run:
         return self.stack.enter_context(
             open_service(self.config, self.held, self.opening, new_catalog=self.new_catalog)
         )
+
+    def show_list(
+        self,
+        found: Sequence[Any],
+        nothing: str,
+        columns: Sequence[str],
+        row: Callable[[Any], Sequence[str]],
+        *,
+        right: Sequence[str] = (),
+    ) -> None:
+        """Show the documents of a list; for people a table with a row of each, or the sentence ``nothing``."""
+        self.screen.document([one.as_json() for one in found])
+        if found:
+            self.screen.table(columns, map(row, found), right=right)
+        else:
+            self.screen.line(nothing)
+
+    def ends(self, *, well: bool) -> None:
+        """Exit status 1 unless it ends well. Raises Exit."""
+        if not well:
+            raise typer.Exit(1)
 
 
 @contextmanager

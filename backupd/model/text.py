@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 Clock = Callable[[], datetime]
 """Gives the present moment as an aware datetime in UTC."""
@@ -97,3 +98,20 @@ def is_id(text: str) -> bool:
 def is_name(text: str) -> bool:
     """May ``text`` name a server, destination or policy? It becomes part of paths and keys, so: plain characters."""
     return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def progress_text(progress: Mapping[str, Any] | None, span: Callable[[float], str] = format_duration) -> str:
+    """The progress in a job's document: ``copy: 1.2 GiB of 2.3 GiB, 120 files, 5.0s left``. ``span``: how seconds are
+    written."""
+    if not progress:
+        return ""
+    words = []
+    if progress["bytes"] or progress["bytes_total"]:
+        total = f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else ""
+        words.append(format_size(progress["bytes"]) + total)
+    if progress["files"]:
+        total = f" of {progress['files_total']}" if progress["files_total"] else ""
+        words.append(f"{progress['files']}{total} files")
+    if progress["seconds_left"] is not None:
+        words.append(f"{span(progress['seconds_left'])} left")
+    return ": ".join(filter(None, (str(progress["phase"]), ", ".join(words))))

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.session import Commands, Run, option
+from backupd.cli.session import Commands, Run, flag, option
 
 if TYPE_CHECKING:
-    from backupd.cli.output import Screen
-    from backupd.model.access import AuditEntry, Token
+    from backupd.model.access import Token
 
 app = Commands(help="Tokens for the REST interface and the web page.", no_args_is_help=True)
 
@@ -48,25 +47,19 @@ def create(
 @app.command("list")
 def list_(run: Run) -> None:
     """List tokens, including expired and revoked ones."""
-    found = run.service.access.tokens()
-    run.screen.document([token.as_json() for token in found])
-    if not found:
-        run.screen.line("no tokens; `backupd token create --role viewer|operator|admin --name NAME` makes one")
-        return
-    run.screen.table(
+    run.show_list(
+        run.service.access.tokens(),
+        "no tokens; `backupd token create --role viewer|operator|admin --name NAME` makes one",
         ("ID", "NAME", "ROLE", "SERVERS", "STATE", "LAST USED", "MADE BY"),
-        [
-            (
-                token.id,
-                token.name,
-                str(token.role),
-                _scope(token),
-                _state(token),
-                _short(token.last_used_at),
-                token.created_by,
-            )
-            for token in found
-        ],
+        lambda token: (
+            token.id,
+            token.name,
+            str(token.role),
+            _scope(token),
+            _state(token),
+            _short(token.last_used_at),
+            token.created_by,
+        ),
     )
 
 
@@ -85,10 +78,7 @@ def audit(
     run: Run,
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify",
-            help="Verify the digest chain of the audit log. Exit status 1 if an entry was altered or removed.",
-        ),
+        flag("--verify", "Verify the digest chain of the audit log. Exit status 1 if an entry was altered or removed."),
     ] = False,
     actor: Annotated[str | None, option("--actor", "NAME", "Show only entries of this actor.")] = None,
     action: Annotated[
@@ -101,30 +91,11 @@ def audit(
     """Show the audit log: every requested backup, restore, deletion, token and change, and who requested it."""
     if not verify:
         found = run.service.access.audit(actor=actor, action=action, server=server, limit=limit)
-        run.screen.document([entry.as_json() for entry in found])
-        _show(run.screen, found)
-        return
-    verified = run.service.access.verify_audit()
-    run.screen.document({"entries": verified.entries, "digest": verified.digest, "problems": list(verified.problems)})
-    for problem in verified.problems:
-        run.screen.line(problem, style="bold red")
-    run.screen.line(f"{verified.entries} entries, the newest with digest {verified.digest or '-'}")
-    if verified.problems:
-        raise typer.Exit(1)
-    run.screen.line(
-        "the digest chain is unbroken; to rule out removed entries at the end, compare the newest digest with the "
-        "service's log"
-    )
-
-
-def _show(screen: Screen, found: tuple[AuditEntry, ...]) -> None:
-    if not found:
-        screen.line("nothing")
-        return
-    screen.table(
-        ("#", "TIME", "WHO", "VIA", "WHAT", "SERVER", "SUBJECT", "OUTCOME", "DETAIL"),
-        [
-            (
+        run.show_list(
+            found,
+            "nothing",
+            ("#", "TIME", "WHO", "VIA", "WHAT", "SERVER", "SUBJECT", "OUTCOME", "DETAIL"),
+            lambda entry: (
                 str(entry.number),
                 f"{entry.at:%Y-%m-%d %H:%M:%SZ}",
                 entry.actor,
@@ -134,9 +105,18 @@ def _show(screen: Screen, found: tuple[AuditEntry, ...]) -> None:
                 entry.subject,
                 entry.outcome,
                 entry.detail,
-            )
-            for entry in found
-        ],
+            ),
+        )
+        return
+    verified = run.service.access.verify_audit()
+    run.screen.document({"entries": verified.entries, "digest": verified.digest, "problems": list(verified.problems)})
+    for problem in verified.problems:
+        run.screen.line(problem, style="bold red")
+    run.screen.line(f"{verified.entries} entries, the newest with digest {verified.digest or '-'}")
+    run.ends(well=not verified.problems)
+    run.screen.line(
+        "the digest chain is unbroken; to rule out removed entries at the end, compare the newest digest with the "
+        "service's log"
     )
 
 

@@ -9,7 +9,7 @@ import typer
 from backupd.alerts.message import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.session import AnyServer, Commands, Run, one_of
+from backupd.cli.session import AnyServer, Commands, Run, flag, one_of
 from backupd.model.event import Incident, Message, MessageState
 from backupd.model.text import format_time
 
@@ -25,16 +25,13 @@ app = Commands(cls=ListByDefault, help="List open incidents and messages; test c
 def list_(
     run: Run,
     server: AnyServer = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also list closed incidents.")] = False,
+    everything: Annotated[bool, flag("--all", "Also list closed incidents.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """List open incidents, newest first (also without the word `list`)."""
     found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
-    run.screen.document([incident.as_json() for incident in found])
-    if not found:
-        run.screen.line("nothing is open" if not everything else "no incidents")
-        return
-    run.screen.table(("ID", "SINCE", "OVER", "WHAT", "WHY"), map(_incident, found))
+    nothing = "no incidents" if everything else "nothing is open"
+    run.show_list(found, nothing, ("ID", "SINCE", "OVER", "WHAT", "WHY"), _incident)
     for incident in [one for one in found if one.is_open and one.hint][:5]:
         run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
 
@@ -47,11 +44,8 @@ def messages(
 ) -> None:
     """List messages, newest first: sent, waiting to be sent (and why), given up."""
     found = run.service.alerts.messages(state=state, limit=limit)
-    run.screen.document([message.as_json() for message in found])
-    if not found:
-        run.screen.line("no messages")
-        return
-    run.screen.table(("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE"), map(_message, found), right=("TRIES",))
+    columns = ("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE")
+    run.show_list(found, "no messages", columns, _message, right=("TRIES",))
 
 
 @app.command("test")
@@ -68,8 +62,7 @@ def send_test(run: Run) -> None:
         )
         if message.state is MessageState.SENT and message.error:
             run.screen.line(f"  but not to everybody:\n{message.error}")
-    if any(message.state is not MessageState.SENT or message.error for message in sent):
-        raise typer.Exit(1)
+    run.ends(well=all(message.state is MessageState.SENT and not message.error for message in sent))
 
 
 @app.command()

@@ -14,6 +14,7 @@ destinations that could not be told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,14 +22,13 @@ import typer
 from typer.core import TyperGroup
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, BackupId, Commands, Run, Server, option
+from backupd.cli.session import AnyServer, BackupId, Commands, Run, Server, flag, option
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
     from backupd.app.retention.rules import Decisions
     from backupd.app.service.facade import Service
-    from backupd.model.backup_record import Hold
 
 
 class ListByDefault(TyperGroup):
@@ -72,26 +72,28 @@ def show(run: Run, backup_id: BackupId) -> None:
 def keep(
     run: Run,
     backup_id: BackupId,
-    release: Annotated[bool, typer.Option("--release", help="Release it: retention applies again.")] = False,
+    release: Annotated[bool, flag("--release", "Release it: retention applies again.")] = False,
 ) -> None:
     """Keep a backup: no rule deletes it until it is released."""
     problems = run.service.backups.keep(backup_id, pinned=not release)
     run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
     run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
     run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
+    _unreached(run.screen, "NOT recorded at", problems)
+
+
+def _unreached(screen: Screen, what: str, problems: Sequence[str], ending: str = "") -> None:
     for problem in problems:
-        run.screen.line(
-            f"NOT recorded at {problem}; repeat the command when the destination is reachable", style="bold red"
-        )
+        screen.line(f"{what} {problem}; repeat the command when the destination is reachable{ending}", style="bold red")
 
 
 @app.command()
 def delete(
     run: Run,
     backup_id: BackupId,
-    now: Annotated[bool, typer.Option("--now", help="Delete it without a grace period. Cannot be undone.")] = False,
+    now: Annotated[bool, flag("--now", "Delete it without a grace period. Cannot be undone.")] = False,
     with_increments: Annotated[
-        bool, typer.Option("--with-increments", help="Also delete the increments that depend on it.")
+        bool, flag("--with-increments", "Also delete the increments that depend on it.")
     ] = False,
 ) -> None:
     """Mark a backup as deleted. backupd removes its data after the grace period."""
@@ -155,7 +157,7 @@ def kept_configuration(
 
 
 MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
-Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
+Everyone = Annotated[bool, flag("--all", "Every server, also those that are added later.")]
 Reason = Annotated[
     str,
     option("--reason", "TEXT", "Reason. Shown with the hold or pause and recorded in the audit log."),
@@ -167,12 +169,10 @@ def retention(
     server: Server,
     apply: Annotated[
         bool,
-        typer.Option(
-            "--apply", help="Mark expired backups as deleted. backupd removes their data after the grace period."
-        ),
+        flag("--apply", "Mark expired backups as deleted. backupd removes their data after the grace period."),
     ] = False,
     really: Annotated[
-        bool, typer.Option("--really", help="Apply the rules even if they expire more than half of the backups.")
+        bool, flag("--really", "Apply the rules even if they expire more than half of the backups.")
     ] = False,
 ) -> None:
     """Show which backups the retention rules keep, which they delete, and why. Changes nothing without --apply."""
@@ -240,7 +240,7 @@ def hold(
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
-    release: Annotated[bool, typer.Option("--release", help="Release the hold. Retention applies again.")] = False,
+    release: Annotated[bool, flag("--release", "Release the hold. Retention applies again.")] = False,
 ) -> None:
     """Suspend every deletion of a server's backups and binary logs until the hold is released. Without SERVER and
     --all: list holds and pauses."""
@@ -248,19 +248,19 @@ def hold(
     if whom is None and (release or reason):
         raise typer.BadParameter("name a server, or say --all")
     if whom is None:
-        _list(run.screen, run.service.retention.holds())
+        run.show_list(
+            run.service.retention.holds(),
+            "no holds and no pauses",
+            ("SERVER", "WHAT", "REASON", "BY", "SINCE"),
+            lambda one: (one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)),
+        )
     elif release:
         _release(run.service, run.screen, whom, HoldKind.HOLD)
     else:
         found = run.service.retention.hold(whom, reason)
         run.screen.document(found.as_json())
         run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
-        for problem in found.problems:
-            run.screen.line(
-                f"NOT recorded at {problem}; repeat the command when the destination is reachable, or others may "
-                "delete there",
-                style="bold red",
-            )
+        _unreached(run.screen, "NOT recorded at", found.problems, ", or others may delete there")
 
 
 def pause(
@@ -268,9 +268,7 @@ def pause(
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
-    stop_running: Annotated[
-        bool, typer.Option("--stop-running", help="Also cancel the server's running and queued jobs.")
-    ] = False,
+    stop_running: Annotated[bool, flag("--stop-running", "Also cancel the server's running and queued jobs.")] = False,
 ) -> None:
     """Suspend a server's scheduled jobs and its binary log stream until it is resumed."""
     whom = _whom(server, everyone, needed=True) or ""
@@ -282,8 +280,7 @@ def pause(
         run.screen.line(f"asked to stop: job {job}")
     for problem in found.problems:
         run.screen.line(f"NOT asked to stop: job {problem}", style="bold red")
-    if found.problems:
-        raise typer.Exit(1)
+    run.ends(well=not found.problems)
 
 
 def resume(run: Run, server: MaybeServer = None, everyone: Everyone = False) -> None:
@@ -305,22 +302,7 @@ def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> Non
     word = "released" if kind is HoldKind.HOLD else "resumed"
     screen.document({"server": whom, "kind": str(kind), "released": True, "problems": list(problems)})
     screen.line(f"{_named(whom)} is {word}")
-    for problem in problems:
-        screen.line(
-            f"it may still be recorded at {problem}; repeat the command when the destination is reachable",
-            style="bold red",
-        )
-
-
-def _list(screen: Screen, found: tuple[Hold, ...]) -> None:
-    screen.document([one.as_json() for one in found])
-    if not found:
-        screen.line("no holds and no pauses")
-        return
-    screen.table(
-        ("SERVER", "WHAT", "REASON", "BY", "SINCE"),
-        ((one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)) for one in found),
-    )
+    _unreached(screen, "it may still be recorded at", problems)
 
 
 def _named(server: str) -> str:

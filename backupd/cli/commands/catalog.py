@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import Commands, Destination, Run, moment, option
+from backupd.cli.session import Commands, Destination, Run, flag, moment, option
 from backupd.model.errors import UsageError
 from backupd.model.text import format_size, format_time
 
@@ -40,12 +40,12 @@ def upgrade(run: Run) -> None:
 def rebuild(
     run: Run,
     place: Annotated[str, option("--from", "DESTINATION", "Destination that holds the backups.")],
-    into_existing: Annotated[bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")] = False,
+    into_existing: Annotated[bool, flag("--into-existing", "Add to a catalog that is not empty.")] = False,
     adopt_all: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--adopt",
-            help="With --into-existing: backups that the catalog did not know count as taken "
+            "With --into-existing: backups that the catalog did not know count as taken "
             "by this installation. Without it they are foreign.",
         ),
     ] = False,
@@ -88,8 +88,7 @@ def rebuild(
     run.screen.done = "the catalog was rebuilt"
     run.screen.document(done.as_json())
     _show(run.screen, done)
-    if done.problems:
-        raise typer.Exit(1)
+    run.ends(well=not done.problems)
 
 
 @app.command()
@@ -130,8 +129,7 @@ def copy(run: Run) -> None:
         new += [f"{one.proofs} proofs and witnesses"] if one.proofs else []
         text = f"{one.destination}: {', '.join(new) or 'nothing has changed'}"
         run.screen.line(f"{text}; {one.problem}" if one.problem else text, style="yellow" if one.problem else "")
-    if any(one.problem for one in told):
-        raise typer.Exit(1)
+    run.ends(well=not any(one.problem for one in told))
 
 
 @app.command()
@@ -140,9 +138,9 @@ def sign(
     place: Destination,
     unproven: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--unproven",
-            help="Also sign documents that agree with the catalog although it holds no digest of them. Use this only "
+            "Also sign documents that agree with the catalog although it holds no digest of them. Use this only "
             "if you are certain that this destination was not tampered with.",
         ),
     ] = False,
@@ -156,8 +154,7 @@ def sign(
     run.screen.line(f"{done.signed} documents were signed")
     for text in done.left:
         run.screen.line(f"not signed: {text}", style="yellow")
-    if done.left:
-        raise typer.Exit(1)
+    run.ends(well=not done.left)
 
 
 def _counters(given: list[str]) -> dict[str, int]:
@@ -223,9 +220,7 @@ def bring_back(
         datetime,
         option("--since", "TIME", "Undo deletions and overwrites made after this time.", parser=moment),
     ],
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Apply the changes. Without this option, the command only lists them.")
-    ] = False,
+    yes: Annotated[bool, flag("--yes", "Apply the changes. Without this option, the command only lists them.")] = False,
 ) -> None:
     """Restore objects that were deleted or overwritten in a versioned bucket after a given time.
 
@@ -240,8 +235,7 @@ def bring_back(
         told = run.service.maintenance.look_back(place, since)
     run.screen.document(told.as_json())
     _recover_versions_show(run.screen, told)
-    if not told.ok:
-        raise typer.Exit(1)
+    run.ends(well=told.ok)
 
 
 def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.session import AnyServer, Commands, Run, one_of
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.text import format_duration, format_size
+from backupd.model.text import format_duration, format_size, progress_text
 
 SHOWN = 40
 """Rows of a list unless more are asked for."""
@@ -30,19 +29,14 @@ def list_(
 ) -> None:
     """List jobs, newest first (also without the word `list`)."""
     records = run.service.jobs.list(server, kind=kind, state=state, limit=limit)
-    run.screen.document([record.as_json() for record in records])
-    if not records:
-        run.screen.line("no jobs")
-        return
-    run.screen.table(
-        ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records), right=("TOOK", "DATA")
-    )
+    columns = ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY")
+    run.show_list(records, "no jobs", columns, _row, right=("TOOK", "DATA"))
 
 
 def _row(record: JobRecord) -> tuple[str, ...]:
     why = record.message
     if record.state is JobState.RUNNING:
-        why = _progress(record.progress)
+        why = progress_text(record.progress)
     return (
         record.id,
         record.server,
@@ -60,22 +54,6 @@ def _took(record: JobRecord) -> str:
     return format_duration(max((record.finished_at - record.started_at).total_seconds(), 0.0))
 
 
-def _progress(progress: Mapping[str, Any] | None) -> str:
-    """``copy: 1.2 GiB of 2.3 GiB, 120 files, 5.0s left``"""
-    if not progress:
-        return ""
-    words = []
-    if progress["bytes"] or progress["bytes_total"]:
-        total = f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else ""
-        words.append(format_size(progress["bytes"]) + total)
-    if progress["files"]:
-        total = f" of {progress['files_total']}" if progress["files_total"] else ""
-        words.append(f"{progress['files']}{total} files")
-    if progress["seconds_left"] is not None:
-        words.append(f"{format_duration(progress['seconds_left'])} left")
-    return f"{progress['phase']}: {', '.join(words)}" if words else str(progress["phase"])
-
-
 @app.command()
 def show(run: Run, job_id: JobId) -> None:
     """Show all details of a job."""
@@ -84,7 +62,7 @@ def show(run: Run, job_id: JobId) -> None:
     run.screen.document(document)
     from backupd.cli.render import show_mapping
 
-    show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
+    show_mapping(run.screen, {**document, "progress": progress_text(record.progress) or None})
 
 
 @app.command()

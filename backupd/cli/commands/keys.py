@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.session import Commands, Config, Json, Run, option, remember, running
+from backupd.cli.session import Commands, Config, Json, Run, flag, option, remember, running
 from backupd.model.errors import UsageError
 
 app = Commands(
@@ -59,7 +59,7 @@ def list_(run: Run) -> None:
 def challenge(
     run: Run,
     recipient: Annotated[str | None, option("--recipient", "NAME", "Only this key.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the encrypted messages.")] = False,
+    show: Annotated[bool, flag("--show", "Print the encrypted messages.")] = False,
 ) -> None:
     """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
     issued = run.service.keys.challenge(recipient)
@@ -78,8 +78,7 @@ def challenge(
             run.screen.line(f"  then here:  backupd keys answer {asked.id}")
             if show:
                 run.screen.text(one.armored)
-    if any(one.challenge is None or one.problem for one in issued):
-        raise typer.Exit(1)
+    run.ends(well=not any(one.challenge is None or one.problem for one in issued))
 
 
 @app.command(opening="looks")
@@ -118,9 +117,9 @@ def rotate_signing(
     ] = None,
     unproven: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--unproven",
-            help="Also sign backups that the catalog only imported from a destination. Use this only if you are "
+            "Also sign backups that the catalog only imported from a destination. Use this only if you are "
             "certain that the old key was not stolen before that import.",
         ),
     ] = False,
@@ -150,8 +149,7 @@ def rotate_signing(
     run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
     for step in done.steps:
         run.screen.line(f"- {step}")
-    if not done.ok:
-        raise typer.Exit(1)
+    run.ends(well=done.ok)
 
 
 @app.command()

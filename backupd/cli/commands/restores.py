@@ -34,7 +34,7 @@ from backupd.cli.commands.tables import (
 )
 from backupd.cli.output import Screen
 from backupd.cli.render import show_thaw
-from backupd.cli.session import TARGETS, AnyServer, BackupId, Run, Server, one_of, option
+from backupd.cli.session import TARGETS, AnyServer, BackupId, Run, Server, flag, one_of, option
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_size, format_time
 
@@ -210,17 +210,17 @@ ReplayWith = Annotated[
 
 AcceptOlder = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--accept-older",
-        help="With --to latest: accept the newest recoverable point in time even if later data is known to exist.",
+        "With --to latest: accept the newest recoverable point in time even if later data is known to exist.",
     ),
 ]
 
 AcceptInexact = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--accept-inexact",
-        help="Replay even if statements use temporary tables that were open at the backup position. Rows may be "
+        "Replay even if statements use temporary tables that were open at the backup position. Rows may be "
         "missing or differ from the source.",
     ),
 ]
@@ -280,7 +280,7 @@ def restore(
         Path | None,
         option("--datadir", "DIR", "Target data directory: empty, or not existing yet.", parser=parse_datadir),
     ] = None,
-    start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
+    start: Annotated[bool, flag("--start", "Start a database server on it afterwards.")] = False,
     mode: Annotated[
         Mode,
         one_of(Mode, "--mode", "new-server: clears the replication settings of the source; replica: keeps them."),
@@ -337,8 +337,7 @@ def restore(
     from backupd.cli.render import show_restore
 
     show_restore(run.screen, document)
-    if not outcome.is_good:
-        raise typer.Exit(1)
+    run.ends(well=outcome.is_good)
 
 
 def prove(
@@ -356,8 +355,7 @@ def prove(
     from backupd.cli.render import show_proof
 
     show_proof(run.screen, proof)
-    if not proof.is_current:
-        raise typer.Exit(1)
+    run.ends(well=proof.is_current)
 
 
 def runbook(run: Run, backup_id: BackupId) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from backupd.cli.commands.jobs import JobId
-from backupd.cli.session import NewCatalog, Run, Server
+from backupd.cli.session import NewCatalog, Run, Server, flag
 
 Settings = Annotated[
     Path | None,
@@ -22,9 +22,7 @@ def serve(
     run: Run,
     standby: Annotated[
         bool,
-        typer.Option(
-            "--standby", help="If another backupd service uses this catalog, wait and take over when it exits."
-        ),
+        flag("--standby", "If another backupd service uses this catalog, wait and take over when it exits."),
     ] = False,
     grace: Annotated[
         float,
@@ -51,9 +49,8 @@ def run_stream(
     server: Server,
     once: Annotated[
         bool,
-        typer.Option(
-            "--once",
-            help="Exit when the binary log that exists at the start of the command is stored at every destination.",
+        flag(
+            "--once", "Exit when the binary log that exists at the start of the command is stored at every destination."
         ),
     ] = False,
     settings: Settings = None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backupd.cli.render import position_text, show_phases, show_thaw
-from backupd.cli.session import Run, Server, one_of, option
+from backupd.cli.render import position_text, show_phases, show_steps
+from backupd.cli.session import Run, Server, flag, one_of, option
 from backupd.model.errors import UsageError
 from backupd.model.text import format_duration, format_size
 
@@ -59,7 +59,7 @@ Confirm = Annotated[
     ),
 ]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="Only show how the restored rows differ from the live ones; change nothing.")
+    bool, flag("--compare", "Only show how the restored rows differ from the live ones; change nothing.")
 ]
 MOST_KEYS = 1000
 Keys = Annotated[
@@ -187,8 +187,7 @@ def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, ke
     )
     run.screen.document(document)
     show_tables(run.screen, document, keys or _SHOWN)
-    if not outcome.is_good:
-        raise typer.Exit(1)
+    run.ends(well=outcome.is_good)
 
 
 def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
@@ -323,19 +322,7 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
             ("estimate", format_duration(plan.seconds)),
         )
     )
-    screen.line()
-    screen.table(
-        ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
-        (
-            (step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
-            for step in plan.steps
-        ),
-        right=("BYTES", "TIME"),
-    )
-    if plan.base.thaw is not None:
-        screen.line()
-        show_thaw(screen, plan.base.thaw)
-        screen.line()
+    show_steps(screen, plan.steps, plan.base.thaw)
     for other in plan.others:
         screen.line(other)
     for warning in plan.warnings:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, Commands, NewCatalog, Run, Server, one_of, option
+from backupd.cli.session import AnyServer, Commands, NewCatalog, Run, Server, flag, one_of, option
 from backupd.model.backup_record import BackupKind
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def check(run: Run, server: AnyServer = None) -> None:
     from backupd.cli.render import show_findings
 
     show_findings(run.screen, findings)
-    if any(str(finding.severity) == "error" for finding in findings):
-        raise typer.Exit(1)
+    run.ends(well=all(str(finding.severity) != "error" for finding in findings))
 
 
 def backup(
@@ -75,8 +74,7 @@ def backup(
 
     show_backup(run.screen, record)
     run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
-    if record.tables_missing or record.apart:
-        raise typer.Exit(1)
+    run.ends(well=not (record.tables_missing or record.apart))
 
 
 def parse_subset(text: str) -> float:
@@ -110,17 +108,14 @@ def verify(
     from backupd.cli.render import show_damages
 
     show_damages(run.screen, document)
-    if not outcome.ok:
-        raise typer.Exit(1)
+    run.ends(well=outcome.ok)
 
 
 def fsck(
     run: Run,
     repair: Annotated[
         bool,
-        typer.Option(
-            "--repair", help="Remove leftover files and repair the inconsistencies that are marked as repairable."
-        ),
+        flag("--repair", "Remove leftover files and repair the inconsistencies that are marked as repairable."),
     ] = False,
 ) -> None:
     """Check that the catalog, the manifests and the stored objects are consistent. Lists every violated invariant."""
@@ -130,8 +125,7 @@ def fsck(
     from backupd.cli.render import show_disagreements
 
     show_disagreements(run.screen, document, repaired=repair)
-    if not outcome.ok:
-        raise typer.Exit(1)
+    run.ends(well=outcome.ok)
 
 
 def replicate(
@@ -152,8 +146,7 @@ def replicate(
         _show(run.screen, one)
     if not found:
         run.screen.line("no server's policy names this destination" if to else "no servers")
-    if not all(one.ok for one in found):
-        raise typer.Exit(1)
+    run.ends(well=all(one.ok for one in found))
 
 
 def _show(screen: Screen, one: Replicated) -> None:
