@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from policies.fields import KEPT_IN_FILE, Cron, Duration, LocalPath, Section, Words, has_password, written
+from policies.fields import KEPT_IN_FILE, Cron, Duration, LocalPath, Section, Words, has_password, optional, written
 
 _LONGEST_ADDRESS = 320
 """Characters: 64, the @, and 255."""
@@ -53,9 +53,9 @@ class Email(Section):
     to: tuple[MailAddress, ...] = Field(
         min_length=1, description="Recipient addresses.", examples=[["dba@example.com"]]
     )
-    user: Words | None = Field(None, description="The account at the mail server.", examples=["backupd"])
-    password_file: LocalPath | None = Field(
-        None, description="A file whose first line is its password.", examples=["/etc/backupd/smtp-password"]
+    user: Words | None = optional(description="The account at the mail server.", examples=["backupd"])
+    password_file: LocalPath | None = optional(
+        description="A file whose first line is its password.", examples=["/etc/backupd/smtp-password"]
     )
     starttls: Literal["auto", "required", "never"] = Field(
         "auto",
@@ -63,8 +63,7 @@ class Email(Section):
         "STARTTLS is always required.",
         examples=["required"],
     )
-    ca_file: LocalPath | None = Field(
-        None,
+    ca_file: LocalPath | None = optional(
         description="A file of the certificates to trust for it, instead of the usual.",
         examples=["/etc/backupd/mail-ca.pem"],
     )
@@ -107,15 +106,14 @@ class Report(Section):
 class Alerts(Section):
     """Who is told when something fails, or silently does not happen, and when it is well again."""
 
-    email: Email | None = Field(None, description="By mail.")
-    channels_file: LocalPath | None = Field(
-        None,
+    email: Email | None = optional(description="By mail.")
+    channels_file: LocalPath | None = optional(
         examples=["/etc/backupd/channels"],
         description="A file of other channels (chats, webhooks), one URL of the library Apprise a line. They hold "
         "secrets: only the service may read it. Needs `pip install 'backupd[channels]'`.",
     )
-    heartbeat: Heartbeat | None = Field(
-        None, description="URL that backupd pings regularly, so that an external monitor detects a dead service."
+    heartbeat: Heartbeat | None = optional(
+        description="URL that backupd pings regularly, so that an external monitor detects a dead service."
     )
     reminders: tuple[Duration, ...] = written(
         ("4h", "1d", "3d"),
@@ -124,4 +122,4 @@ class Alerts(Section):
             "Intervals between reminders of an open incident; the last one repeats. An empty list disables reminders."
         ),
     )
-    report: Report | None = Field(None, description="A regular report.")
+    report: Report | None = optional(description="A regular report.")

@@ -29,6 +29,7 @@ from policies.fields import (
     Words,
     has_password,
     local_path,
+    optional,
     section,
     written,
 )
@@ -89,13 +90,11 @@ class Api(Section):
     listen: Annotated[str, AfterValidator(_listen)] = Field(
         "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"]
     )
-    tls: Tls | None = Field(
-        None,
+    tls: Tls | None = optional(
         description="Without it connections are in the clear, which `check` warns of where "
         "others than this host can connect.",
     )
-    url: Words | None = Field(
-        None,
+    url: Words | None = optional(
         description="The address that people reach it at, for the links in mails; by "
         "default made of listen, with this host's name where that is every "
         "address. With https:// the page's cookies are of TLS "
@@ -274,43 +273,38 @@ class Server(Section):
         "datadir": "the server itself tells where its data is",
     }
 
-    socket: LocalPath | None = Field(None, description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])
-    host: Words | None = Field(
-        None,
+    socket: LocalPath | None = optional(description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])
+    host: Words | None = optional(
         description="Its host, for TCP. Name the host itself, not a proxy before it.",
         examples=["db1.example.com"],
     )
-    port: int | None = Field(None, ge=1, le=65535, description="Its port; 3306 by default.", examples=[3306])
-    tls: Literal["verify-full", "verify-ca", "required", "off"] | None = Field(
-        None,
+    port: int | None = optional(ge=1, le=65535, description="Its port; 3306 by default.", examples=[3306])
+    tls: Literal["verify-full", "verify-ca", "required", "off"] | None = optional(
         examples=["verify-full"],
         description="How the connection to a host is secured. `verify-full`: its certificate has to be of a known CA "
         "and for the name in `host`; `verify-ca`: of a known CA; `required`: encryption without "
         "verification, so an attacker can impersonate the server; `off`: no encryption. Only `verify-full` prevents "
         "man-in-the-middle attacks. A socket, and a loopback address, need none. Without it the option file decides.",
     )
-    tls_ca: LocalPath | None = Field(
-        None,
+    tls_ca: LocalPath | None = optional(
         examples=["/etc/backupd/shop-db1-ca.pem"],
         description="A file of the CA certificates to trust for it (PEM). By default `ssl-ca` of the option file, else "
         "the system's.",
     )
-    user: Words | None = Field(
-        None, description="The account; by default what the option file says.", examples=["backupd"]
+    user: Words | None = optional(
+        description="The account; by default what the option file says.", examples=["backupd"]
     )
-    defaults_file: LocalPath | None = Field(
-        None,
+    defaults_file: LocalPath | None = optional(
         description="An option file of the database's own clients, with a [client] group.",
         examples=["/etc/backupd/shop-db1.cnf"],
     )
-    password_file: LocalPath | None = Field(
-        None, description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"]
+    password_file: LocalPath | None = optional(
+        description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"]
     )
-    password_env: Words | None = Field(
-        None, description="An environment variable that holds the password.", examples=["SHOP_DB1_PASSWORD"]
+    password_env: Words | None = optional(
+        description="An environment variable that holds the password.", examples=["SHOP_DB1_PASSWORD"]
     )
-    restore_defaults_file: LocalPath | None = Field(
-        None,
+    restore_defaults_file: LocalPath | None = optional(
         examples=["/etc/backupd/shop-db1-restore.cnf"],
         description="An option file with the [client] group of an account that may write, for restores of tables into "
         "this server (`--into`). By default the account of the backups, which as a rule may only read.",
@@ -366,13 +360,11 @@ class S3Destination(S3Config):
         KEPT_IN_FILE.format("credentials_file"),
     )
 
-    ca_file: LocalPath | None = Field(
-        None,
+    ca_file: LocalPath | None = optional(
         description="A file of the certificates to trust for it, instead of the usual.",
         examples=["/etc/backupd/s3-ca.pem"],
     )
-    credentials_file: LocalPath | None = Field(
-        None,
+    credentials_file: LocalPath | None = optional(
         description=(
             "AWS shared credentials file. Default: the credential chain of the SDK (environment, ~/.aws, instance "
             "role)."
@@ -419,15 +411,13 @@ class Encryption(Section):
         ),
         examples=[3],
     )
-    signing_key: Fingerprint | None = Field(
-        None,
+    signing_key: Fingerprint | None = optional(
         description="The fingerprint of the key that signs what is stored for every policy that does not say "
         "`signed: false`. Its secret half has to be in gnupg_home; it should open no backup. "
         "`backupd keys make-signing` makes one.",
         examples=["0123456789ABCDEF0123456789ABCDEF01234567"],
     )
-    signing_passphrase_file: LocalPath | None = Field(
-        None,
+    signing_passphrase_file: LocalPath | None = optional(
         description="A file whose first line is the passphrase of that key.",
         examples=["/etc/backupd/signing-passphrase"],
     )
@@ -486,8 +476,8 @@ class Scratch(Section):
         "/var/lib/backupd/scratch",
         description="The folder. The database's user must be able to enter it.",
     )
-    max_bytes: Size | None = Field(
-        None, description="The most room that it may take; by default what is free.", examples=["500GiB"]
+    max_bytes: Size | None = optional(
+        description="The most room that it may take; by default what is free.", examples=["500GiB"]
     )
     memory: Size = written(
         "1GiB",
@@ -504,8 +494,8 @@ class Restore(Section):
     gnupg_home: LocalPath = Field(
         description="GnuPG's home with the private key.", examples=["/etc/backupd/gnupg-restore"]
     )
-    passphrase_file: LocalPath | None = Field(
-        None, description="A file whose first line is the passphrase of that key.", examples=["/etc/backupd/passphrase"]
+    passphrase_file: LocalPath | None = optional(
+        description="A file whose first line is the passphrase of that key.", examples=["/etc/backupd/passphrase"]
     )
     folders: tuple[LocalPath, ...] = Field(
         (),
@@ -556,7 +546,7 @@ class Configuration(Section):
     servers: dict[Name, Server] = Field(description="The database servers, by name.")
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
-    restore: Restore | None = Field(None, description="What restores need.")
+    restore: Restore | None = optional(description="What restores need.")
     timezone: TimeZone = Field(
         "UTC", description="The time zone of schedules, where a policy names none.", examples=["Europe/Berlin"]
     )

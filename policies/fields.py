@@ -205,6 +205,11 @@ def section(kind: type[Section], description: str) -> Any:
     return Field(default_factory=lambda: kind.model_validate({}), description=description)
 
 
+def optional(**rules: Any) -> Any:
+    """A field that may be left out, and is None then; ``rules``: as of ``Field``."""
+    return Field(None, **rules)
+
+
 def written(default: Any, **rules: Any) -> Any:
     """A field whose default is given as it would be written in the file, and is the example unless another one is
     given; ``rules``: as of ``Field``."""

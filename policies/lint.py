@@ -69,52 +69,47 @@ def explain(policy: Policy) -> list[str]:
     return [*lines, *_timing(policy), *_limits(policy.limits)]
 
 
-def _logical(logical: Logical) -> list[str]:
-    lines = []
+def _logical(logical: Logical) -> Iterator[str]:
     for name, (cadence, tables) in logical.selections.items():
         limits = f" except {', '.join(tables.exclude)}" if tables.exclude else ""
         limits += f", none above {format_size(tables.max_size)}" if tables.max_size else ""
         which = f"Of the set {name}, the tables" if name else "The tables"
-        lines.append(f"{which} {', '.join(tables.include)}{limits} are dumped {when(cadence)}.")
+        yield f"{which} {', '.join(tables.include)}{limits} are dumped {when(cadence)}."
     single = "counts as failed and is tried again" if logical.partial == "failed" else "is accepted, with a warning"
-    lines.append(
+    yield (
         f"Commits wait for a dump for at most {_span(logical.max_lock)}; a dump in which single tables could "
         f"not be read is kept and {single}."
     )
     if logical.repair:
-        lines.append("Damaged MyISAM and Aria tables are repaired before they are dumped.")
-    return lines
+        yield "Damaged MyISAM and Aria tables are repaired before they are dumped."
 
 
-def _timing(policy: Policy) -> list[str]:
+def _timing(policy: Policy) -> Iterator[str]:
     timing, retry = policy.timing, policy.retry
-    lines = []
     if timing.timezone:
-        lines.append(f"Times are those of {timing.timezone}.")
+        yield f"Times are those of {timing.timezone}."
     if timing.jitter:
-        lines.append(f"Each run starts up to {_span(timing.jitter)} later, always the same for one server.")
+        yield f"Each run starts up to {_span(timing.jitter)} later, always the same for one server."
     if timing.blackout:
-        lines.append(f"Nothing starts in {' nor in '.join(timing.blackout)}; what is due then starts at its end.")
+        yield f"Nothing starts in {' nor in '.join(timing.blackout)}; what is due then starts at its end."
     if not timing.catch_up:
-        lines.append("A run that was missed is not made up for.")
+        yield "A run that was missed is not made up for."
     if retry.attempts == 1:
-        lines.append("A run that fails is not repeated.")
+        yield "A run that fails is not repeated."
     else:
-        lines.append(
+        yield (
             f"A run that fails for a reason that may pass is tried {retry.attempts} times in all, the second "
             f"time after {_span(retry.pause)}, then twice as long each time."
         )
-    return lines
 
 
-def _limits(limits: Limits) -> list[str]:
-    lines = []
+def _limits(limits: Limits) -> Iterator[str]:
     if limits.read:
-        lines.append(f"At most {format_size(limits.read)} a second are read from the server's disks.")
+        yield f"At most {format_size(limits.read)} a second are read from the server's disks."
     if limits.send:
-        lines.append(f"At most {format_size(limits.send)} a second are written to each destination.")
+        yield f"At most {format_size(limits.send)} a second are written to each destination."
     if limits.nice is not None:
-        lines.append(f"The work runs at processor priority {limits.nice}.")
+        yield f"The work runs at processor priority {limits.nice}."
     reasons = []
     if limits.replica_lag:
         reasons.append(f"a replica is more than {_span(limits.replica_lag)} behind")
@@ -123,10 +118,10 @@ def _limits(limits: Limits) -> list[str]:
     if limits.long_queries:
         reasons.append(f"a statement of somebody else has been running for more than {_span(limits.long_queries)}")
     if reasons:
-        lines.append(
+        yield (
             f"It pauses while {', or while '.join(reasons)}, and gives up after {_span(limits.max_pause)} of pauses."
         )
-    return [*lines, f"A run without any progress for {_span(limits.hang)} is stopped and counts as failed."]
+    yield f"A run without any progress for {_span(limits.hang)} is stopped and counts as failed."
 
 
 def _span(span: timedelta) -> str:

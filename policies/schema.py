@@ -21,6 +21,7 @@ from policies.fields import (
     TimeZone,
     Window,
     Words,
+    optional,
     section,
     written,
 )
@@ -37,8 +38,8 @@ def _sql(text: str) -> str:
 class SqlCheck(Section):
     """A question to the restored server."""
 
-    name: Words | None = Field(
-        None, description="What reports call it; by default the SQL itself.", examples=["orders of the last day"]
+    name: Words | None = optional(
+        description="What reports call it; by default the SQL itself.", examples=["orders of the last day"]
     )
     sql: Annotated[Words, AfterValidator(_sql)] = Field(
         description="One statement that gives one value; the check is passed when that is true (not 0, not NULL). "
@@ -50,7 +51,7 @@ class SqlCheck(Section):
 class TestRestore(Section):
     """Backups are restored on a private server, looked at, and thrown away again."""
 
-    schedule: Cadence | None = Field(None, description="When a backup is restored for a test.", examples=["0 6 * * *"])
+    schedule: Cadence | None = optional(description="When a backup is restored for a test.", examples=["0 6 * * *"])
     target: Target = Field(
         "latest",
         description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
@@ -67,8 +68,7 @@ class Witness(Section):
     """
 
     enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
-    schedule: Cadence | None = Field(
-        None,
+    schedule: Cadence | None = optional(
         description="When they are read besides, so that test restores compare moments between two backups, too.",
         examples=["0 */6 * * *"],
     )
@@ -100,8 +100,8 @@ class Physical(Section):
     """Copies of the data files: the way back for a whole server."""
 
     full: Cadence = Field(description="When full backups are taken.", examples=["0 2 * * sun", "every 24h"])
-    incremental: Cadence | None = Field(
-        None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"]
+    incremental: Cadence | None = optional(
+        description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"]
     )
     parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
     max_chain: int = Field(
@@ -127,8 +127,8 @@ class Tables(Section):
     exclude: tuple[TablePattern, ...] = Field(
         (), description="Patterns of tables to leave out.", examples=[["shop.audit_*"]]
     )
-    max_size: Size | None = Field(
-        None, description="Larger tables are left out, and reported as left out.", examples=["2GiB"]
+    max_size: Size | None = optional(
+        description="Larger tables are left out, and reported as left out.", examples=["2GiB"]
     )
 
 
@@ -155,8 +155,8 @@ class Logical(Section):
 
     refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
 
-    schedule: Cadence | None = Field(
-        None, description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"]
+    schedule: Cadence | None = optional(
+        description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"]
     )
     tables: Tables = section(Tables, "Which tables.")
     sets: dict[SetName, TableSet] = Field(
@@ -273,13 +273,11 @@ class Destinations(Section):
 class Timing(Section):
     """What holds for all schedules of the policy."""
 
-    timezone: TimeZone | None = Field(
-        None,
+    timezone: TimeZone | None = optional(
         description="The time zone of its schedules; by default that of the configuration.",
         examples=["Europe/Berlin"],
     )
-    jitter: Duration | None = Field(
-        None,
+    jitter: Duration | None = optional(
         description="Each run starts up to this much later, always the same for one server, so that not all of "
         "them start at once.",
         examples=["10m"],
@@ -319,28 +317,23 @@ class Retry(Section):
 class Limits(Section):
     """What backups of a server may take from it. Nothing is limited by default."""
 
-    read: Size | None = Field(None, description="Bytes a second that are read from its disks.", examples=["200MiB"])
-    send: Size | None = Field(
-        None, description="Bytes a second that are written to each destination.", examples=["50MiB"]
+    read: Size | None = optional(description="Bytes a second that are read from its disks.", examples=["200MiB"])
+    send: Size | None = optional(description="Bytes a second that are written to each destination.", examples=["50MiB"])
+    nice: int | None = optional(
+        ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.", examples=[10]
     )
-    nice: int | None = Field(
-        None, ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.", examples=[10]
-    )
-    replica_lag: Duration | None = Field(
-        None,
+    replica_lag: Duration | None = optional(
         examples=["60s"],
         description="Pause while the server, as a replica, is further behind, or one of its own replicas that is a "
         "server of the configuration and tells its address (`report_host`); go on below half of it. A lag "
         "that cannot be known counts as too much.",
     )
-    disk_latency: Duration | None = Field(
-        None,
+    disk_latency: Duration | None = optional(
         examples=["50ms"],
         description="Pause while the disk under the server's datadir takes longer than this for a request, on average "
         "of two seconds; go on below half of it.",
     )
-    long_queries: Duration | None = Field(
-        None,
+    long_queries: Duration | None = optional(
         examples=["2m"],
         description="Pause while a statement of another account than the service's has been running for longer than "
         "this; go on when it has ended. Statements are never killed.",
@@ -360,16 +353,14 @@ class Verify(Section):
     """Stored objects are read again and compared with what was written."""
 
     schedule: Cadence = Field(description="When a share of what is stored is read again.", examples=["0 12 * * *"])
-    subset: Percent | None = Field(
-        None,
+    subset: Percent | None = optional(
         examples=["10%"],
         description=(
             "Fraction of the stored objects to read per run, least recently read first. Default: all, unless "
             "`period` is set."
         ),
     )
-    period: Duration | None = Field(
-        None,
+    period: Duration | None = optional(
         ge=timedelta(days=1),
         examples=["30d"],
         description="Everything is read again within this time: each run reads as much as that takes, and more after "
@@ -389,15 +380,15 @@ class Verify(Section):
 class Keep(Section):
     """What a destination keeps. A backup stays while any rule wants it; what it builds on stays with it."""
 
-    recovery_window: Duration | None = Field(
-        None, description="Every moment of this time up to now stays recoverable.", examples=["7d"]
+    recovery_window: Duration | None = optional(
+        description="Every moment of this time up to now stays recoverable.", examples=["7d"]
     )
-    keep_fulls: int | None = Field(None, ge=1, description="The newest full backups to keep.", examples=[2])
-    hourly: int | None = Field(None, ge=1, description="Hours of which the last backup is kept.", examples=[24])
-    daily: int | None = Field(None, ge=1, description="Days of which the last backup is kept.", examples=[7])
-    weekly: int | None = Field(None, ge=1, description="Weeks of which the last backup is kept.", examples=[5])
-    monthly: int | None = Field(None, ge=1, description="Months of which the last backup is kept.", examples=[12])
-    yearly: int | None = Field(None, ge=1, description="Years of which the last backup is kept.", examples=[7])
+    keep_fulls: int | None = optional(ge=1, description="The newest full backups to keep.", examples=[2])
+    hourly: int | None = optional(ge=1, description="Hours of which the last backup is kept.", examples=[24])
+    daily: int | None = optional(ge=1, description="Days of which the last backup is kept.", examples=[7])
+    weekly: int | None = optional(ge=1, description="Weeks of which the last backup is kept.", examples=[5])
+    monthly: int | None = optional(ge=1, description="Months of which the last backup is kept.", examples=[12])
+    yearly: int | None = optional(ge=1, description="Years of which the last backup is kept.", examples=[7])
     binlogs: Literal["all", "window"] = Field(
         "all",
         examples=["window"],
@@ -425,9 +416,9 @@ class Keep(Section):
 class Objectives(Section):
     """What the business was promised."""
 
-    rpo: Duration | None = Field(None, description="Recovery point objective: maximum data loss.", examples=["60s"])
-    rto: Duration | None = Field(
-        None, description="Recovery time objective: maximum duration of a restore.", examples=["2h"]
+    rpo: Duration | None = optional(description="Recovery point objective: maximum data loss.", examples=["60s"])
+    rto: Duration | None = optional(
+        description="Recovery time objective: maximum duration of a restore.", examples=["2h"]
     )
 
 
@@ -457,13 +448,11 @@ class Hooks(Section):
 
     They run as the user of the service, which is root: whoever may write a policy is root on this host."""
 
-    before: LocalPath | None = Field(
-        None,
+    before: LocalPath | None = optional(
         examples=["/usr/local/bin/drain"],
         description="Run before the backup. When it fails, or takes longer than `timeout`, no backup is taken.",
     )
-    after: LocalPath | None = Field(
-        None,
+    after: LocalPath | None = optional(
         examples=["/usr/local/bin/undrain"],
         description="Run after the backup, whatever became of it; when its process was killed the service runs it. "
         "When it fails it is run again until it succeeds.",
@@ -484,9 +473,9 @@ class Policy(Section):
         "owner": "belongs to the server in the configuration file",
     }
 
-    physical: Physical | None = Field(None, description="Backups of the data files.")
-    logical: Logical | None = Field(None, description="Backups table by table.")
-    binlog: Binlog | None = Field(None, description="The binary log.")
+    physical: Physical | None = optional(description="Backups of the data files.")
+    logical: Logical | None = optional(description="Backups table by table.")
+    binlog: Binlog | None = optional(description="The binary log.")
     config_files: tuple[LocalPath, ...] = Field(
         (),
         description="Files and folders of the server's host that are kept with each backup.",
@@ -497,11 +486,10 @@ class Policy(Section):
         default_factory=dict, description="What each destination keeps. One that is not named here keeps everything."
     )
     objectives: Objectives = section(Objectives, "What restores are measured against.")
-    test_restore: TestRestore | None = Field(None, description="How backups are proved.")
-    verify: Verify | None = Field(None, description="How stored objects are read again.")
+    test_restore: TestRestore | None = optional(description="How backups are proved.")
+    verify: Verify | None = optional(description="How stored objects are read again.")
     protection: Protection = section(Protection, "What counts as protected.")
-    signed: bool | None = Field(
-        None,
+    signed: bool | None = optional(
         examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
         "signed with encryption.signing_key, and backupd rejects unsigned or altered ones. Default: true "
@@ -509,8 +497,8 @@ class Policy(Section):
     )
     timing: Timing = section(Timing, "What holds for all schedules.")
     retry: Retry = section(Retry, "What happens after a failure.")
-    hooks: Hooks | None = Field(
-        None, description="Commands that take the server out of rotation before a backup and return it afterwards."
+    hooks: Hooks | None = optional(
+        description="Commands that take the server out of rotation before a backup and return it afterwards."
     )
     limits: Limits = section(Limits, "What backups may take from the server.")
     witness: Witness = section(Witness, "What restored tables are compared with.")

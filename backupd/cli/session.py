@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -39,19 +38,18 @@ def flag(name: str, what: str) -> Any:
     return typer.Option(name, help=what)
 
 
-def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
+def one_of(words: Iterable[str], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
     """An option that takes one of a few words; ``what``: its help. Another word is told as a name that nobody knows."""
 
-    def read(text: str) -> StrEnum:
+    def read(text: str) -> str:
         from policies.document import suggestion  # whoever writes it right need not wait for that
 
-        try:
-            return kind(text)
-        except ValueError:
-            raise typer.BadParameter(f"{text!r} is not known{suggestion(text, kind)}") from None
+        if known := [word for word in words if word == text]:
+            return known[0]
+        raise typer.BadParameter(f"{text!r} is not known{suggestion(text, words)}")
 
     return typer.Option(
-        flag, parser=read, metavar=metavar or f"<{'|'.join(kind)}>", show_default=show_default, help=what
+        flag, parser=read, metavar=metavar or f"<{'|'.join(words)}>", show_default=show_default, help=what
     )
 
 

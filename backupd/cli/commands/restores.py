@@ -11,7 +11,6 @@ Commands of the way back: plan, restore, test-restore, runbook.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,18 +41,12 @@ if TYPE_CHECKING:
     from backupd.model.thaw import Thawing
 
 
-class TierName(StrEnum):
-    """How fast."""
-
-    BULK = "bulk"
-    STANDARD = "standard"
-    EXPEDITED = "expedited"
-
-
+_TIERS = ("bulk", "standard", "expedited")
+"""How fast."""
 ThawTier = Annotated[
-    TierName | None,
+    str | None,
     one_of(
-        TierName,
+        _TIERS,
         "--thaw",
         "Thaw archived objects at this tier first: bulk, standard or expedited.",
         metavar="TIER",
@@ -68,8 +61,8 @@ def thaw(
     *,
     target: Annotated[str | None, option("--to", "TARGET", TARGETS)] = None,
     tier: Annotated[
-        TierName | None,
-        one_of(TierName, "--tier", "Default: as configured. Faster tiers cost more.", show_default=False),
+        str | None,
+        one_of(_TIERS, "--tier", "Default: as configured. Faster tiers cost more.", show_default=False),
     ] = None,
     days: Annotated[
         int | None,
@@ -97,7 +90,7 @@ def thaw(
     if target is not None and server is None:
         raise typer.BadParameter("say which server")
     if raise_id is not None and tier is not None:
-        job, thawing = run.service.restores.raise_thaw(raise_id, tier.value)
+        job, thawing = run.service.restores.raise_thaw(raise_id, tier)
         run.screen.document({"job": job.as_json(), "thaw": thawing.as_json()})
         run.screen.line(_sentence(job, thawing))
         return
@@ -106,8 +99,7 @@ def thaw(
         run.screen.document([{"job": job.as_json(), "thaw": thawing.as_json()} for job, thawing in found])
         _list(run.screen, found)
         return
-    chosen = tier.value if tier else None
-    done = run.service.restores.thaw(server, target, tier=chosen, days=days, tables=tables or ())
+    done = run.service.restores.thaw(server, target, tier=tier, days=days, tables=tables or ())
     run.screen.document(done.as_json())
     for warning in done.plan.warnings:
         run.screen.warn(warning)
@@ -172,13 +164,8 @@ def parse_datadir(text: str) -> Path:
     return Path(text)
 
 
-class Mode(StrEnum):
-    """What the restored server becomes."""
-
-    NEW_SERVER = "new-server"
-    REPLICA = "replica"
-
-
+_MODES = ("new-server", "replica")
+"""What the restored server becomes."""
 Exclude = Annotated[
     list[str] | None,
     option(
@@ -189,17 +176,10 @@ Exclude = Annotated[
 ]
 
 
-class Method(StrEnum):
-    """How binary logs are replayed."""
-
-    APPLIER = "applier"
-    PIPE = "pipe"
-
-
 ReplayWith = Annotated[
-    Method | None,
+    str | None,
     one_of(
-        Method,
+        ("applier", "pipe"),
         "--replay-with",
         "applier: the server's replication applier, in parallel; pipe: one client session, slow. Default: applier, if "
         "it is usable.",
@@ -282,9 +262,9 @@ def restore(
     ] = None,
     start: Annotated[bool, flag("--start", "Start a database server on it afterwards.")] = False,
     mode: Annotated[
-        Mode,
-        one_of(Mode, "--mode", "new-server: clears the replication settings of the source; replica: keeps them."),
-    ] = Mode.NEW_SERVER,
+        str,
+        one_of(_MODES, "--mode", "new-server: clears the replication settings of the source; replica: keeps them."),
+    ] = _MODES[0],
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
     tables: Tables = None,
@@ -323,7 +303,7 @@ def restore(
         accept_older=accept_older,
         accept_inexact=accept_inexact,
     )
-    said = {"mode": mode is not Mode.NEW_SERVER, "confirm": confirm, "keys": keys, "triggers": triggers}
+    said = {"mode": mode != _MODES[0], "confirm": confirm, "keys": keys, "triggers": triggers}
     refuse_mixture(request, {name for name, value in said.items() if value not in (None, False)}, somewhere=True)
     if request.of_tables:
         restore_tables(run, request, confirm=confirm, keys=keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,18 +73,10 @@ Keys = Annotated[
 ]
 
 
-class TriggersOf(StrEnum):
-    """Whose triggers a restored table gets."""
-
-    BACKUP = "backup"
-    LIVE = "live"
-    NONE = "none"
-
-
 Which = Annotated[
-    TriggersOf | None,
+    str | None,
     one_of(
-        TriggersOf,
+        ("backup", "live", "none"),
         "--triggers",
         "Triggers of the restored tables: from the backup at the target (default), from the live tables, or none.",
         show_default=False,
@@ -93,17 +84,10 @@ Which = Annotated[
 ]
 
 
-class From(StrEnum):
-    """What tables are restored from."""
-
-    LOGICAL = "logical"
-    PHYSICAL = "physical"
-
-
 OutOf = Annotated[
-    From | None,
+    str | None,
     one_of(
-        From,
+        ("logical", "physical"),
         "--from",
         "Kind of backup that the tables are restored from. Default: the faster one.",
         show_default=False,
@@ -112,7 +96,7 @@ OutOf = Annotated[
 
 
 def requested(
-    server: str, target: str, *, tables: Sequence[str] | None, mode: StrEnum | None = None, **options: Any
+    server: str, target: str, *, tables: Sequence[str] | None, mode: str | None = None, **options: Any
 ) -> RestoreRequest:
     """The request that the options of a command make. ``options``: by the names of its fields; None for those that were
     not given. Raises BadParameter for an empty text, which names nothing."""

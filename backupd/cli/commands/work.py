@@ -10,7 +10,6 @@ that are not whole), ``error``.
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,12 +20,6 @@ from backupd.model.backup_record import BackupKind
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated
-
-
-class Kind(StrEnum):
-    FULL = "full"
-    INCREMENTAL = "incremental"
-    LOGICAL = "logical"
 
 
 def check(run: Run, server: AnyServer = None) -> None:
@@ -42,7 +35,7 @@ def check(run: Run, server: AnyServer = None) -> None:
 def backup(
     run: Run,
     server: Server,
-    kind: Annotated[Kind, one_of(Kind, "--kind", "Kind of backup.")] = Kind.FULL,
+    kind: Annotated[str, one_of([kind.word for kind in BackupKind], "--kind", "Kind of backup.")] = "full",
     table_set: Annotated[
         str,
         option("--set", "NAME", "With --kind logical: the tables of this set of the policy."),
@@ -60,7 +53,7 @@ def backup(
     """Take a backup now."""
     from backupd.cli.progress import reporting
 
-    if (table_set or tables) and kind is not Kind.LOGICAL:
+    if (table_set or tables) and kind != BackupKind.LOGICAL.word:
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
     run.new_catalog = new_catalog
     with reporting() as report:
