@@ -44,9 +44,9 @@ def explain(policy: Policy) -> list[str]:
         rule = policy.retention.get(name)
         lines.append(f"{name} keeps {_kept(rule)}." if rule else f"{name} keeps everything.")
     if policy.objectives.rpo:
-        lines.append(f"At most {_span(policy.objectives.rpo)} of work may be lost.")
+        lines.append(f"Recovery point objective (RPO): at most {_span(policy.objectives.rpo)} of data may be lost.")
     if policy.objectives.rto:
-        lines.append(f"A restore may take {_span(policy.objectives.rto)}.")
+        lines.append(f"Recovery time objective (RTO): a restore may take at most {_span(policy.objectives.rto)}.")
     if policy.test_restore is not None:
         test = policy.test_restore
         start = when(test.schedule) if test.schedule else "when somebody asks for it"
@@ -458,7 +458,7 @@ def _promises(policy: Policy) -> Iterator[str]:
     steps = [distances(cadence)[1] for location, cadence in schedules(policy) if location[0] in ("physical", "logical")]
     if steps and rpo < min(steps):
         yield (
-            f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all work since the last backup is lost, "
+            f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all data since the last backup is lost, "
             f"up to {_span(min(steps))}"
         )
 

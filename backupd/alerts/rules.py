@@ -60,12 +60,12 @@ RECOVERED = "job-recovered"
 STREAM = Kind("stream-failed", "stream-recovered", "binary log is not streamed", needs=Need.STREAM)
 SPOOL = Kind("spool-full", "spool-has-room", "spool is full", needs=Need.STREAM)
 PURGE = Kind("purge-alarm", "purge-over", "binary logs are about to be lost", needs=Need.STREAM)
-RPO = Kind("rpo-broken", "rpo-kept", "recovery point objective is broken")
-RTO = Kind("rto-broken", "rto-kept", "recovery time objective is broken")
+RPO = Kind("rpo-broken", "rpo-kept", "recovery point objective (RPO) is not met")
+RTO = Kind("rto-broken", "rto-kept", "recovery time objective (RTO) is not met")
 PLACE_RPO = Kind(
     "destination-rpo-broken",
     "destination-rpo-kept",
-    "{subject} alone breaks the recovery point objective",
+    "{subject} alone does not meet the recovery point objective (RPO)",
     needs=Need.DESTINATION,
 )
 PROTECTION = Kind("not-protected", "protected-again", "backups are not protected")

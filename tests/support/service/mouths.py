@@ -21,10 +21,11 @@ Command = Callable[..., Any]
 RANK = {"good": 0, "warning": 1, "bad": 2}
 BADGES = {"good": "well", "warning": "needs attention", "bad": "below its recovery objectives"}
 VERDICTS = {
-    "good": "meets its recovery objectives",
-    "warning": "server needs attention",
-    "bad": "does not meet its recovery objectives",
+    "good": r"(The server meets its|All \d+ servers meet their) recovery objectives",
+    "warning": r"\d+ of \d+ servers? needs? attention",
+    "bad": r"\d+ of \d+ servers? (does not meet its|do not meet their) recovery objectives",
 }
+"""The heading of the first page, by the worst of its servers."""
 
 
 def plain(page: str) -> str:
@@ -175,7 +176,7 @@ class Mouths:
         )
         server = state.server
         assert BADGES[state.status] in own
-        assert VERDICTS[state.status] in first
+        assert re.search(VERDICTS[state.status], first), first
         if server["latest"] is None:
             assert "recoverable now" not in first, first
         for page in (first, own):

@@ -33,8 +33,8 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
             "and the last backup of each of 12 months."
         ),
         "vault keeps the last backup of each of 36 months, and the last backup of each of 7 years.",
-        "At most 1m of work may be lost.",
-        "A restore may take 2h.",
+        "Recovery point objective (RPO): at most 1m of data may be lost.",
+        "Recovery time objective (RTO): a restore may take at most 2h.",
         "A test restore to random is made at 06:00 every day, with 1 SQL check.",
         "10 % of all that is stored is read again and compared at 12:00 every day.",
         "With each full backup the source's tables are summed up for comparison, for at most 10m.",

@@ -120,7 +120,7 @@ def test_a_window_and_an_rpo_without_the_binary_log_are_promises_nobody_keeps(tm
         "objectives.rpo",
     ]
     assert "promises every moment of the last 7d" in "".join(found)
-    assert "all work since the last backup is lost, up to 1d" in found[-1]
+    assert "all data since the last backup is lost, up to 1d" in found[-1]
 
 
 def test_a_window_without_any_full_backup_is_named(tmp_path: Path) -> None:
