@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -217,7 +217,7 @@ class Limits:
                 await self._app(scope, receiving, sending)
             except _GoneError:
                 return  # the server ends a connection whose answer is not whole
-            except Exception:  # what becomes of half a body is no news: why it is half is told below
+            except ClientDisconnect:  # what half a body looks like to a route: why it is half is told below
                 if trouble is None or begun:
                     raise
         if trouble is not None and not begun:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from api import middleware
 from api.auth import anybody
@@ -73,6 +74,12 @@ def _trouble(app: FastAPI) -> None:
     @router.post("/echo")
     async def echo(request: Request) -> int:
         return len(await request.body())
+
+    @router.post("/careless")
+    async def careless(request: Request) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            await request.body()
+        raise KeyError("after half a body")
 
     app.include_router(router)
 
@@ -259,6 +266,12 @@ def test_who_sends_its_body_too_slowly_is_cut_off(impatient: Rig) -> None:
     with _connected(impatient) as one:
         one.sendall(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
         assert _until_closed(one).startswith(b"HTTP/1.1 408")
+
+
+def test_what_nobody_foresaw_is_told_also_behind_half_a_body(impatient: Rig) -> None:
+    with _connected(impatient) as one:
+        one.sendall(b"POST /careless HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        assert one.recv(65536).startswith(b"HTTP/1.1 500")
 
 
 # -- the end
