@@ -48,8 +48,8 @@ METRICS: tuple[Gauge, ...] = (
         "no whole server.",
         _S,
     ),
-    Gauge("backupd_server_latest_recoverable_timestamp_seconds", "Latest recoverable point in time.", _S),
-    Gauge("backupd_server_first_recoverable_timestamp_seconds", "Earliest recoverable point in time.", _S),
+    Gauge("backupd_server_latest_recoverable_timestamp_seconds", "Latest recoverable moment.", _S),
+    Gauge("backupd_server_first_recoverable_timestamp_seconds", "Earliest recoverable moment.", _S),
     Gauge("backupd_server_rpo_seconds", "Seconds of commits that are not archived yet (current recovery point).", _S),
     Gauge("backupd_server_rpo_objective_seconds", "Recovery point objective (RPO) of the policy: objectives.rpo.", _S),
     Gauge(
@@ -116,7 +116,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_destination_size_bytes", "Capacity of the destination in bytes, if the storage reports it.", _D),
     Gauge(
         "backupd_destination_full_timestamp_seconds",
-        "Earliest time at which the destination is full at its present growth; only if that is within a year.",
+        "Earliest moment at which the destination is full at its present growth; only if that is within a year.",
         _D,
     ),
     Gauge("backupd_destination_stored_bytes", "Bytes stored at the destination, according to the catalog.", _D),
