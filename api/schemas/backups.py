@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example, of
+from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, example, of
 from api.schemas.jobs import Job
 from backupd.app.retention import rules
 from backupd.model import backup_record, proof, server_facts
@@ -95,29 +95,14 @@ class Runbook(Shape):
     runbook: str
 
 
+@of(rules.Decision)
 class Decision(Shape):
     """What the rules say of one backup at one destination."""
 
-    id: str
-    kind: BackupKind
-    parent: str | None
-    finished_at: Time
-    bytes: int
-    marked: bool = Field(description="It is marked as deleted already.")
-    keep: bool
-    rules: list[str]
-    reasons: list[str]
 
-
+@of(rules.RunDecision)
 class LogDecision(Shape):
     """What the rules say of a run of binary logs."""
-
-    name: str
-    from_: Time = Field(alias="from")
-    to: Time
-    bytes: int
-    keep: bool
-    reasons: list[str]
 
 
 @of(rules.Recoverable)
@@ -125,22 +110,9 @@ class Span(Shape):
     """What can be restored from what is kept."""
 
 
+@of(rules.Decisions)
 class Decisions(Shape):
     """What the rules say of everything of a server at one destination."""
-
-    server: str
-    destination: str
-    at: Time
-    hold: str | None = Field(description="Why nothing of it is deleted now, whatever the rules say.")
-    keep: int
-    expire: int
-    bytes_expire: int
-    note: str
-    backups: list[Decision]
-    binlogs: list[LogDecision]
-    recoverable: list[Span]
-    stopped: list[str] = Field(description="Backups that only a hold, or being the newest proved chain, keeps.")
-    warnings: list[str]
 
 
 class ApplyRequest(Asked):

@@ -12,19 +12,12 @@ from backupd.app.retention import holds
 from backupd.app.views import destinations, server_status
 from backupd.model import backup_record, server_facts
 from backupd.model.binlog import ChangeKind
-from backupd.recovery import timeline
+from backupd.recovery import timeline, windows
 
 
+@of(windows.Window)
 class Window(Shape):
     """Every moment from one to the other can be restored; one moment where both are the same."""
-
-    from_: Time = Field(alias="from")
-    to: Time
-    reason_end: str
-    branch: str
-    base: str = Field(description="The backup that a restore to it begins with.")
-    destinations: list[str]
-    conditions: list[str] = Field(description="What makes it doubtful.")
 
 
 class Gap(Shape):

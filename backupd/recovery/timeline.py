@@ -113,7 +113,7 @@ class Timeline:
         return {
             "server": self.server,
             "at": format_time(self.now),
-            "windows": [_window_json(window) for window in self.windows],
+            "windows": [window.as_json() for window in self.windows],
             "gaps": [_gap_json(gap) for gap in self.gaps],
             "latest": _time(self.latest),
             "tables_only": self.tables_only,
@@ -343,18 +343,6 @@ def _stands_alone(histories: Histories, gap: Gap, holes: Sequence[Gap]) -> bool:
     if not runs or _begin(gap) < first_of(runs[0]) or any(_touch(gap, hole) for hole in holes):
         return False
     return not any(first_of(run) <= _begin(gap) and _finish(gap) <= last_of(run) for run in runs)
-
-
-def _window_json(window: Window) -> dict[str, Any]:
-    return {
-        "from": format_time(window.begin),
-        "to": format_time(window.end),
-        "reason_end": window.reason_end,
-        "branch": window.branch,
-        "base": window.base.id,
-        "destinations": list(window.destinations),
-        "conditions": list(window.conditions),
-    }
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

@@ -17,12 +17,13 @@ one, and that is skipped; all others must begin exactly at the fork.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Run
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position, Version, no_roll_forward
 from backupd.model.text import format_time
@@ -300,19 +301,26 @@ def nobody_knows(_leg: RouteLeg) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(Document):
     """All moments from ``begin`` to ``end``, both included. ``branch``: "" where that of its ``base`` (a backup) is not
     known. ``destinations``: where a base and logs of it lie; each alone may reach less far. ``conditions``: what makes
     the logs inside doubtful. ``run``: those logs, None for a backup alone."""
 
-    begin: datetime
-    end: datetime
+    begin: datetime = field(metadata=json_key("from"))
+    end: datetime = field(metadata=json_key("to"))
     reason_end: str
     branch: str
-    base: BackupRecord
-    run: Run | None
+    base: BackupRecord = field(metadata=HIDDEN)
+    run: Run | None = field(metadata=HIDDEN)
     destinations: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    """What makes it doubtful."""
+
+    @property
+    @computed("base", after="branch")
+    def base_id(self) -> str:
+        """The backup that a restore to it begins with."""
+        return self.base.id
 
     def holds(self, moment: datetime) -> bool:
         """Can the server be recovered to this moment?"""

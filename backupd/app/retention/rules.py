@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
-from backupd.model.document import Document, json_key
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.text import format_duration, format_time
 from policies.schema import Keep
 
@@ -50,7 +50,7 @@ class Minimum:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Document):
     """One backup's copy at the destination.
 
     ``usable``: as far as is known everything of this copy is there and sound; what it builds on is not asked.
@@ -67,36 +67,37 @@ class Stored:
     id: str
     kind: BackupKind
     parent: str | None
-    started_at: datetime
+    started_at: datetime = field(metadata=HIDDEN)
     finished_at: datetime
-    usable: bool = True
+    usable: bool = field(default=True, metadata=HIDDEN)
     marked: bool = False
-    pinned: bool = False
-    proved_at: datetime | None = None
-    restored_at: datetime | None = None
-    bytes: int = 0
-    place: LogPlace | None = None
-    table_set: str = ""
-    missing: int = 0
-    minimum: Minimum | None = None
-    lineage: str = ""
-    strange: bool = False
-    doubtful: bool = False
+    """It is marked as deleted already."""
+    pinned: bool = field(default=False, metadata=HIDDEN)
+    proved_at: datetime | None = field(default=None, metadata=HIDDEN)
+    restored_at: datetime | None = field(default=None, metadata=HIDDEN)
+    bytes: int = field(default=0, metadata=json_key(after="finished_at"))
+    place: LogPlace | None = field(default=None, metadata=HIDDEN)
+    table_set: str = field(default="", metadata=HIDDEN)
+    missing: int = field(default=0, metadata=HIDDEN)
+    minimum: Minimum | None = field(default=None, metadata=HIDDEN)
+    lineage: str = field(default="", metadata=HIDDEN)
+    strange: bool = field(default=False, metadata=HIDDEN)
+    doubtful: bool = field(default=False, metadata=HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
-class BinlogRun:
+class BinlogRun(Document):
     """Binary logs without a gap: every moment from ``first_at`` to ``last_at`` can be replayed onto an earlier backup
     that lies between the two. ``branch`` with its files ``first`` to ``last``; empty where only times are known.
     """
 
     name: str
-    first_at: datetime
-    last_at: datetime
+    first_at: datetime = field(metadata=json_key("from"))
+    last_at: datetime = field(metadata=json_key("to"))
     bytes: int = 0
-    branch: str = ""
-    first: int = 0
-    last: int = 0
+    branch: str = field(default="", metadata=HIDDEN)
+    first: int = field(default=0, metadata=HIDDEN)
+    last: int = field(default=0, metadata=HIDDEN)
 
     @property
     def place(self) -> LogPlace | None:
@@ -142,57 +143,45 @@ class Ground(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Document):
     """``grounds`` is empty for a backup that goes; ``reasons`` are for people in either case."""
 
-    backup: Stored
-    grounds: tuple[Ground, ...]
-    explain: Callable[[Stored], tuple[str, ...]] = field(compare=False, repr=False)
+    backup: Stored = field(metadata=json_key(inline=True))
+    grounds: tuple[Ground, ...] = field(metadata=HIDDEN)
+    explain: Callable[[Stored], tuple[str, ...]] = field(compare=False, repr=False, metadata=HIDDEN)
 
     @property
+    @computed()
     def keep(self) -> bool:
         """Does the backup stay?"""
         return bool(self.grounds)
 
     @property
+    @computed()
+    def rules(self) -> tuple[str, ...]:
+        """The stable words of what keeps it."""
+        return tuple(ground.rule for ground in self.grounds)
+
+    @property
+    @computed()
     def reasons(self) -> tuple[str, ...]:
         """Every rule that keeps it; or, for one that goes, of every rule why it does not. Made when asked for."""
         return tuple(ground.text for ground in self.grounds) or self.explain(self.backup)
 
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        backup = self.backup
-        return {
-            "id": backup.id,
-            "kind": str(backup.kind),
-            "parent": backup.parent,
-            "finished_at": format_time(backup.finished_at),
-            "bytes": backup.bytes,
-            "marked": backup.marked,
-            "keep": self.keep,
-            "rules": [ground.rule for ground in self.grounds],
-            "reasons": list(self.reasons),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class RunDecision:
+class RunDecision(Document):
     """Of a run of binary logs whether it stays, and why."""
 
-    run: BinlogRun
+    run: BinlogRun = field(metadata=json_key(inline=True))
     keep: bool
-    reason: str
+    reason: str = field(metadata=HIDDEN)
 
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        return {
-            "name": self.run.name,
-            "from": format_time(self.run.first_at),
-            "to": format_time(self.run.last_at),
-            "bytes": self.run.bytes,
-            "keep": self.keep,
-            "reasons": [self.reason],
-        }
+    @property
+    @computed()
+    def reasons(self) -> tuple[str, ...]:
+        """Why it stays or goes."""
+        return (self.reason,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +195,7 @@ class Recoverable(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(Document):
     """For one server at one destination, backups newest first.
 
     ``stopped``: ids that the rules would expire and that only a hold, or being the newest proved chain, keeps.
@@ -217,10 +206,12 @@ class Decisions:
     destination: str
     at: datetime
     backups: tuple[Decision, ...]
-    runs: tuple[RunDecision, ...] = ()
+    runs: tuple[RunDecision, ...] = field(default=(), metadata=json_key("binlogs"))
     recoverable: tuple[Recoverable, ...] = ()
     stopped: tuple[str, ...] = ()
-    hold: str = ""
+    """Backups that only a hold, or being the newest proved chain, keeps."""
+    hold: str = field(default="", metadata=json_key(or_null=True, after="at"))
+    """Why nothing of it is deleted now, whatever the rules say."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -234,27 +225,28 @@ class Decisions:
         return tuple(decision for decision in self.backups if not decision.keep and not decision.backup.marked)
 
     @property
+    @computed("keep", after="hold")
+    def count_kept(self) -> int:
+        """How many backups stay."""
+        return len(self.kept)
+
+    @property
+    @computed("expire", after="keep")
+    def count_expired(self) -> int:
+        """How many backups are to be marked."""
+        return len(self.expired)
+
+    @property
+    @computed("bytes_expire", after="expire")
     def bytes_expired(self) -> int:
         """Bytes that go with the backups that do not stay."""
         return sum(decision.backup.bytes for decision in self.expired)
 
-    def as_json(self) -> dict[str, Any]:
-        """As the REST interface and ``--json`` give it."""
-        return {
-            "server": self.server,
-            "destination": self.destination,
-            "at": format_time(self.at),
-            "hold": self.hold or None,
-            "keep": len(self.kept),
-            "expire": len(self.expired),
-            "bytes_expire": self.bytes_expired,
-            "note": BYTES_NOTE,
-            "backups": [decision.as_json() for decision in self.backups],
-            "binlogs": [run.as_json() for run in self.runs],
-            "recoverable": [span.as_json() for span in self.recoverable],
-            "stopped": list(self.stopped),
-            "warnings": list(self.warnings),
-        }
+    @property
+    @computed(after="bytes_expire")
+    def note(self) -> str:
+        """What the bytes are."""
+        return BYTES_NOTE
 
 
 class Period(StrEnum):
