@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -115,20 +115,42 @@ def places(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
         behind.setdefault(row.destination, []).append(row)
     found = []
     for name, settings in wiring.settings.destinations.items():
-        glimpses[name].look(wiring, now)
+        seen, late = glimpses[name], behind.get(name, ())
+        seen.look(wiring, now)
         lag = max((worst for (_server, place), worst in lags.items() if place == name), default=None)
-        found.append(
-            _place(
-                name,
-                settings,
-                glimpses[name],
-                stock.get(name, Stock()),
-                behind.get(name, ()),
-                now,
-                servers=users[name],
-                lag=timedelta(seconds=lag) if lag is not None else None,
-            )
+        failing = next((row for row in late if row.state == FAILING), None)
+        filling = seen.forecast.filling if seen.forecast is not None else None
+        days = getattr(settings, "lock_days", None)
+        hanging = seen.hanging(now)
+        made = DestinationView(
+            name=name,
+            type=settings.type,
+            off_site=settings.is_off_site,
+            status=Status.GOOD,
+            reachable=seen.reachable if hanging is None else False,
+            hangs=hanging is not None,
+            initialised=seen.initialised if hanging is None else None,
+            trouble=seen.trouble
+            if hanging is None
+            else f"no response for {format_duration(hanging.total_seconds())}: the check is still running",
+            checked_at=seen.checked_at,
+            free=seen.space.free if seen.space else None,
+            total=seen.space.total if seen.space else None,
+            forecast=seen.forecast.text if seen.forecast else "",
+            full_on=_day(seen.forecast, filling.day if filling else None),
+            earliest_full_on=_day(seen.forecast, filling.earliest if filling else None),
+            servers=users[name],
+            backups=stock.get(name, Stock()).backups,
+            bytes_stored=stock.get(name, Stock()).bytes,
+            behind_backups=len(late),
+            behind_bytes=sum(max(0, row.bytes_total - row.bytes_done) for row in late),
+            behind=max((now - row.since for row in late), default=None),
+            behind_error=failing.message if failing else "",
+            lag=timedelta(seconds=lag) if lag is not None else None,
+            lock=timedelta(days=days) if days is not None else None,
         )
+        reasons = tuple(sorted(_reasons(made, seen.forecast), key=lambda reason: -reason.status.rank))
+        found.append(replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=reasons))
     return tuple(found)
 
 
@@ -197,55 +219,6 @@ def _glimpses(wiring: Wiring) -> Mapping[str, DestinationLook]:
             if name not in known:
                 known[name] = DestinationLook(name)
         return dict(known)
-
-
-def _place(
-    name: str,
-    settings: DestinationSettings,
-    seen: DestinationLook,
-    stock: Stock,
-    behind: Sequence[Replication],
-    now: datetime,
-    *,
-    servers: int,
-    lag: timedelta | None,
-) -> DestinationView:
-    failing = next((row for row in behind if row.state == FAILING), None)
-    filling = seen.forecast.filling if seen.forecast is not None else None
-    days = getattr(settings, "lock_days", None)
-    hanging = seen.hanging(now)
-    trouble = (
-        seen.trouble
-        if hanging is None
-        else f"no response for {format_duration(hanging.total_seconds())}: the check is still running"
-    )
-    made = DestinationView(
-        name=name,
-        type=settings.type,
-        off_site=settings.is_off_site,
-        status=Status.GOOD,
-        reachable=seen.reachable if hanging is None else False,
-        hangs=hanging is not None,
-        initialised=seen.initialised if hanging is None else None,
-        trouble=trouble,
-        checked_at=seen.checked_at,
-        free=seen.space.free if seen.space else None,
-        total=seen.space.total if seen.space else None,
-        forecast=seen.forecast.text if seen.forecast else "",
-        full_on=_day(seen.forecast, filling.day if filling else None),
-        earliest_full_on=_day(seen.forecast, filling.earliest if filling else None),
-        servers=servers,
-        backups=stock.backups,
-        bytes_stored=stock.bytes,
-        behind_backups=len(behind),
-        behind_bytes=sum(max(0, row.bytes_total - row.bytes_done) for row in behind),
-        behind=max((now - row.since for row in behind), default=None),
-        behind_error=failing.message if failing else "",
-        lag=lag,
-        lock=timedelta(days=days) if days is not None else None,
-    )
-    reasons = tuple(sorted(_reasons(made, seen.forecast), key=lambda reason: -reason.status.rank))
-    return replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=reasons)
 
 
 def _reasons(made: DestinationView, foreseen: Forecast | None) -> Iterator[Reason]:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from backupd.app.context.access import require_known, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.jobs import OPEN
-from backupd.catalog.row_mapping import EVER, Listed, Span
+from backupd.catalog.row_mapping import Listed, Span
 from backupd.model.access import Actor
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from backupd.app.views.policies import PolicyView, Validation
 
 
-PAGE = 100
-"""Rows of a page when nobody says how many."""
 _LOOKED_AT = 1000
 _NEARLY = 0.85
 """Of 25 characters up to three are wrong or missing."""
+
+
+class Paging(TypedDict, total=False):
+    """``span``: of the times by which the list is sorted; ``limit``: the most rows, 100 when nobody says how many;
+    ``after``: the cursor of the page before."""
+
+    span: Span
+    limit: int
+    after: str | None
 
 
 class Named(Protocol):
@@ -58,16 +65,12 @@ class Listings:
         *,
         kind: BackupKind | None = None,
         state: BackupState | None = None,
-        span: Span = EVER,
-        limit: int = PAGE,
-        after: str | None = None,
+        **page: Unpack[Paging],
     ) -> Listed[BackupRecord]:
         """Deleted ones (within their grace period) too."""
         from backupd.app.copies.protection import with_protection
 
-        found = self._wiring.catalog.backups.page(
-            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
-        )
+        found = self._wiring.catalog.backups.page(self._seen(server), kind=kind, state=state, **page)
         return Listed(tuple(with_protection(self._wiring, list(found.items))), found.next)
 
     def backup(self, backup_id: str) -> BackupRecord:
@@ -84,24 +87,14 @@ class Listings:
         *,
         kind: str | None = None,
         state: JobState | None = None,
-        span: Span = EVER,
-        limit: int = PAGE,
-        after: str | None = None,
+        **page: Unpack[Paging],
     ) -> Listed[JobRecord]:
         """Of every state and kind, newest first. Raises NotFoundError for an unknown server."""
-        return self._wiring.catalog.jobs.page(
-            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
-        )
+        return self._wiring.catalog.jobs.page(self._seen(server), kind=kind, state=state, **page)
 
-    def thaws(
-        self,
-        server: str | None = None,
-        *,
-        limit: int = PAGE,
-        after: str | None = None,
-    ) -> Listed[tuple[JobRecord, Thawing]]:
+    def thaws(self, server: str | None = None, **page: Unpack[Paging]) -> Listed[tuple[JobRecord, Thawing]]:
         """As they were when the service looked last: nobody is asked."""
-        found = self.jobs(server, kind=JobKind.THAW, limit=limit, after=after)
+        found = self.jobs(server, kind=JobKind.THAW, **page)
         count = self._wiring.catalog.thaws.count
         return Listed(tuple((job, count(job.id)) for job in found.items), found.next)
 
@@ -111,14 +104,10 @@ class Listings:
         *,
         backup: str | None = None,
         outcome: str | None = None,
-        span: Span = EVER,
-        limit: int = PAGE,
-        after: str | None = None,
+        **page: Unpack[Paging],
     ) -> Listed[Proof]:
         """Test restores, newest first. Raises NotFoundError for an unknown server."""
-        return self._wiring.catalog.proofs.page(
-            self._seen(server), backup_id=backup, outcome=outcome, span=span, limit=limit, after=after
-        )
+        return self._wiring.catalog.proofs.page(self._seen(server), backup_id=backup, outcome=outcome, **page)
 
     def proof(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
@@ -127,18 +116,12 @@ class Listings:
         return found
 
     def restores(
-        self,
-        server: str | None = None,
-        *,
-        state: JobState | None = None,
-        span: Span = EVER,
-        limit: int = PAGE,
-        after: str | None = None,
+        self, server: str | None = None, *, state: JobState | None = None, **page: Unpack[Paging]
     ) -> Listed[RestoreView]:
         """Restores with how far each is, newest first. Raises NotFoundError for an unknown server."""
         from backupd.app.restores.progress import view
 
-        found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
+        found = self._wiring.catalog.restores.page(self._seen(server), state=state, **page)
         return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
 
     def events(
@@ -148,14 +131,10 @@ class Listings:
         kind: str | None = None,
         job: str | None = None,
         severity: Severity | None = None,
-        span: Span = EVER,
-        limit: int = PAGE,
-        after: str | None = None,
+        **page: Unpack[Paging],
     ) -> Listed[Event]:
         """Newest first. Raises NotFoundError for an unknown server."""
-        return self._wiring.catalog.events.page(
-            self._seen(server), kind=kind, job_id=job, severity=severity, span=span, limit=limit, after=after
-        )
+        return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, severity=severity, **page)
 
     def server_is_present(self, name: str) -> tuple[bool, str]:
         """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""

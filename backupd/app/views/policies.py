@@ -369,21 +369,13 @@ def _backup(view: View, run: PlannedRun, max_chain: int, typical: Typical) -> St
         parent, length = _newest_chain(view)
         if parent is None or length >= max_chain:
             kind, parent = BackupKind.PHYSICAL_FULL, None
+    table_set = run.leg.partition("/")[2] if kind is BackupKind.LOGICAL else ""
     if kind is BackupKind.LOGICAL:
-        table_set = run.leg.partition("/")[2]
-        name = "-".join(filter(None, (f"{run.at:%Y%m%dT%H%M%SZ}", "dump", table_set)))
-        return Stored(
-            name,
-            kind,
-            None,
-            run.at,
-            run.at + typical.duration,
-            table_set=table_set,
-            bytes=typical.dump_bytes.get(table_set, 0),
-        )
-    size = typical.increment_bytes if parent else typical.full_bytes
-    name = f"{run.at:%Y%m%dT%H%M%SZ}-{'increment' if parent else 'full'}"
-    return Stored(name, kind, parent, run.at, run.at + typical.duration, bytes=size)
+        word, size = "dump", typical.dump_bytes.get(table_set, 0)
+    else:
+        word, size = ("increment", typical.increment_bytes) if parent else ("full", typical.full_bytes)
+    name = "-".join(filter(None, (f"{run.at:%Y%m%dT%H%M%SZ}", word, table_set)))
+    return Stored(name, kind, parent, run.at, run.at + typical.duration, table_set=table_set, bytes=size)
 
 
 def _newest_chain(view: View) -> tuple[str | None, int]:
