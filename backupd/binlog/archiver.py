@@ -19,7 +19,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -83,61 +83,56 @@ class _Tally:
     dropped: int = 0
 
 
+@dataclass
 class Archiver:
     """``with Archiver(spool, destinations, sealer, recorder, checkpoint=..., clock=...) as archiver:``
 
     ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        destinations: Mapping[str, Destination],
-        sealer: Sealer,
-        recorder: Recorder,
-        *,
-        checkpoint: timedelta,
-        clock: Clock,
-        patience: float = 10.0,
-        most_sealed: int = MOST_SEALED,
-    ) -> None:
-        self._spool = spool
-        self._sealer = sealer
-        self._checkpoint = checkpoint
-        self._patience = patience
-        self._most_sealed = most_sealed
-        self._outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+    spool: Spool
+    destinations: Mapping[str, Destination]
+    sealer: Sealer
+    recorder: Recorder
+    _: KW_ONLY
+    checkpoint: timedelta
+    clock: Clock
+    patience: float = 10.0
+    most_sealed: int = MOST_SEALED
+    _outcomes: queue.SimpleQueue[tuple[str, Outcome]] = field(default_factory=queue.SimpleQueue)
+    _state: ArchiveState = field(default_factory=ArchiveState)
+    _growth: Marks = field(default_factory=Marks)
+    _claims: Marks = field(default_factory=Marks)
+    _positions: deque[tuple[str, int, int, datetime]] = field(default_factory=lambda: deque(maxlen=64))
+    _trouble: str = ""
+    _stuck: bool = False
+    _fruitless: dict[tuple[str, int], _Fruitless] = field(default_factory=dict)
+    _archived_to: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
         self._progress = {
-            name: DestinationProgress(Shipper(destination, clock, self._outcomes))
-            for name, destination in destinations.items()
+            name: DestinationProgress(Shipper(destination, self.clock, self._outcomes))
+            for name, destination in self.destinations.items()
         }
-        self._state_file = StateFile(spool.folder)
-        self._state = ArchiveState()
-        self._ledger = Ledger(recorder)
-        self._growth = Marks()
-        self._claims = Marks()
-        self._positions: deque[tuple[str, int, int, datetime]] = deque(maxlen=64)
-        self._trouble = ""
-        self._stuck = False
-        self._fruitless: dict[tuple[str, int], _Fruitless] = {}
-        self._behind: dict[str, Behind] = {name: Behind(0, None) for name in destinations}
-        self._archived_to: tuple[int, int] | None = None
+        self._state_file = StateFile(self.spool.folder)
+        self._ledger = Ledger(self.recorder)
+        self._behind = {name: Behind(0, None) for name in self.destinations}
 
     def __enter__(self) -> Self:
         """Raises BusyError when another process archives this spool, OSError."""
-        self._spool.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(self._spool.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self.spool.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self.spool.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
             raise BusyError(
-                f"another process already archives {self._spool.folder}",
+                f"another process already archives {self.spool.folder}",
                 hint="one stream per server: end the other one, or leave the work to it",
             ) from None
         try:
             self._state = self._state_file.load(self._progress)
-            self._cutter = Cutter(self._spool.folder / _SEALED, self._sealer, most_bytes=self._most_sealed)
+            self._cutter = Cutter(self.spool.folder / _SEALED, self.sealer, most_bytes=self.most_sealed)
         except BaseException:
             os.close(self._lock)
             raise
@@ -177,7 +172,7 @@ class Archiver:
         tally = _Tally()
         self._trouble, self._stuck = "", False
         self._decide(view, now)
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         unrecorded = self._write(view, now)
         while (found := self._next_outcome(deadline)) is not None:
             self._take(view, *found, tally, now)
@@ -200,11 +195,11 @@ class Archiver:
         )
 
     def _look(self, now: datetime) -> SpoolView:
-        view = SpoolView(self._spool.branches(), self._spool.files(), self._state)
+        view = SpoolView(self.spool.branches(), self.spool.files(), self._state)
         self._state.prune((file.branch, file.number) for file in view.files)
         for branch in view.branches:
             self._ledger.branch(branch)
-        for gap in self._spool.gaps():
+        for gap in self.spool.gaps():
             self._ledger.gap(gap)
         if (end := view.end()) is not None:
             self._growth.add(end, now)
@@ -233,7 +228,7 @@ class Archiver:
 
     def _cut_piece(self, view: SpoolView, file: Spooled, now: datetime) -> None:
         log = view.log(file)
-        start = next_piece(log, file.size, now=now, cut_at=self._state.cut_at, checkpoint=self._checkpoint)
+        start = next_piece(log, file.size, now=now, cut_at=self._state.cut_at, checkpoint=self.checkpoint)
         if start is None or self._is_fetched_again(file):
             return
         seen = _Fruitless(file.size, file.path.stat().st_mtime_ns)
@@ -243,11 +238,11 @@ class Archiver:
             return
         branch = view.branch(file.branch)
         context = log.context if start else None
-        safe = replace(file, size=min(file.size, self._spool.sync(file)))
+        safe = replace(file, size=min(file.size, self.spool.sync(file)))
         try:
             found = self._cutter.piece(safe, branch, start, context)
         except DamagedLogError as error:
-            self._trouble = _told(error, self._spool.doubt(file, error.good, "; ".join(error.damages)))
+            self._trouble = _told(error, self.spool.doubt(file, error.good, "; ".join(error.damages)))
             found = (
                 self._cutter.piece(replace(safe, size=error.good), branch, start, context)
                 if error.good > start
@@ -263,7 +258,7 @@ class Archiver:
     def _is_fetched_again(self, file: Spooled) -> bool:
         """Was it found to be damaged, and may a new copy mend it? Until then it is not archived, and neither is what
         follows it: it is late, not lost."""
-        doubt = self._spool.doubted(file)
+        doubt = self.spool.doubted(file)
         if doubt is None or doubt.verdict:
             return False
         self._trouble = (
@@ -301,7 +296,7 @@ class Archiver:
             try:
                 sealed = self._cutter.sealed(file, branch, view.log(file), cut)
             except DamagedLogError as error:
-                doubt = self._spool.doubt(file, error.good, "; ".join(error.damages))
+                doubt = self.spool.doubt(file, error.good, "; ".join(error.damages))
                 self._trouble, self._stuck = _told(error, doubt), True
                 if doubt.verdict and file.ended is not None:
                     self._state.keep(view.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
@@ -316,7 +311,7 @@ class Archiver:
     def _next_outcome(self, deadline: float) -> tuple[str, Outcome] | None:
         """What a destination has done. Waits for those that began lately; who hangs does not delay each step."""
         waits = [
-            self._patience - progress.busy_for
+            self.patience - progress.busy_for
             for progress in self._progress.values()
             if progress.shipper.busy_since is not None
         ]
@@ -361,7 +356,7 @@ class Archiver:
                 self._state.passed = (file.branch, file.number, file.size)
             with self._staying():
                 self._state_file.save(self._state)
-                self._spool.remove(file)
+                self.spool.remove(file)
                 removed += 1
         return removed
 

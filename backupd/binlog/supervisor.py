@@ -12,7 +12,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -88,6 +88,7 @@ class Pace:
     away: float = 5.0
 
 
+@dataclass
 class Streamer:
     """Fills ``spool`` from ``source`` until it is told to stop.
 
@@ -99,61 +100,48 @@ class Streamer:
     is remembered which programs hold bytes back; None: that is not tried.
     """
 
-    def __init__(
-        self,
-        server: str,
-        source: BinlogSource,
-        tool: BinlogTool,
-        spool: Spool,
-        *,
-        installation: str,
-        wanted: Position | None,
-        max_spool_bytes: int,
-        clock: Clock,
-        on_event: Callable[[StreamEvent], None],
-        archived_to: ArchivedTo = lambda: None,
-        programs: Path | None = None,
-        given_up: GivenUp = lambda: (),
-        ours: Callable[[], Collection[str]] = lambda: (),
-        pace: Pace = Pace(),
-    ) -> None:
-        self._server = server
-        self._source = source
-        self._tool = tool
-        self._spool = spool
-        self._installation = installation
-        self._limit = max_spool_bytes
-        self._clock = clock
-        self._on_event = on_event
-        self._archived_to = archived_to
-        self._pace = pace
-        self._id = 0
+    server: str
+    source: BinlogSource
+    tool: BinlogTool
+    spool: Spool
+    _: KW_ONLY
+    installation: str
+    wanted: Position | None
+    max_spool_bytes: int
+    clock: Clock
+    on_event: Callable[[StreamEvent], None]
+    archived_to: ArchivedTo = lambda: None
+    programs: Path | None = None
+    given_up: GivenUp | None = lambda: ()
+    ours: Callable[[], Collection[str]] = lambda: ()
+    pace: Pace = Pace()
+    _id: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _began: bool = False
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _purge_due: float = 0.0
+    _torn: tuple[tuple[str, int, int], bool] | None = None
+    _mend_due: float = 0.0
+    _lost_files: list[int] = field(default_factory=list)
+    _trials: int = 0
+    _lives: int = 0
+    _alarm: PurgeAlarm | None = None
+
+    def __post_init__(self) -> None:
+        self._pause = self._mend_pause = self.pace.first
+        self._status = StreamStatus(StreamState.WAITING, self.clock())
         self._approach = Approach(
-            server, source, spool, fetch=self._fetch, wanted=wanted, ours=ours, clock=clock, tell=on_event
+            self.server, self.source, self.spool, self._fetch, self.wanted, self.ours, self.clock, self.on_event
         )
-        self._guard = threading.Lock()
-        self._status = StreamStatus(StreamState.WAITING, clock())
-        self._began = False
-        self._stop = threading.Event()
-        self._purge_due = 0.0
-        self._pause = pace.first
-        self._torn: tuple[tuple[str, int, int], bool] | None = None
         self._mender = Mender(
-            server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock, tell=on_event
+            self.server, self.source, self.spool, self._fetch, self._approach.look, self.clock, self.on_event
         )
-        self._mend_pause, self._mend_due = pace.first, 0.0
-        self._programs = programs
-        self._given_up: GivenUp | None = given_up
-        self._lost_files: list[int] = []
-        self._trials = 0
-        self._lives = 0
-        self._alarm: PurgeAlarm | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Stream until ``stop`` is set. Raises BusyError when another process streams this server, RefusedError when
         the spool cannot be used, DamagedError when its state cannot be read."""
         self._stop = stop
-        with self._spool.locked():
+        with self.spool.locked():
             while not stop.is_set():
                 wait = self._attempt(stop)
                 if wait:
@@ -164,7 +152,7 @@ class Streamer:
         """From any thread."""
         with self._guard:
             status = self._status
-        newest = self._spool.newest()
+        newest = self.spool.newest()
         if newest is None:
             return replace(status, branch="", server_position=None, server_time=None)
         if newest.branch != status.branch:  # the server was last looked at when it had another history
@@ -195,7 +183,7 @@ class Streamer:
             return self._no_room(str(error))
         return self._failed(
             RefusedError(
-                f"the spool {self._spool.folder} cannot be used: {error.strerror}",
+                f"the spool {self.spool.folder} cannot be used: {error.strerror}",
                 detail=str(error.filename or ""),
                 hint="it must belong to the user that backupd runs as",
             )
@@ -203,7 +191,7 @@ class Streamer:
 
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
-        self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
+        self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
         self._refuse_holding_back(state)
         self._mend_newest()
         start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
@@ -215,27 +203,27 @@ class Streamer:
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
         begun = time.monotonic()
         with Session(
-            self._spool,
-            self._tool,
-            self._source.connection,
+            self.spool,
+            self.tool,
+            self.source.connection,
             start,
             connection_id=self._id,
             written=written,
             is_whole=self._approach.is_whole,
             follows=self._approach.follows,
         ) as session:
-            watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
+            watch = Watch(state, poll=self.pace.poll, stall=self.pace.stall, clock=self.clock)
             why = self._follow(session, watch, stop)
             if session.current is not None:  # how it was last is what it is compared with when it is back
-                self._spool.note(watch.seen)
+                self.spool.note(watch.seen)
         if session.diverged is not None:
             self._differs(start, session.diverged)
             return self._backoff(away=False)
         if session.current is not None and self._is_mending_due():
             self._mend_others()
             return self._backoff(away=False)
-        if session.received > had or time.monotonic() - begun > self._pace.most:
-            self._pause = self._pace.first
+        if session.received > had or time.monotonic() - begun > self.pace.most:
+            self._pause = self.pace.first
         if session.end is not None:
             return self._ended(session.end)
         return self._lost(why, "", "", away=False) if why else 0
@@ -243,11 +231,11 @@ class Streamer:
     def _refuse_holding_back(self, state: SourceState) -> None:
         """Raises HoldsBackError. What could not be tried a few times is let through: a stream that works is more than
         what is known of it."""
-        if self._programs is None or self._trials >= _TRIALS:
+        if self.programs is None or self._trials >= _TRIALS:
             return
-        found = tried(self._tool, self._source.connection, state.position, self._programs, self._id, cancel=self._stop)
+        found = tried(self.tool, self.source.connection, state.position, self.programs, self._id, cancel=self._stop)
         if found.holds:
-            raise HoldsBackError(self._tool.tool)
+            raise HoldsBackError(self.tool.tool)
         self._trials = self._trials + 1 if found.holds is None else _TRIALS
 
     def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
@@ -259,8 +247,8 @@ class Streamer:
             if session.current is not None and self._set(StreamState.STREAMING, ""):
                 self._tell(
                     StreamEventKind.CONNECTED,
-                    f"the binary log of {self._server} is streamed from"
-                    f" {self._source.address}, file {session.current.name}",
+                    f"the binary log of {self.server} is streamed from"
+                    f" {self.source.address}, file {session.current.name}",
                 )
             watch.moved(session.moved)
             if watch.is_due():
@@ -271,26 +259,26 @@ class Streamer:
                 return ""
             if session.current is not None and self._is_mending_due():
                 return ""
-            stop.wait(self._pace.tick)
+            stop.wait(self.pace.tick)
         return ""
 
     # --- damage in the spool, or on the way
 
     def _is_mending_due(self) -> bool:
-        return time.monotonic() >= self._mend_due and bool(self._lost_files or self._spool.doubts())
+        return time.monotonic() >= self._mend_due and bool(self._lost_files or self.spool.doubts())
 
     def _mend_newest(self) -> None:
         """The newest file is what the server's is compared with: it comes first."""
-        newest = self._spool.newest()
-        for doubt in self._spool.doubts():
+        newest = self.spool.newest()
+        for doubt in self.spool.doubts():
             if newest is not None and (doubt.branch, doubt.number) == (newest.branch, newest.number):
                 self._mend(doubt)
 
     def _mend_others(self) -> None:
         """Right after the server's history was seen to go on from what is here."""
         self._bring_back()
-        newest = self._spool.newest()
-        for doubt in self._spool.doubts():
+        newest = self.spool.newest()
+        for doubt in self.spool.doubts():
             if newest is None or (doubt.branch, doubt.number) != (newest.branch, newest.number):
                 self._mend(doubt)
 
@@ -301,10 +289,10 @@ class Streamer:
 
     def _look_for_given_up(self, start: Start, state: SourceState) -> None:
         """Once in each process: of the present branch, and listed at the server."""
-        if self._given_up is None:
+        if self.given_up is None:
             return
-        asked, self._given_up = self._given_up, None
-        here = {file.number for file in self._spool.files() if file.branch == start.branch.id}
+        asked, self.given_up = self.given_up, None
+        here = {file.number for file in self.spool.files() if file.branch == start.branch.id}
         listed = {log.number for log in state.logs}
         self._lost_files = [
             number
@@ -314,9 +302,9 @@ class Streamer:
 
     def _mend(self, doubt: Doubt) -> None:
         self._mend_due = time.monotonic() + self._mend_pause
-        self._mend_pause = min(self._mend_pause * 2, self._pace.most)
+        self._mend_pause = min(self._mend_pause * 2, self.pace.most)
         self._mender.mend(doubt)
-        self._mend_pause, self._mend_due = self._pace.first, 0.0
+        self._mend_pause, self._mend_due = self.pace.first, 0.0
 
     def _differs(self, start: Start, equal: int) -> None:
         """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind
@@ -324,26 +312,26 @@ class Streamer:
         try:
             self._approach.differs(start, equal)
         except DamagedCopyError as error:
-            newest = self._spool.newest()
+            newest = self.spool.newest()
             if newest is None or not (why := self._mender.damaged_there(start.name)):
                 raise
             self._torn = ((newest.branch, newest.number, newest.size), True)
             raise DamagedCopyError(
                 start.name,
-                self._source.address,
+                self.source.address,
                 f"{why}: the stream goes on with the file after it as soon as the server begins one",
             ) from error
 
     def _poll(self, session: Session, watch: Watch) -> str:
         """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""
         number, size = session.received
-        asked_at = self._clock()
+        asked_at = self.clock()
         try:
             state = self._approach.look(files=time.monotonic() >= self._purge_due)
         except ServerError as error:
             watch.asked()
             if watch.is_stalled():
-                return f"{error.message}, and nothing has come for {self._pace.stall:.0f} s"
+                return f"{error.message}, and nothing has come for {self.pace.stall:.0f} s"
             with self._guard:
                 self._status = replace(self._status, error=error.message)
             return ""
@@ -354,7 +342,7 @@ class Streamer:
         ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
         if ahead and watch.is_stalled():
             return (
-                f"nothing has come for {self._pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
+                f"nothing has come for {self.pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
                 " the connection is dead"
             )
         if number:
@@ -367,27 +355,27 @@ class Streamer:
                     error="",
                 )
             if watch.is_note_due():
-                self._spool.note(watch.seen)
+                self.spool.note(watch.seen)
             if state.logs:
                 self._look_for_purge(state)
         return ""
 
     def _ended(self, end: End) -> float:
         said = _SAID[end.kind]
-        newest = self._spool.newest()
+        newest = self.spool.newest()
         if end.kind in _UNREADABLE and newest is not None:
             place = (newest.branch, newest.number, newest.size)
             self._torn = (place, self._torn is not None and self._torn[0] == place)
         if end.kind is EndKind.DISK:
             return self._no_room(end.said)
         if end.kind in _FAILED:
-            return self._failed(ServerError(f"{said} ({self._server})", detail=end.said, hint=_HINTS[end.kind]))
+            return self._failed(ServerError(f"{said} ({self.server})", detail=end.said, hint=_HINTS[end.kind]))
         # The server can be asked, or this life had not begun: each new one costs it a connection, so they get rarer.
         return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""), away=False)
 
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
-        newest = self._spool.newest()
+        newest = self.spool.newest()
         if newest is None or self._torn != ((newest.branch, newest.number, newest.size), True):
             return None
         self._torn = None
@@ -395,12 +383,12 @@ class Streamer:
 
     def _fetch(self, name: str) -> Path:
         return fetch(
-            self._tool,
-            self._source.connection,
-            self._spool,
+            self.tool,
+            self.source.connection,
+            self.spool,
             name,
             connection_id=self._id,
-            stall=self._pace.stall,
+            stall=self.pace.stall,
             cancel=self._stop,
         )
 
@@ -409,14 +397,14 @@ class Streamer:
     def _is_full(self) -> bool:
         """Over its bound (or still nearly so), with files whose archiving will make room."""
         paused = self._status.state is StreamState.PAUSED
-        limit = self._limit * _ROOM_AGAIN if paused else self._limit
-        return any(file.ended for file in self._spool.files()) and self._spool.bytes() > limit
+        limit = self.max_spool_bytes * _ROOM_AGAIN if paused else self.max_spool_bytes
+        return any(file.ended for file in self.spool.files()) and self.spool.bytes() > limit
 
     def _full(self) -> float:
         if self._set(StreamState.PAUSED, "the spool is full"):
             self._tell(
                 StreamEventKind.PAUSED,
-                f"the stream of {self._server} pauses: the spool holds more than {self._limit} bytes",
+                f"the stream of {self.server} pauses: the spool holds more than {self.max_spool_bytes} bytes",
                 hint="a destination is slow or down; the stream continues when there is room. Nothing is lost as long"
                 " as the server keeps its binary logs",
             )
@@ -428,62 +416,62 @@ class Streamer:
         if self._set(StreamState.PAUSED, _SAID[EndKind.DISK]):
             self._tell(
                 StreamEventKind.PAUSED,
-                f"the stream of {self._server} pauses: {_SAID[EndKind.DISK]}",
+                f"the stream of {self.server} pauses: {_SAID[EndKind.DISK]}",
                 detail=detail,
                 hint=_HINTS[EndKind.DISK],
             )
-        self._spool.clear_incoming()
+        self.spool.clear_incoming()
         return self._backoff(away=False)
 
     # --- purge
 
     def _look_for_purge(self, state: SourceState) -> None:
-        self._purge_due = time.monotonic() + self._pace.purge
-        place = self._archived_to()
+        self._purge_due = time.monotonic() + self.pace.purge
+        place = self.archived_to()
         alarm = None
         if place is not None:
             until = self._written_until(place[0])
-            alarm = purge_alarm(place[0], until, state, self._source.expiry())
+            alarm = purge_alarm(place[0], until, state, self.source.expiry())
         before, self._alarm = self._alarm, alarm
         if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
             self._tell(
                 StreamEventKind.PURGE_ALARM,
-                f"{self._server}: {alarm.message}",
+                f"{self.server}: {alarm.message}",
                 hint="see why a destination is behind (`backupd binlog status`), or let the server keep its"
                 " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...",
             )
         elif alarm is None and before is not None:
-            self._tell(StreamEventKind.PURGE_OVER, f"{self._server}: {before.file} is archived, or kept long enough")
+            self._tell(StreamEventKind.PURGE_OVER, f"{self.server}: {before.file} is archived, or kept long enough")
 
     def _written_until(self, number: int) -> datetime | None:
         """When the file was finished: when the next one that is here began; else it was, at the earliest, when the
         stream was last whole."""
-        files = self._spool.files()
+        files = self.spool.files()
         later = next((file for file in files if file.number > number and file.branch == files[-1].branch), None)
         if later is not None:
             return first_moment(later.path)
-        seen = self._spool.seen()
+        seen = self.spool.seen()
         return seen.at if seen is not None else None
 
     # --- telling
 
     def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
         if self._set(StreamState.WAITING, why, away=away):
-            self._tell(StreamEventKind.LOST, f"the stream of {self._server} is interrupted: {why}", detail, hint)
+            self._tell(StreamEventKind.LOST, f"the stream of {self.server} is interrupted: {why}", detail, hint)
         return self._backoff(away=away)
 
     def _failed(self, error: BackupdError) -> float:
         if self._set(StreamState.FAILED, error.message):
             self._tell(
                 StreamEventKind.FAILED,
-                f"the stream of {self._server} has stopped: {error.message}",
+                f"the stream of {self.server} has stopped: {error.message}",
                 error.detail,
                 error.hint,
             )
-        return self._pace.most
+        return self.pace.most
 
     def _backoff(self, *, away: bool) -> float:
-        most = min(self._pace.away, self._pace.most) if away else self._pace.most
+        most = min(self.pace.away, self.pace.most) if away else self.pace.most
         pause = min(self._pause, most)
         self._pause = min(pause * 2, most)
         return pause
@@ -500,9 +488,9 @@ class Streamer:
                 error=error,
                 away=away,
                 restarts=max(0, self._lives - 1),
-                since=self._clock() if changed else before.since,
+                since=self.clock() if changed else before.since,
             )
         return changed
 
     def _tell(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:
-        self._on_event(StreamEvent(kind, self._clock(), message, detail, hint))
+        self.on_event(StreamEvent(kind, self.clock(), message, detail, hint))
