@@ -165,7 +165,7 @@ class Decision(Document):
     @property
     @computed()
     def reasons(self) -> tuple[str, ...]:
-        """Every rule that keeps it; or, for one that goes, of every rule why it does not. Made when asked for."""
+        """Every rule that keeps it; or, for one that goes, of every rule why it does not."""
         return tuple(ground.text for ground in self.grounds) or self.explain(self.backup)
 
 
