@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backupd.alerts.conditions import Key
-from backupd.alerts.rules import EXPIRING, OVERDUE
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import EXPIRING, OVERDUE, kinds_of
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.backup_record import BackupState
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, is_id, new_id
 from backupd.transfer.records.keyring import (
@@ -224,45 +225,44 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
     Gives what was issued. A key that cannot be used is an event, not a failure.
     """
     issued = []
+    looked: set[Key] = set()
     for state in keys(wiring, with_backups=False):
         run.check()
         info = state.info
         if info is None:
             continue
+        expiring, overdue = (
+            Key(EXPIRING, subject=info.fingerprint or info.name),
+            Key(OVERDUE, subject=state.fingerprint),
+        )
+        looked |= {expiring, overdue}
         if info.problem or info.warning:
-            _tell(
-                wiring,
-                Event(
-                    at=wiring.clock(),
-                    kind=EXPIRING.broken,
-                    severity=Severity.ERROR if info.problem else Severity.WARNING,
-                    subject=info.fingerprint or info.name,
-                    message=info.problem or info.warning or "",
-                    hint="backups fail when nothing can be sealed for one of their keys",
-                ),
-            )
+            severity = Severity.ERROR if info.problem else Severity.WARNING
+            hint = "backups fail when nothing can be sealed for one of their keys"
+            _tell(wiring, Condition(expiring, severity, info.problem or info.warning or "", hint=hint))
         else:
-            well = f"the key of {info.name} does not expire soon any more"
-            wiring.settle(looked={Key(EXPIRING, subject=info.fingerprint): well})
+            wiring.settle(looked={expiring: f"the key of {info.name} does not expire soon any more"})
         if state.overdue:
-            _tell(
-                wiring,
-                Event(
-                    at=wiring.clock(),
-                    kind=OVERDUE.broken,
-                    severity=Severity.ERROR,
-                    subject=state.fingerprint,
-                    message=_overdue(state),
-                    hint=_how(wiring, state),
-                ),
-            )
+            _tell(wiring, Condition(overdue, Severity.ERROR, _overdue(state), hint=_how(wiring, state)))
         else:
             _tell_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
         wanted = state.due_at is None or state.due_at <= wiring.clock()
         if wanted and not state.waiting and not info.problem:
             run.fence()
             issued += challenge(wiring, info.fingerprint)
+    _close_former(wiring, looked)
     return issued
+
+
+def _close_former(wiring: Wiring, looked: Collection[Key]) -> None:
+    """Incidents about keys that no recipient of the configuration has any more."""
+    known = [Key(kind, subject=one.subject) for one in wiring.catalog.incidents.open() for kind in kinds_of(one)]
+    gone = {
+        key: f"no recipient of this configuration has the key {key.subject} any more"
+        for key in known
+        if key.kind in (EXPIRING, OVERDUE) and key not in looked
+    }
+    Incidents(wiring.catalog).settle(wiring.clock(), gone=gone)
 
 
 def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
@@ -412,8 +412,9 @@ def _file(wiring: Wiring, challenge_id: str) -> Path:
     return wiring.settings.spool / "challenges" / f"{challenge_id}.asc"
 
 
-def _tell(wiring: Wiring, event: Event) -> None:
+def _tell(wiring: Wiring, condition: Condition) -> None:
     """Unless it was told in the last days."""
+    event = condition.event(wiring.clock())
     for before in wiring.catalog.events.list(kind=event.kind):
         if before.at < event.at - _SAID_AGAIN:
             break

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.context.keys import answer, challenge, findings, issue_due, keys
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.access import THIS_MACHINE
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.event import Severity
+from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.stores.places import short_directory
@@ -185,6 +186,21 @@ def test_the_scheduled_job_asks_when_it_is_time_and_tells_once_a_week_of_silence
     assert not keys(wiring)[0].overdue
     safe.later(14)
     assert keys(wiring)[0].overdue
+
+
+def test_trouble_with_a_key_that_no_recipient_has_any_more_is_over_at_the_next_look(safe: Safe) -> None:
+    wiring = safe.wiring
+    ann = keys(wiring)[0].fingerprint
+    with_mail = AlertNotifier(wiring, Pace(settle=0.0))
+    with_mail.begin()
+    for subject in (ann, "FORMER"):
+        wiring.catalog.events.add(Event(safe.clock(), "key-overdue", Severity.ERROR, "not proved", subject=subject))
+    with_mail.step()
+    issue_due(wiring, safe.run)
+    told = [(one.kind, one.subject) for one in wiring.catalog.events.list() if one.severity is Severity.INFO]
+    assert sorted(told) == [("key-overdue-unwatched", "FORMER"), ("key-proved", ann)]
+    with_mail.step()
+    assert wiring.catalog.incidents.open() == ()
 
 
 def test_an_old_challenge_proves_nothing_and_its_late_answer_begins_a_new_one(safe: Safe) -> None:
