@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from backupd.engine.binlog.walk import Walk
-from backupd.engine.scratch_source import HOST, USER, LogSource, ReplayRun, filter_replication
+from backupd.engine.scratch_source import HOST, USER, Leg, LogSource, filter_replication
 from backupd.engine.server.launch import LaunchedServer
 from backupd.engine.sql.client import Session
 from backupd.model.binlog import MariadbGtids, MysqlGtids, covers, same
@@ -175,7 +175,7 @@ class Applier(ABC):
     """One replay by the copy's own replication: of ``leg``, which ``source`` serves, onto ``server``; ``session``: an
     open one to it."""
 
-    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, leg: ReplayRun) -> None:
+    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, leg: Leg) -> None:
         self._server, self._session, self._source, self._leg = server, session, source, leg
         self._words = _Words.of(leg.info)
         self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._words.workers}")))
@@ -546,9 +546,9 @@ def executed_by(session: Session, info: ServerInfo) -> str:
     return str(mariadb_position(session) if info.flavour is Flavour.MARIADB else mysql_executed(session))
 
 
-def applier_for(server: LaunchedServer, session: Session, source: LogSource, leg: ReplayRun) -> Applier:
+def applier_for(server: LaunchedServer, session: Session, source: LogSource, leg: Leg) -> Applier:
     """The applier of such a server, for the copy ``server`` with the open ``session``. Raises ServerError."""
-    applier = MariadbApplier if leg.info.flavour is Flavour.MARIADB else MysqlApplier
+    applier = MariadbApplier if leg.mariadb else MysqlApplier
     return applier(server, session, source, leg)
 
 

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from backupd.engine.binlog.walk import Walk
 from backupd.engine.log_client import binlog_tool
 from backupd.engine.replay_applier import (
     exclude_mysql,
@@ -25,14 +24,14 @@ from backupd.engine.replay_applier import (
     mysql_executed,
     set_mariadb_position,
 )
-from backupd.engine.scratch_source import ReplayRun, copy_log, lay_out
+from backupd.engine.scratch_source import Leg, copy_log, lay_out
 from backupd.engine.server.launch import LaunchedServer, give
 from backupd.engine.server.sandbox import confine, is_available
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import pipes_everything
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
-from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.server_facts import Version
 from backupd.process.command import Command
 from backupd.process.folders import write_anew
 from backupd.process.pipeline import Pipeline
@@ -49,23 +48,22 @@ _NEITHER = (
 )
 
 
-def refuse_inexact(
-    info: ServerInfo, files: Sequence[Path], start: Position, found: Walk, exclude: Sequence[str]
-) -> None:
+def refuse_inexact(leg: Leg) -> None:
     """Raises RefusedError for what the pipe cannot do exactly."""
+    found, start, first = leg.found, leg.start, leg.files[0].name
     reason = ""
     if found.marks:
         reason = "the source encrypts its logs, and mariadb-binlog takes these, which came decrypted, for encrypted"
-    elif not pipes_everything(info.flavour):
-        if exclude:
+    elif not pipes_everything(leg.info.flavour):
+        if leg.exclude:
             reason = "mariadb-binlog cannot leave out single transactions"
         elif found.xa:
             reason = "the logs hold XA transactions, and one session cannot hold a prepared one and go on"
-        elif start.file != files[0].name and found.twice:
+        elif start.file != first and found.twice:
             reason = f"the logs hold {', '.join(found.twice[:5])} twice, and the start is known by its GTID only"
-        elif start.file != files[0].name and found.start.last != found.first.last:
-            reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {files[0].name}"
-    elif start.file != files[0].name and found.anonymous:
+        elif start.file != first and found.start.last != found.first.last:
+            reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {first}"
+    elif start.file != first and found.anonymous:
         reason = "transactions without GTIDs can be replayed from a place in the first file only"
     if reason:
         raise RefusedError(
@@ -74,16 +72,17 @@ def refuse_inexact(
         )
 
 
-def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayRun) -> tuple[str, int]:
+def replay_through_pipe(copy: LaunchedServer, session: Session, leg: Leg) -> tuple[str, int]:
     """Execute the files of ``leg`` from its start on as statements of one session on ``copy``, without the transactions
     that it excludes. Gives what the copy has executed (GTIDs), and how many transactions were applied.
 
-    ``session``: an open one to the copy; what the leg holds ``refuse_inexact`` has accepted. Its ``folder`` takes the
-    room of the logs. Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises
-    ToolError when either program fails (the client stops at the first error), CancelledError.
+    ``session``: an open one to the copy. The ``folder`` of the leg takes the room of the logs. Triggers do not fire for
+    row events, nor do scheduled events run: the copy's own are off. Raises RefusedError for what cannot be done exactly
+    so, ToolError when either program fails (the client stops at the first error), CancelledError.
     """
+    refuse_inexact(leg)
     found = leg.found
-    if leg.info.flavour is Flavour.MARIADB:
+    if leg.mariadb:
         _execute(copy, leg)
         # The client's session left no trace of its place; that every statement was executed, both exit codes say.
         set_mariadb_position(session, found, found.end)
@@ -96,19 +95,18 @@ def replay_through_pipe(copy: LaunchedServer, session: Session, leg: ReplayRun) 
     return str(executed), applied - len(leg.exclude)
 
 
-def _execute(copy: LaunchedServer, leg: ReplayRun) -> None:
-    mariadb = leg.info.flavour is Flavour.MARIADB
+def _execute(copy: LaunchedServer, leg: Leg) -> None:
     reader = binlog_tool(leg.info.flavour, paths=leg.context.programs).tool.path
     client = find_tool(
-        ("mariadb", "mysql") if mariadb else ("mysql",),
+        ("mariadb", "mysql") if leg.mariadb else ("mysql",),
         paths=leg.context.programs,
         hint="install the client programs of the server on this host",
     ).path
     start = leg.start
     place = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
     # Places count here, not GTIDs: these may come in any order, and twice.
-    reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
-    session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and leg.info.version >= _HAS_VERSIONING else []
+    reading = ["--loose-gtid-strict-mode=0"] if leg.mariadb else []
+    session = [f"--init-command={_AS_A_REPLICA}"] if leg.mariadb and leg.info.version >= _HAS_VERSIONING else []
     with _laid_out(leg.folder, copy, leg.files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
         commands = [

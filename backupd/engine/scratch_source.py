@@ -30,7 +30,7 @@ import socket
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -40,7 +40,7 @@ from backupd.engine.server.launch import START_SECONDS, LaunchedServer, Options,
 from backupd.engine.server.sandbox import DATABASE_USER, confine, is_available, server_options
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS, row_for
-from backupd.model.binlog import Stop, covers, plus, same
+from backupd.model.binlog import ReplayMethod, Stop, covers, plus, same
 from backupd.model.errors import RefusedError, ToolError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
 from backupd.model.table import TableName
@@ -234,21 +234,34 @@ _ALWAYS: Options = {
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayRun:
-    """One sequence of logs that is applied to a copy of the server ``info``. ``files``: plain, original names, in
-    order; ``found``: what they hold from ``start`` on, up to ``stop``, without the transactions of ``exclude``.
-    ``tables``: the replay is narrowed down to these (``left_out``); empty for all. ``folder``: private, empty or not
-    there yet."""
+class Leg:
+    """What is replayed onto a private copy of a server like ``info``.
+
+    ``files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed. ``start``:
+    where the copy stands; by GTID alone when its file is not the first of the leg. ``folder``: for the scratch source,
+    not there yet, passable for the server's user; it takes the room of the logs. ``transactions``: how many lie between
+    the two (with the excluded ones), None where that is not known. ``tables``: only what these need is applied
+    (``left_out``), onto a copy that holds no others; empty for all. ``found``: what the files hold from ``start`` on,
+    up to ``stop``, once somebody has looked.
+    """
 
     info: ServerInfo
     files: tuple[Path, ...]
     start: Position
     stop: Stop
-    exclude: tuple[str, ...]
-    tables: tuple[TableName, ...]
-    found: Walk
+    method: ReplayMethod
     folder: Path
     context: RunContext
+    server_ids: tuple[int, ...] = ()
+    transactions: int | None = None
+    exclude: tuple[str, ...] = ()
+    tables: tuple[TableName, ...] = ()
+    found: Walk = field(default_factory=Walk)
+
+    @property
+    def mariadb(self) -> bool:
+        """Is it one of MariaDB?"""
+        return self.info.flavour is Flavour.MARIADB
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
@@ -267,7 +280,7 @@ class LogSource:
 
 
 @contextlib.contextmanager
-def log_source(copy: LaunchedServer, leg: ReplayRun) -> Iterator[LogSource]:
+def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
     """Serve the files of ``leg`` to ``copy``, which runs. Its ``folder`` is made the server's, and removed at the end.
     Raises RefusedError, ToolError when the server does not serve exactly these files, ServerError."""
     config, found = copy.config, leg.found
@@ -413,7 +426,7 @@ def copy_log(source: Path, target: Path) -> None:
     target.chmod(0o640)
 
 
-def _refuse_other_files(source: LaunchedServer, leg: ReplayRun) -> None:
+def _refuse_other_files(source: LaunchedServer, leg: Leg) -> None:
     """Does it serve what it was given, byte for byte as long? Behind that it has opened a new file of its own."""
     with source.connection.connect() as session:
         served = [(str(row[0]), int(row[1])) for row in session.query("SHOW BINARY LOGS")]

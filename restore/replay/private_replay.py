@@ -21,6 +21,7 @@ from typing import Any
 from backupd.engine.binlog.scan import Conflict, Conflicts, scan
 from backupd.engine.physical.datafiles import assert_local, astray, relink
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
+from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
 from backupd.model.document import Document, json_key
@@ -35,7 +36,7 @@ from restore.datadir.start import forget_replication, server_config, starting
 from restore.fetch.chain import compare_named, data_bytes
 from restore.fetch.sources import Loaded, Sources
 from restore.replay.logs import Logs, fetch_logs, refuse_no_room_for
-from restore.replay.replay import Leg, Replayed, replay
+from restore.replay.replay import Replayed, replay
 
 MOST_WORKERS = 16
 _LEAST_WORKERS = 4
@@ -387,12 +388,12 @@ class Replaying:
                 leg.stop,
                 self.spec.method,
                 folder,
+                self.context,
                 server_ids=self.spec.server_ids,
                 transactions=None if leg.transactions is None else leg.transactions - begin.skipped,
                 exclude=self.spec.exclude,
                 tables=tables_of(self.spec),
             ),
-            self.context,
         )
 
     def config(self, config: ServerConfig, info: ServerInfo, taken: datetime) -> ServerConfig:

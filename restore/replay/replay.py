@@ -25,8 +25,8 @@ from backupd.engine.replay_applier import (
     refuse_repeated,
     set_start,
 )
-from backupd.engine.replay_pipe import refuse_inexact, replay_through_pipe
-from backupd.engine.scratch_source import ReplayRun, log_source, refuse_other_end
+from backupd.engine.replay_pipe import replay_through_pipe
+from backupd.engine.scratch_source import Leg, log_source, refuse_other_end
 from backupd.engine.server.launch import LaunchedServer, Zone, global_zone
 from backupd.engine.server.probe import prepared_xa
 from backupd.engine.sql.client import Session
@@ -34,9 +34,7 @@ from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop, covers, plus, same
 from backupd.model.errors import DamagedError, RefusedError, ServerError
 from backupd.model.job import Progress
-from backupd.model.server_facts import Flavour, Position, ServerInfo
-from backupd.model.table import TableName
-from backupd.process.run_context import RunContext
+from backupd.model.server_facts import Position, ServerInfo
 
 PHASE = "replay"
 
@@ -57,35 +55,7 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """What is replayed onto a private copy of a server like ``info``.
-
-    ``files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed. ``start``:
-    where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how many lie
-    between the two (with the excluded ones), None where that is not known. ``tables``: only what these need is applied
-    (see scratch_source), onto a copy that holds no others; empty for all. ``folder``: for the scratch source, not there
-    yet, passable for the server's user; it takes the room of the logs.
-    """
-
-    info: ServerInfo
-    files: tuple[Path, ...]
-    start: Position
-    stop: Stop
-    method: ReplayMethod
-    folder: Path
-    server_ids: tuple[int, ...] = ()
-    transactions: int | None = None
-    exclude: tuple[str, ...] = ()
-    tables: tuple[TableName, ...] = ()
-
-    @property
-    def mariadb(self) -> bool:
-        """Is it one of MariaDB?"""
-        return self.info.flavour is Flavour.MARIADB
-
-
-def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
+def replay(server: LaunchedServer, leg: Leg) -> Replayed:
     """Apply the files of ``leg`` from its start to its stop onto ``server``, which runs with ``replay_config``.
 
     After an error the copy stands somewhere between: throw it away, or ask it. Raises RefusedError (files, start, stop
@@ -99,10 +69,11 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
             detail="the client executes whatever the logs hold",
             hint=OF_SOME_TABLES,
         )
-    leg = replace(leg, files=_in_order(leg.files, leg.start, leg.stop))
-    found = walk(leg.files, leg.start, wanted=leg.exclude)
-    _refuse_wrong(leg, found)
-    context.report(Progress(PHASE, 0, found.bytes))
+    files = _in_order(leg.files, leg.start, leg.stop)
+    found = walk(files, leg.start, wanted=leg.exclude)
+    leg = replace(leg, files=files, found=found)
+    _refuse_wrong(leg)
+    leg.context.report(Progress(PHASE, 0, found.bytes))
     dialect = dialect_of(leg.info.flavour, leg.info.version)
     in_table = dialect.has_events_in_table
     with server.connection.connect() as session:
@@ -115,16 +86,10 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
         before = executed = set_start(session, leg.info, found, leg.start)
         counted = 0
         if found.works:
-            run = _apply if leg.method is ReplayMethod.APPLIER else _pipe
-            executed, counted = run(
-                server,
-                session,
-                ReplayRun(
-                    leg.info, leg.files, leg.start, leg.stop, leg.exclude, leg.tables, found, leg.folder, context
-                ),
-            )
-        _refuse_unequal(leg, found, before, executed, counted)
-        settled = event_states.settle(session, had, events, in_table=in_table, ran_until=_ran_until(leg, found))
+            run = _apply if leg.method is ReplayMethod.APPLIER else replay_through_pipe
+            executed, counted = run(server, session, leg)
+        _refuse_unequal(leg, before, executed, counted)
+        settled = event_states.settle(session, had, events, in_table=in_table, ran_until=_ran_until(leg))
         return Replayed(
             gtids=executed,
             transactions=_applied(found, counted, leg.exclude),
@@ -136,29 +101,24 @@ def replay(server: LaunchedServer, leg: Leg, context: RunContext) -> Replayed:
         )
 
 
-def _apply(server: LaunchedServer, session: Session, run: ReplayRun) -> tuple[str, int]:
-    refuse_repeated(run.found, narrowed=bool(run.tables))
-    with log_source(server, run) as source:
-        if run.stop.gtids:
-            refuse_other_end(source.server, run.info, run.stop.gtids, start=run.start.gtid)
-        sizes, whole = run.sizes, run.found.bytes
+def _apply(server: LaunchedServer, session: Session, leg: Leg) -> tuple[str, int]:
+    refuse_repeated(leg.found, narrowed=bool(leg.tables))
+    with log_source(server, leg) as source:
+        if leg.stop.gtids:
+            refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
+        sizes, whole = leg.sizes, leg.found.bytes
         total = sum(size for _name, size in sizes)
 
         def moved(now: Standing) -> None:
             done = place(now.file, now.pos, sizes) - (total - whole)
-            run.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
+            leg.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
 
-        applier = applier_for(server, session, source, run)
+        applier = applier_for(server, session, source, leg)
         applier.prepare()
         applier.apply(moved)
         executed, counted = applier.executed(), applier.applied()
         applier.close()
     return executed, counted
-
-
-def _pipe(server: LaunchedServer, session: Session, run: ReplayRun) -> tuple[str, int]:
-    refuse_inexact(run.info, run.files, run.start, run.found, run.exclude)
-    return replay_through_pipe(server, session, run)
 
 
 def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[Path, ...]:
@@ -201,9 +161,9 @@ def _is_same_place(start: Position, stop: Stop) -> bool:
     return (start.file, start.pos) == (stop.file, stop.pos) or (bool(start.gtid) and start.gtid == stop.gtids)
 
 
-def _refuse_wrong(leg: Leg, found: Walk) -> None:
+def _refuse_wrong(leg: Leg) -> None:
     """What the files hold against what the plan says of them."""
-    mariadb, stop = leg.mariadb, leg.stop
+    mariadb, stop, found = leg.mariadb, leg.stop, leg.found
     if found.bytes and found.mariadb is not mariadb:
         raise RefusedError(f"these are no logs of a {leg.info.flavour} server")
     if found.is_by_gtid and not mariadb and not stop.gtids:
@@ -263,16 +223,17 @@ def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
         )
 
 
-def _ran_until(leg: Leg, found: Walk) -> datetime | None:
+def _ran_until(leg: Leg) -> datetime | None:
     """Until when scheduled events ran at the source, as far as this leg tells."""
-    if not found.works or leg.info.variables.get("event_scheduler", "ON") != "ON":
+    last = leg.found.last_at
+    if not leg.found.works or leg.info.variables.get("event_scheduler", "ON") != "ON":
         return None
-    return leg.stop.at or (datetime.fromtimestamp(found.last_at, UTC) if found.last_at else None)
+    return leg.stop.at or (datetime.fromtimestamp(last, UTC) if last else None)
 
 
-def _refuse_unequal(leg: Leg, found: Walk, before: str, executed: str, counted: int) -> None:
+def _refuse_unequal(leg: Leg, before: str, executed: str, counted: int) -> None:
     """Is everything executed that should be, and nothing else?"""
-    mariadb = leg.mariadb
+    mariadb, found = leg.mariadb, leg.found
     expected = found.transactions - len(leg.exclude)
     wanted = plus(before, leg.stop.gtids or (str(found.end) if mariadb else ""), mariadb=mariadb)
     problems = []

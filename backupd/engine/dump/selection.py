@@ -259,11 +259,6 @@ class Selection:
         """Bytes, as the engines estimate them."""
         return sum(table.size for table in self.taken)
 
-    @property
-    def schemas(self) -> tuple[str, ...]:
-        """Of the tables that are taken, each once, sorted."""
-        return tuple(sorted({table.name.schema for table in self.taken}))
-
 
 def select(
     tables: Iterable[Table],

@@ -253,8 +253,7 @@ class ListedLog:
 class SourceState:
     """A server at a moment. ``server_time``: its own clock, read before everything else; ``logs``: oldest first;
     ``position``: where it writes, with what is executed; ``lsn``: how far InnoDB has written, ``durable_lsn``: how far
-    its log is on the disk, None where the account may not know; ``gtid_mode``:
-    MySQL's own word in lower case, ``on`` for MariaDB. ``marker``: of the restore its datadir came from.
+    its log is on the disk, None where the account may not know. ``marker``: of the restore its datadir came from.
     ``history``: the last GTID of every server in each of MariaDB's domains, what is executed elsewhere."""
 
     server_time: datetime
@@ -262,7 +261,6 @@ class SourceState:
     server_id: int
     flavour: Flavour
     version: Version
-    gtid_mode: str
     basename: str
     logs: tuple[ListedLog, ...]
     position: Position
@@ -318,7 +316,7 @@ class BinlogSource:
             # The clock first: what is true of this moment is true of the position that is read after it.
             server_time = _moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
             variables = session.variables(
-                "version", "version_comment", "server_id", "server_uuid", "server_uid", "gtid_mode", "datadir"
+                "version", "version_comment", "server_id", "server_uuid", "server_uid", "datadir"
             )
             flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
             version = Version.parse(variables["version"])
@@ -330,7 +328,6 @@ class BinlogSource:
                 server_id=int(variables.get("server_id", "0")),
                 flavour=flavour,
                 version=version,
-                gtid_mode="on" if flavour is Flavour.MARIADB else variables.get("gtid_mode", "OFF").lower(),
                 basename=position.file.rpartition(".")[0],
                 logs=_logs(session) if files else (),
                 position=position,

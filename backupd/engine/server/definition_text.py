@@ -93,24 +93,9 @@ class Columns:
         return tuple(column.name for column in self.all)
 
     @property
-    def types(self) -> dict[str, str]:
-        """The type as printed, by name."""
-        return {column.name: column.type for column in self.all}
-
-    @property
     def written(self) -> tuple[str, ...]:
         """Those that an INSERT gives values for: all but the computed ones, invisible ones too."""
         return tuple(column.name for column in self.all if not column.generated)
-
-    @property
-    def generated(self) -> tuple[str, ...]:
-        """Those that are computed from others."""
-        return tuple(column.name for column in self.all if column.generated)
-
-    @property
-    def invisible(self) -> tuple[str, ...]:
-        """Not in ``SELECT *``."""
-        return tuple(column.name for column in self.all if column.invisible)
 
     def __getitem__(self, name: str) -> Column:
         """Raises KeyError."""

@@ -125,8 +125,8 @@ def _delimiter(statement: str) -> str:
     return delimiter
 
 
-def made_trigger(statement: str, *, table: str = "", name: str = "") -> str:
-    """A CREATE TRIGGER without schemas; with ``table`` or ``name`` given, on this one, or called so.
+def made_trigger(statement: str, *, table: str = "") -> str:
+    """A CREATE TRIGGER without schemas; with ``table`` given, on this one.
 
     MariaDB keeps the words with which a trigger was made, ``ON shop.orders`` among them, and would so make it in the
     old schema again. Raises ValueError for a statement that is not understood.
@@ -140,7 +140,7 @@ def made_trigger(statement: str, *, table: str = "", name: str = "") -> str:
     except (ValueError, StopIteration):
         raise ValueError(f"this is not a trigger: {statement[:200]!r}") from None
     start = made + 4 if words[made + 1 : made + 4] == ["IF", "NOT", "EXISTS"] else made + 1
-    old_name, timed = _name(found, start)
+    name, timed = _name(found, start)
     old_table, _ = _name(found, on + 1)
     if words[body : body + 1] in (["FOLLOWS"], ["PRECEDES"]):
         body = _name(found, body + 1)[1]
@@ -151,7 +151,7 @@ def made_trigger(statement: str, *, table: str = "", name: str = "") -> str:
     if body >= len(found):
         raise ValueError(f"this trigger has no body: {statement[:200]!r}")
     return (
-        f"CREATE {definer + ' ' if definer else ''}TRIGGER {quote_name(name or old_name)} {timing} "
+        f"CREATE {definer + ' ' if definer else ''}TRIGGER {quote_name(name)} {timing} "
         f"ON {quote_name(table or old_table)} FOR EACH ROW {statement[found[body].start :]}"
     )
 

@@ -43,11 +43,9 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "r": "\r", "\\": "\\", "s": " ", '"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One line: ``name`` with dashes, ``value`` None for a bare flag, and where it stands (1-based line)."""
+    """One line of ``file``: ``name`` with dashes, ``value`` None for a bare flag."""
 
     file: Path
-    line: int
-    group: str
     name: str
     value: str | None
 
@@ -146,7 +144,7 @@ class _Reader:
                 if any("\udc80" <= letter <= "\udcff" for letter in value or ""):
                     self._problem(path, number, f"the value of {name} is not UTF-8")
                     continue
-                self.options.append(Option(path, number, group, name, value))
+                self.options.append(Option(path, name, value))
 
     def _include(self, path: Path, number: int, line: str, depth: int) -> None:
         word, _, argument = line.partition(" ")

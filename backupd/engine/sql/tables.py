@@ -31,7 +31,7 @@ SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
 
 _TABLES = """
 SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, COALESCE(DATA_LENGTH, 0) + COALESCE(INDEX_LENGTH, 0),
-       CREATE_TIME, COALESCE(CREATE_OPTIONS, '')
+       COALESCE(CREATE_OPTIONS, '')
 FROM information_schema.TABLES
 WHERE TABLE_TYPE <> 'VIEW' AND TABLE_TYPE <> 'SYSTEM VIEW' AND TABLE_TYPE NOT LIKE '%TEMPORARY%'
 """
@@ -74,15 +74,13 @@ WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
 class Table:
     """One base table or sequence. ``engine`` is empty for a table that the server cannot open.
 
-    ``size``: bytes of data and indexes as the engine estimates them. ``created_at``: naive, the server's
-    clock; on MariaDB the moment of the last change of definition.
+    ``size``: bytes of data and indexes as the engine estimates them.
     """
 
     name: TableName
     kind: str
     engine: str
     size: int
-    created_at: datetime | None
     options: str
 
     @property
@@ -149,8 +147,8 @@ def list_tables(session: Session, *, strict: bool = False) -> list[Table]:
         _refuse_locked(session)
     return sorted(
         (
-            Table(TableName(schema, name), str(kind), engine or "", int(size), created_at, options)
-            for schema, name, kind, engine, size, created_at, options in rows
+            Table(TableName(schema, name), str(kind), engine or "", int(size), options)
+            for schema, name, kind, engine, size, options in rows
         ),
         key=lambda table: table.name,
     )
@@ -367,19 +365,13 @@ class ForeignKey:
     @property
     def clause(self) -> str:
         """As it may stand behind ``ALTER TABLE ... ADD``; the parent with its schema."""
-        return self.clause_to(self.parent)
-
-    def clause_to(self, parent: TableName, *, name: str = "") -> str:
-        """The same constraint, with another parent or name."""
         columns, others = (", ".join(map(quote_name, names)) for names in (self.columns, self.parent_columns))
         rules = "".join(
             f" ON {change} {rule}"
             for change, rule in (("DELETE", self.on_delete), ("UPDATE", self.on_update))
             if rule != "NO ACTION"
         )
-        return (
-            f"CONSTRAINT {quote_name(name or self.name)} FOREIGN KEY ({columns}) REFERENCES {parent} ({others}){rules}"
-        )
+        return f"CONSTRAINT {quote_name(self.name)} FOREIGN KEY ({columns}) REFERENCES {self.parent} ({others}){rules}"
 
     @property
     def acts(self) -> bool:

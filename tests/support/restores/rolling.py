@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
+from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
@@ -25,7 +26,7 @@ from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server_facts import Position, ServerInfo
 from backupd.process.run_context import RunContext
 from restore.replay.private_replay import replay_config
-from restore.replay.replay import Leg, Replayed, replay
+from restore.replay.replay import Replayed, replay
 from tests.support import sample
 from tests.support.oracle import Sums
 from tests.support.servers import mysql
@@ -247,8 +248,9 @@ def roll(server: LaunchedServer, info: ServerInfo, what: Logs, **changes: Any) -
     if info.flavour != "mariadb":
         given["programs"] = {name: str(mysql.root_programs() / name) for name in ("mysql", "mysqlbinlog")}
     folder = server.config.directory.parent / "source"
-    leg = Leg(info, what.files, what.start, what.stop, ReplayMethod.APPLIER, folder)
-    return replay(server, replace(leg, **changes), RunContext(templates=templates(), **given))
+    context = RunContext(templates=templates(), **given)
+    leg = Leg(info, what.files, what.start, what.stop, ReplayMethod.APPLIER, folder, context)
+    return replay(server, replace(leg, **changes))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from policies.schema import Logical
 
 
 def table(schema: str, name: str, engine: str) -> Table:
-    return Table(TableName(schema, name), "BASE TABLE", engine, 1, None, "")
+    return Table(TableName(schema, name), "BASE TABLE", engine, 1, "")
 
 
 TABLES = [

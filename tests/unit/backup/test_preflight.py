@@ -224,7 +224,7 @@ def test_what_lacks_is_said_to_whom_it_lacks(spec: PreflightSpec, server: Privat
 
 
 def test_tables_of_myrocks_are_said_to_be_in_no_proof() -> None:
-    tables = [Table(TableName("shop", "r"), "BASE TABLE", "ROCKSDB", 1, None, "")]
+    tables = [Table(TableName("shop", "r"), "BASE TABLE", "ROCKSDB", 1, "")]
     (finding,) = examine_coverage(tables, Flavour.MARIADB, "mariadb-backup", None)
     assert finding.severity is Severity.WARNING
     assert "come back only with a restore of the whole server" in finding.message

@@ -42,7 +42,6 @@ def source(*numbers: int, gtid: str = "0-1-60", flavour: Flavour = Flavour.MARIA
         1,
         flavour,
         Version(10, 11, 19),
-        "on",
         "binlog",
         logs,
         Position(logs[-1].name, 5000, gtid),

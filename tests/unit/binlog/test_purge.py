@@ -13,7 +13,6 @@ STATE = SourceState(
     1,
     Flavour.MARIADB,
     Version(10, 11),
-    "on",
     "binlog",
     tuple(ListedLog(f"binlog.{number:06d}", number, 1000) for number in range(3, 8)),
     Position("binlog.000007", 1000),

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.binlog.walk import walk
+from backupd.engine.binlog.walk import Walk, walk
 from backupd.engine.replay_applier import refuse_repeated
 from backupd.engine.replay_pipe import refuse_inexact
-from backupd.model.binlog import plus
+from backupd.engine.scratch_source import Leg
+from backupd.model.binlog import ReplayMethod, Stop, plus
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
+from backupd.process.run_context import RunContext
 from tests.support.logs.binlogs import all_of, real_logs, why_not
 
 
@@ -49,6 +51,10 @@ def _repeated(folder: Path) -> tuple[Path, str, int, int, int]:
     return path, third.gtid, third.start, third.end, end
 
 
+def _leg(path: Path, start: Position, found: Walk) -> Leg:
+    return Leg(_info(), (path,), start, Stop("", "", 0, ""), ReplayMethod.PIPE, path.parent, RunContext(), found=found)
+
+
 def test_a_gtid_that_occurs_twice_is_seen_and_only_the_pipe_takes_it_from_a_place(tmp_path: Path) -> None:
     path, gtid, before, after, end = _repeated(tmp_path)
     scan, transactions = all_of(real_logs("mariadb").files["statements"].path)
@@ -59,10 +65,10 @@ def test_a_gtid_that_occurs_twice_is_seen_and_only_the_pipe_takes_it_from_a_plac
         with pytest.raises(RefusedError, match="twice") as caught:
             refuse_repeated(found)
         assert "--replay-with pipe" in caught.value.hint
-        refuse_inexact(_info(), [path], Position(path.name, pos, state), found, ())
+        refuse_inexact(_leg(path, Position(path.name, pos, state), found))
     by_gtid = Position("", 0, plus(scan.gtids_before, transactions[1].gtid, mariadb=True))
     with pytest.raises(RefusedError, match="twice"):
-        refuse_inexact(_info(), [path], by_gtid, walk([path], by_gtid), ())
+        refuse_inexact(_leg(path, by_gtid, walk([path], by_gtid)))
     once = walk(
         [real_logs("mariadb").files["statements"].path],
         Position("", 0, "" if not scan.gtids_before else scan.gtids_before),

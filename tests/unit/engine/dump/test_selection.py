@@ -11,7 +11,7 @@ from backupd.model.table import TableName, TablePattern
 
 
 def table(schema: str, name: str, size: int = 100, engine: str = "InnoDB") -> Table:
-    return Table(TableName(schema, name), "BASE TABLE", engine, size, None, "")
+    return Table(TableName(schema, name), "BASE TABLE", engine, size, "")
 
 
 TABLES = [
@@ -55,7 +55,6 @@ def test_a_table_above_the_size_is_reported_as_left_out_with_both_sizes() -> Non
     assert "shop.orders" not in names(found)
     assert found.skipped == ((TableName("shop", "orders"), "larger than max_size: about 4.9 KiB, 4.0 KiB allowed"),)
     assert found.size == 300
-    assert found.schemas == ("shop",)
 
 
 def test_no_size_keeps_out_what_no_other_backup_covers() -> None:
@@ -82,7 +81,7 @@ def test_patterns_that_fit_nothing_are_told_and_the_one_for_everything_is_not() 
 
 def test_a_leftover_of_an_alter_table_is_left_out_and_told_unless_it_is_asked_for_by_name() -> None:
     left = TableName("shop", "#mysql50##sql-1f_8")
-    tables = [*TABLES, Table(left, "BASE TABLE", "InnoDB", 1, None, ""), table("shop", "#sql-like")]
+    tables = [*TABLES, Table(left, "BASE TABLE", "InnoDB", 1, ""), table("shop", "#sql-like")]
     found = selected(["shop.*"], tables=tables)
     assert left not in [one.name for one in found.taken]
     assert TableName("shop", "#sql-like") in [one.name for one in found.taken]
