@@ -256,6 +256,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: {name(key): item(one) for key, one in value.items()}
     if hint is datetime:
         return parse_time
+    if hint is Any:
+        return lambda value: value
     return getattr(hint, "from_json", _text if hint is str else hint)
 
 

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
@@ -56,7 +57,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(Document):
     """What an attempt remembers for the next one.
 
     ``stage``: ``fetching``, ``prepared``, ``replaying``, ``replayed``, ``placing`` (in the staging folder), ``placed``,
@@ -67,18 +68,19 @@ class State:
     to be given back. ``options``: what a server needs to read these files.
     """
 
-    restore_id: str
+    restore_id: str = field(metadata=json_key("restore"))
     server: str
     target: str
     chain: tuple[str, ...]
     stage: str = "fetching"
     moves: tuple[str, ...] = ()
-    phases: tuple[Phase, ...] = field(default=())
+    phases: tuple[Phase, ...] = field(default=(), metadata=HIDDEN)
     mode: int = DATADIR_MODE
     options: Mapping[str, str | None] = field(default_factory=dict)
-    goal: str = ""
-    replay: Mapping[str, Any] = field(default_factory=dict)
-    place: Position | None = None
+    # Documents of restores that were begun before there were replays lack these.
+    goal: str = field(default="", metadata=json_key(later=True))
+    replay: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
+    place: Position | None = field(default=None, metadata=json_key(later=True))
 
     def with_phase(self, phase: Phase) -> Self:
         """``phase`` added, or its time added to what earlier attempts spent on it."""
@@ -111,40 +113,15 @@ class State:
 
     def encode(self) -> bytes:
         """The JSON document that ``decode`` reads; its keys are kept for restores under way."""
-        document = {
-            "restore": self.restore_id,
-            "server": self.server,
-            "target": self.target,
-            "chain": list(self.chain),
-            "stage": self.stage,
-            "moves": list(self.moves),
-            "phases": [[p.name, p.seconds, p.bytes] for p in self.phases],
-            "mode": self.mode,
-            "options": dict(self.options),
-            "goal": self.goal,
-            "replay": dict(self.replay),
-            "place": self.place.as_json() if self.place else None,
-        }
+        document = {**self.as_json(), "phases": [[p.name, p.seconds, p.bytes] for p in self.phases]}
         return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode("ascii")
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
         """Raises KeyError, TypeError, ValueError for a document that ``encode`` did not write."""
         data: dict[str, Any] = json.loads(raw)
-        return cls(
-            restore_id=str(data["restore"]),
-            server=str(data["server"]),
-            target=str(data["target"]),
-            chain=tuple(data["chain"]),
-            stage=str(data["stage"]),
-            moves=tuple(data["moves"]),
-            phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
-            mode=int(data["mode"]),
-            options={str(name): value for name, value in data["options"].items()},
-            goal=str(data.get("goal", "")),  # documents of restores that were begun before there were replays
-            replay=dict(data.get("replay", {})),
-            place=Position.from_json(data["place"]) if data.get("place") else None,
-        )
+        phases = tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"])
+        return replace(cls.from_json(data), phases=phases)
 
 
 def _left_out(goal: str) -> str:
