@@ -13,9 +13,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from itertools import repeat
+from types import UnionType
+from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 from backupd.engine.server import definitions as ddl
 from backupd.engine.server.definition_text import check_clauses, schema_checks
@@ -243,31 +245,7 @@ class Plan:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Raises KeyError, ValueError for what ``as_text`` did not write."""
-        data = json.loads(text)
-        return cls(
-            moves=tuple(
-                Move(
-                    staged=TableName(*one["staged"]),
-                    waiting=TableName(*one["waiting"]),
-                    target=TableName(*one["target"]),
-                    aside=TableName(*one["aside"]) if one["aside"] else None,
-                    keys=_keys(one["keys"]),
-                    triggers=tuple(Trigger(*trigger) for trigger in one["triggers"]),
-                    old_keys=_keys(one["old_keys"]),
-                    old_triggers=one["old_triggers"],
-                    readable=bool(one["readable"]),
-                    shape=one["shape"],
-                    columns=one["columns"],
-                    old_checks=tuple((str(name), str(text)) for name, text in one["old_checks"]),
-                    new_checks=tuple((str(name), str(text)) for name, text in one["new_checks"]),
-                )
-                for one in data["moves"]
-            ),
-            children=_keys(data["children"]),
-            warnings=tuple(data["warnings"]),
-            folded=bool(data["folded"]),
-            touched=bool(data["touched"]),
-        )
+        return cast("Self", _read(cls, json.loads(text)))
 
 
 def shape(name: TableName, create: str) -> str:
@@ -311,19 +289,17 @@ def _plain(value: Any) -> list[Any] | dict[str, Any]:
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
-def _keys(data: Sequence[Mapping[str, Any]]) -> tuple[ForeignKey, ...]:
-    return tuple(
-        ForeignKey(
-            name=one["name"],
-            child=TableName(*one["child"]),
-            columns=tuple(one["columns"]),
-            parent=TableName(*one["parent"]),
-            parent_columns=tuple(one["parent_columns"]),
-            on_delete=one["on_delete"],
-            on_update=one["on_update"],
-        )
-        for one in data
-    )
+def _read(kind: Any, value: Any) -> Any:
+    """What ``_plain`` wrote of a value of this type."""
+    parts = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return _read(parts[0], value) if value is not None else None
+    if get_origin(kind) is tuple:
+        return tuple(map(_read, repeat(parts[0]) if parts[-1] is Ellipsis else parts, value))
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    if not hints:
+        return kind(value)
+    return kind(*map(_read, hints.values(), value if isinstance(value, list) else [value[name] for name in hints]))
 
 
 _LONGEST = 64
