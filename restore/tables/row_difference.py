@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
+from backupd.engine.dump.insert_files import SHAPES
 from backupd.engine.server.definitions import Definitions, TableDefinition, read_tables
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import CancelledError, ServerError
@@ -39,19 +40,6 @@ _NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "deci
 _FLOATS = frozenset({"double", "float"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-_SHAPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geometrycollection",
-        "geomcollection",
-    }
-)
 
 SAMPLE = 20
 """Keys that are shown of rows that are missing, of added ones and of changed ones, unless somebody wants more."""
@@ -89,7 +77,7 @@ class Field:
         if self.is_text and (self.charset != other.charset or not other.is_text):
             return self.in_bytes(alias)
         column = f"{alias}.{quote_name(self.name)}"
-        return f"CONVERT({column} USING binary)" if self.is_text or self.kind in _SHAPES else column
+        return f"CONVERT({column} USING binary)" if self.is_text or self.kind in SHAPES else column
 
     def in_bytes(self, alias: str) -> str:
         """As text in UTF-8. No CAST: beyond max_allowed_packet that makes NULL (MariaDB), and NULL equals NULL."""
@@ -232,7 +220,7 @@ def _class(of: Field) -> str:
         ("float", _FLOATS),
         ("text", _TEXTS),
         ("bytes", _BYTES),
-        ("shape", _SHAPES),
+        ("shape", SHAPES),
     ):
         if of.kind in kinds:
             return word

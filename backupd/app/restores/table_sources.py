@@ -14,7 +14,7 @@ from backupd.app.restores.thaw_wait import with_thaw
 from backupd.app.restores.usable_backups import measured_rates
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.probe import CLONE
-from backupd.engine.sql.dialect import Dialect, dialect_of
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.errors import (
@@ -59,21 +59,11 @@ class Way:
     missing: Mapping[TableName, str] = field(default_factory=dict)
 
 
-def _refuse_moment(wiring: Wiring, server_name: str, target: str) -> None:
-    """Raises RefusedError for a moment of a server of which only backups are restored."""
-    newest = max(wiring.catalog.backups.list(server_name), key=lambda one: one.finished_at, default=None)
-    if newest is not None and (why := not_rolled(newest)) and not target.startswith("backup:"):
-        raise RefusedError(
-            f"tables of {newest.flavour} {newest.server_version} are restored out of a named backup only",
-            detail=why,
-            hint=f"name the backup, and write them as SQL files: --to backup:{newest.id} --sql FOLDER",
-        )
-
-
 def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> tuple[TablePlan, Way]:
     """The plan that is best for ``wanted``, and its way. Where an older or inexact one is accepted it
     is taken only where no other is there. Raises the reasons for want of any."""
-    _refuse_moment(wiring, server_name, target)
+    search = _Search(wiring, server_name, target, wanted)
+    search.refuse_moment()
     if wanted.options.accept_older or wanted.options.accept_inexact:
         try:
             return chosen_way(
@@ -86,11 +76,11 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableOptio
             pass
     ways: list[Way] = []
     impossible: list[Impossible] = []
-    for source, look in ((Source.LOGICAL, _logical), (Source.PHYSICAL, _physical)):
+    for source, look in ((Source.LOGICAL, search.logical), (Source.PHYSICAL, search.physical)):
         if wanted.source not in (None, source):
             continue
         try:
-            ways.append(look(wiring, server_name, target, wanted))
+            ways.append(look())
         except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
             impossible.append(Impossible(source, error))
     names = {name for way in ways for name in way.wanted}
@@ -112,28 +102,6 @@ def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableOptions) 
     steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
     said = tuple(text for text in base.warnings if text not in before.warnings)
     return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))
-
-
-def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> Way:
-    base = plan(wiring, server_name, target, None, options=wanted.options, cold=False, narrowed=True)
-    chain, said = load_chain(server_name, base.chain, sources(wiring, base))
-    _refuse_without_rows(chain[-1], wanted.tables)
-    there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
-    apart = _without_files(chain[-1], there, wanted.tables)
-    found = _resolve(
-        wiring,
-        server_name,
-        wanted,
-        there,
-        base,
-        chain[-1].body.facts.server,
-        before=(*there, *(table.name for table in listed)) if listed is not None else None,
-    )
-    needed = frozenset(found.needed)
-    cut = subset_of(chain, lambda name: name in needed)
-    nothing = subset_of(chain, lambda _name: False)
-    rows = max(0, _bytes(cut)[1] - _bytes(nothing)[1])
-    return _way(Source.PHYSICAL, base, found, cut, rows, said, {**found.doubtful, **apart})
 
 
 def _way(
@@ -196,92 +164,6 @@ def _without_files(
     return found
 
 
-def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> Way:
-    """The newest logical backup before the target that holds all of the tables. With patterns one that lacks some of
-    them will do, unless an older one with all of them leads to the same target."""
-    if not any(record.kind is BackupKind.LOGICAL for record in wiring.catalog.backups.list(server_name)):
-        raise NotFoundError(
-            f"server {server_name} has no logical backup", hint=f"take one: backupd backup {server_name} --kind logical"
-        )
-    lacking: set[str] = set()
-    refused: BackupdError | None = None
-    partial: Way | None = None
-    for _ in range(_MOST_TRIES):
-        try:
-            base = plan(
-                wiring,
-                server_name,
-                target,
-                None,
-                options=wanted.options,
-                dumps=frozenset(lacking),
-                cold=False,
-                narrowed=True,
-            )
-            loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base))
-        except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
-            if partial is not None:
-                break
-            raise refused or error from error
-        try:
-            way = _dumped(wiring, server_name, wanted, base, loaded, said)
-            if not way.missing and (partial is None or base.until is not None):
-                return way
-            partial = partial or way
-        except (NotFoundError, RefusedError) as error:
-            refused = refused or error
-        if partial is not None and base.until is None:
-            break
-        lacking.add(base.backup_id)
-    if partial is not None:
-        return partial
-    raise refused or NotFoundError(f"server {server_name} has no logical backup of these tables")
-
-
-def _dumped(
-    wiring: Wiring, server_name: str, wanted: TableOptions, base: Plan, loaded: Loaded, said: Sequence[str]
-) -> Way:
-    facts = loaded.body.facts
-    if facts.dump is None:
-        raise NotFoundError(f"backup {base.backup_id} is no logical one")
-    if base.replay is not None and (names := facts.dump.settings.get(PREPARED_XA)):
-        raise RefusedError(
-            f"backup {base.backup_id} cannot be rolled forward: XA transactions were prepared at its position, which "
-            "it does not hold",
-            detail=names,
-            hint="physical backups hold them (--from physical); without a replay it can be restored "
-            f"(--to backup:{base.backup_id})",
-        )
-    there = tuple(table.name for table in facts.dump.dumped)
-    broken = [table for table in facts.dump.tables if table.name not in there and fits_any(table.name, wanted.tables)]
-    if any(pattern.table == table.name for pattern in wanted.tables for table in broken) or (
-        broken and not any(fits_any(name, wanted.tables) for name in there)
-    ):
-        raise NotFoundError(
-            f"backup {base.backup_id} does not hold {broken[0].name.shown}: {broken[0].reason or broken[0].outcome}",
-            detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]),
-        )
-    found = _resolve(wiring, server_name, wanted, there, base, facts.server)
-    needed = frozenset(found.needed)
-    if base.replay is not None:
-        refuse_inexact([table for table in facts.dump.dumped if table.name in needed], base.replay)
-    part = part_of_dump(loaded, lambda name: name in needed)
-    rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
-    missing = {
-        table.name: table.reason
-        for table in broken
-        if table.outcome is Outcome.FAILED and table.name not in found.wanted
-    }
-    missing |= found.doubtful
-    skipped = [
-        f"{table.name.shown} was left out of backup {base.backup_id}: {table.reason}"
-        for table in broken
-        if table.outcome is Outcome.SKIPPED and table.name not in found.wanted
-    ]
-    found = replace(found, remarks=(*found.remarks, *skipped))
-    return _way(Source.LOGICAL, base, found, [part], rows, said, missing)
-
-
 @dataclass(frozen=True, slots=True)
 class _Resolved:
     """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell. ``doubtful``: what
@@ -294,52 +176,186 @@ class _Resolved:
     doubtful: Mapping[TableName, str]
 
 
-def _resolve(
-    wiring: Wiring,
-    server_name: str,
-    wanted: TableOptions,
-    there: Sequence[TableName],
-    base: Plan,
-    info: ServerInfo,
-    before: Sequence[TableName] | None = None,
-) -> _Resolved:
-    """Which tables the patterns mean at the target. ``before``: all that the server had when the backup was taken, None
-    where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they cannot be
-    told from all others."""
-    lower = info.variables.get("lower_case_table_names") == "1"
-    statements = (
-        tuple(_statements(wiring, server_name, base.replay, dialect_of(info.flavour, info.version)))
-        if base.replay
-        else ()
-    )
-    changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
-    fitting = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
-    kin = relatives(fitting, statements, lambda _name: (), known=there, before=before, lower_case=lower)
-    left = [name for name in fitting if name not in kin.gone]
-    names = [name for name in left if name in there or name in kin.made]
-    doubtful = {name: _DOUBTFUL for name in left if name in kin.perhaps and name not in there}
-    asked = [name for name in doubtful if not names or any(pattern.table == name for pattern in wanted.tables)]
-    if asked and not kin.inseparable:
-        raise NotFoundError(
-            f"backup {base.backup_id} does not hold {asked[0].shown}: {_DOUBTFUL}",
-            hint="take another backup, from before or after that statement (--to backup:ID)",
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """For the tables that are ``wanted`` of ``server`` as they were at ``target``."""
+
+    wiring: Wiring
+    server: str
+    target: str
+    wanted: TableOptions
+
+    def refuse_moment(self) -> None:
+        """Raises RefusedError for a moment of a server of which only backups are restored."""
+        newest = max(self.wiring.catalog.backups.list(self.server), key=lambda one: one.finished_at, default=None)
+        if newest is not None and (why := not_rolled(newest)) and not self.target.startswith("backup:"):
+            raise RefusedError(
+                f"tables of {newest.flavour} {newest.server_version} are restored out of a named backup only",
+                detail=why,
+                hint=f"name the backup, and write them as SQL files: --to backup:{newest.id} --sql FOLDER",
+            )
+
+    def _plan(self, dumps: frozenset[str] | None) -> Plan:
+        """As for the whole server; with ``dumps`` out of a logical backup that is none of these."""
+        return plan(
+            self.wiring,
+            self.server,
+            self.target,
+            None,
+            options=self.wanted.options,
+            dumps=dumps,
+            cold=False,
+            narrowed=True,
         )
-    for pattern in wanted.tables:
-        # Where a statement is known in part only, so is what came of the tables that it names.
-        if not any(pattern.fits(name) for name in (left if kin.inseparable else [*names, *doubtful])):
-            raise _missing(pattern, base, kin, there)
-    if kin.inseparable:
-        raise RefusedError(
-            "these tables cannot be rolled forward without all others",
-            detail="\n".join(kin.inseparable),
-            hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
-            f"backup:{base.backup_id}",
+
+    def physical(self) -> Way:
+        """Out of the files of a physical backup."""
+        base, patterns = self._plan(None), self.wanted.tables
+        chain, said = load_chain(self.server, base.chain, sources(self.wiring, base))
+        _refuse_without_rows(chain[-1], patterns)
+        there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
+        apart = _without_files(chain[-1], there, patterns)
+        before = (*there, *(table.name for table in listed)) if listed is not None else None
+        found = self._resolve(there, base, chain[-1].body.facts.server, before)
+        needed = frozenset(found.needed)
+        cut = subset_of(chain, lambda name: name in needed)
+        nothing = subset_of(chain, lambda _name: False)
+        rows = max(0, _bytes(cut)[1] - _bytes(nothing)[1])
+        return _way(Source.PHYSICAL, base, found, cut, rows, said, {**found.doubtful, **apart})
+
+    def logical(self) -> Way:
+        """Out of the newest logical backup before the target that holds all of the tables. With patterns one that lacks
+        some of them will do, unless an older one with all of them leads to the same target."""
+        if not any(record.kind is BackupKind.LOGICAL for record in self.wiring.catalog.backups.list(self.server)):
+            raise NotFoundError(
+                f"server {self.server} has no logical backup",
+                hint=f"take one: backupd backup {self.server} --kind logical",
+            )
+        lacking: set[str] = set()
+        refused: BackupdError | None = None
+        partial: Way | None = None
+        for _ in range(_MOST_TRIES):
+            try:
+                base = self._plan(frozenset(lacking))
+                loaded, said = load_dump(self.server, base.backup_id, sources(self.wiring, base))
+            except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
+                if partial is not None:
+                    break
+                raise refused or error from error
+            try:
+                way = self._dumped(base, loaded, said)
+                if not way.missing and (partial is None or base.until is not None):
+                    return way
+                partial = partial or way
+            except (NotFoundError, RefusedError) as error:
+                refused = refused or error
+            if partial is not None and base.until is None:
+                break
+            lacking.add(base.backup_id)
+        if partial is not None:
+            return partial
+        raise refused or NotFoundError(f"server {self.server} has no logical backup of these tables")
+
+    def _dumped(self, base: Plan, loaded: Loaded, said: Sequence[str]) -> Way:
+        facts = loaded.body.facts
+        if facts.dump is None:
+            raise NotFoundError(f"backup {base.backup_id} is no logical one")
+        if base.replay is not None and (names := facts.dump.settings.get(PREPARED_XA)):
+            raise RefusedError(
+                f"backup {base.backup_id} cannot be rolled forward: XA transactions were prepared at its position, "
+                "which it does not hold",
+                detail=names,
+                hint="physical backups hold them (--from physical); without a replay it can be restored "
+                f"(--to backup:{base.backup_id})",
+            )
+        there = tuple(table.name for table in facts.dump.dumped)
+        broken = [
+            table for table in facts.dump.tables if table.name not in there and fits_any(table.name, self.wanted.tables)
+        ]
+        if any(pattern.table == table.name for pattern in self.wanted.tables for table in broken) or (
+            broken and not any(fits_any(name, self.wanted.tables) for name in there)
+        ):
+            first = broken[0]
+            raise NotFoundError(
+                f"backup {base.backup_id} does not hold {first.name.shown}: {first.reason or first.outcome}",
+                detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]),
+            )
+        found = self._resolve(there, base, facts.server)
+        needed = frozenset(found.needed)
+        if base.replay is not None:
+            refuse_inexact([table for table in facts.dump.dumped if table.name in needed], base.replay)
+        part = part_of_dump(loaded, lambda name: name in needed)
+        rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
+        missing = {
+            table.name: table.reason
+            for table in broken
+            if table.outcome is Outcome.FAILED and table.name not in found.wanted
+        }
+        missing |= found.doubtful
+        skipped = [
+            f"{table.name.shown} was left out of backup {base.backup_id}: {table.reason}"
+            for table in broken
+            if table.outcome is Outcome.SKIPPED and table.name not in found.wanted
+        ]
+        found = replace(found, remarks=(*found.remarks, *skipped))
+        return _way(Source.LOGICAL, base, found, [part], rows, said, missing)
+
+    def _resolve(
+        self, there: Sequence[TableName], base: Plan, info: ServerInfo, before: Sequence[TableName] | None = None
+    ) -> _Resolved:
+        """Which tables the patterns mean at the target. ``before``: all that the server had when the backup was taken,
+        None where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they
+        cannot be told from all others."""
+        lower = info.variables.get("lower_case_table_names") == "1"
+        statements = tuple(self._statements(base.replay, info)) if base.replay else ()
+        changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
+        fitting = [name for name in sorted({*there, *changed}) if fits_any(name, self.wanted.tables)]
+        kin = relatives(fitting, statements, lambda _name: (), known=there, before=before, lower_case=lower)
+        left = [name for name in fitting if name not in kin.gone]
+        names = [name for name in left if name in there or name in kin.made]
+        doubtful = {name: _DOUBTFUL for name in left if name in kin.perhaps and name not in there}
+        asked = [name for name in doubtful if not names or any(pattern.table == name for pattern in self.wanted.tables)]
+        if asked and not kin.inseparable:
+            raise NotFoundError(
+                f"backup {base.backup_id} does not hold {asked[0].shown}: {_DOUBTFUL}",
+                hint="take another backup, from before or after that statement (--to backup:ID)",
+            )
+        for pattern in self.wanted.tables:
+            # Where a statement is known in part only, so is what came of the tables that it names.
+            if not any(pattern.fits(name) for name in (left if kin.inseparable else [*names, *doubtful])):
+                raise _missing(pattern, base, kin, there)
+        if kin.inseparable:
+            raise RefusedError(
+                "these tables cannot be rolled forward without all others",
+                detail="\n".join(kin.inseparable),
+                hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
+                f"backup:{base.backup_id}",
+            )
+        remarks = [f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items()]
+        if len(remarks) > _NAMED:
+            more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
+            remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
+        return _Resolved(
+            tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks), doubtful
         )
-    remarks = [f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items()]
-    if len(remarks) > _NAMED:
-        more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
-        remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
-    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks), doubtful)
+
+    def _statements(self, replay: ReplaySpec, info: ServerInfo) -> Iterator[Transaction]:
+        """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions
+        when it has filters (error 3898)."""
+        wiring, dialect = self.wiring, dialect_of(info.flavour, info.version)
+        server = wiring.settings.server(self.server)
+        targets = Targets(wiring, self.server, own_branches(wiring, self.server), prefer=server.preferred)
+        for leg in replay.legs:
+            for one in targets.within(leg):
+                if one.state and not dialect.filters_xa:
+                    raise RefusedError(
+                        "single tables cannot be rolled forward over XA transactions on this server",
+                        detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",
+                        hint="restore the whole server beside it (--datadir DIR --start) and copy the tables, or "
+                        "choose a target without a replay, or one before that transaction",
+                    )
+                if one.statement:
+                    yield one
 
 
 def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[TableName]) -> NotFoundError:
@@ -354,24 +370,6 @@ def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[
             else "`backupd binlog search SERVER --kind drop` finds when; restore to before that",
         )
     return no_table(str(pattern), known, base.backup_id)
-
-
-def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, dialect: Dialect) -> Iterator[Transaction]:
-    """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
-    it has filters (error 3898)."""
-    server = wiring.settings.server(server_name)
-    targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=server.preferred)
-    for leg in replay.legs:
-        for one in targets.within(leg):
-            if one.state and not dialect.filters_xa:
-                raise RefusedError(
-                    "single tables cannot be rolled forward over XA transactions on this server",
-                    detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",
-                    hint="restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose a "
-                    "target without a replay, or one before that transaction",
-                )
-            if one.statement:
-                yield one
 
 
 def _objects(chain: Iterable[Loaded]) -> frozenset[str]:

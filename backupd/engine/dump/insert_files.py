@@ -155,15 +155,8 @@ _FLOATS = frozenset({"float", "double"})
 _MOMENTS = frozenset({"year", "date", "datetime", "timestamp", "time"})
 _SHORT = frozenset({"char", "varchar", "binary", "varbinary", "tinytext", "tinyblob"})
 CONVERTED = frozenset({"inet4", "inet6", "uuid"})
-_LONG = frozenset(
+SHAPES = frozenset(
     {
-        "text",
-        "mediumtext",
-        "longtext",
-        "blob",
-        "mediumblob",
-        "longblob",
-        "vector",
         "geometry",
         "point",
         "linestring",
@@ -175,6 +168,7 @@ _LONG = frozenset(
         "geomcollection",
     }
 )
+_LONG = SHAPES | {"text", "mediumtext", "longtext", "blob", "mediumblob", "longblob", "vector"}
 _JSON = "json"
 CHOICES = frozenset({"enum", "set"})
 _KNOWN = _NUMBERS | _FLOATS | _MOMENTS | _SHORT | CONVERTED | _LONG | CHOICES | {_JSON, "bit"}
