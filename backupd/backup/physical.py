@@ -1,21 +1,16 @@
-"""Who was slow: the source, or one of the destinations.
+"""One physical backup: capture, pack, and the commit in one last step; and who was slow, the source or one of the
+destinations.
 
-One physical backup: capture, pack, and the commit in one last step.
-
-Knows no catalog: everything it needs is in its spec, everything it found is in its outcome.
-
-``landmarks_of``: what a backup records of the server besides its data, so that the next one can tell whether it may
-build on it.
+Knows no catalog: everything it needs is in its spec, everything it found is in its outcome. Landmarks are what a backup
+records of the server besides its data, so that the next one can tell whether it may build on it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.server_checks import lost_words, rocks_words
@@ -42,7 +37,7 @@ from backupd.model.manifest import BodyFacts, Entry, Header, Landmarks
 from backupd.model.server_facts import Receipts, Role, ServerInfo
 from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
-from backupd.process.run_context import RunContext
+from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.dedup import Fanout, Load
 from backupd.transfer.packer import Packed, Packer
 
@@ -56,29 +51,6 @@ FACTOR = 3.0
 NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 LIMITED = 0.7
 """From this share of its max_upload on it is the limit that holds a destination back."""
-
-T = TypeVar("T")
-
-
-class Stopwatch:
-    """``seconds`` spent waiting for the items of an iterable, none of those spent with them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.seconds = 0.0
-
-    def over(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items."""
-        iterator = iter(items)
-        while True:
-            begun = self._clock()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.seconds += self._clock() - begun
-            yield item
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +240,7 @@ def execute(
         return PhysicalOutcome(
             header,
             facts,
-            Speeds(packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads),
+            Speeds(packed.size, waited.waited, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads),
         )
 
 

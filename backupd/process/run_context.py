@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from threading import Event
+from typing import TypeVar
 
 from backupd.model.job import Report, silent
 from backupd.model.proof import Phase
@@ -20,6 +22,7 @@ from backupd.model.text import Clock
 
 DEFAULT_MEMORY = 8 * 1024**3
 """Bytes."""
+T = TypeVar("T")
 
 
 def utc_now() -> datetime:
@@ -28,12 +31,13 @@ def utc_now() -> datetime:
 
 
 class Stopwatch:
-    """Times phases. ``phases``: those that ended well; each is reported to ``on_phase`` when it ends."""
+    """Times phases. ``phases``: those that ended well; each is reported to ``on_phase`` when it ends. ``waited``:
+    seconds that belong to none."""
 
     def __init__(self, on_phase: Callable[[Phase], None] = lambda _phase: None) -> None:
         self._on_phase = on_phase
         self.phases: list[Phase] = []
-        self._waited = 0.0
+        self.waited = 0.0
 
     def add(self, phase: Phase) -> None:
         """Note a phase that was timed elsewhere."""
@@ -43,9 +47,9 @@ class Stopwatch:
     @contextlib.contextmanager
     def phase(self, name: str, size: int = 0) -> Iterator[None]:
         """Times the block as phase ``name`` that worked on ``size`` bytes; nothing is noted where it raises."""
-        begun, waited = time.monotonic(), self._waited
+        begun, waited = time.monotonic(), self.waited
         yield
-        self.add(Phase(name, time.monotonic() - begun - (self._waited - waited), size))
+        self.add(Phase(name, time.monotonic() - begun - (self.waited - waited), size))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -54,7 +58,17 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._waited += time.monotonic() - begun
+            self.waited += time.monotonic() - begun
+
+    def over(self, items: Iterable[T]) -> Iterator[T]:
+        """The same items. Waiting for each is ``waiting``, what is done with it is not."""
+        iterator = iter(items)
+        while True:
+            with self.waiting():
+                found = list(islice(iterator, 1))
+            if not found:
+                return
+            yield found[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Dead intents are removed before the manifests are listed. A run that was only as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -162,9 +162,7 @@ def collect(
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
             fence = lease.assert_held
-            return GarbageCollection(
-                destination, clock, alive, limit=limit, fence=fence, expected=expected, dying=dying
-            ).run()
+            return GarbageCollection(destination, clock, alive, limit, fence, set(expected), set(dying)).run()
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
@@ -246,52 +244,46 @@ def _tombstones(destination: Destination) -> dict[str, datetime]:
     return dict(found for found in each(look, entombed(destination)[0]) if found is not None)
 
 
+@dataclass(slots=True)
 class GarbageCollection:
     """One run of ``collect`` by somebody who is ``sweeping`` already. ``fence`` raises when that has ended;
     ``explained``: objects of backups that were just removed; ``locks`` takes what may not be removed."""
 
-    def __init__(
-        self,
-        destination: Destination,
-        clock: Clock,
-        alive: Alive,
-        *,
-        limit: DeletionLimit = LIMIT,
-        fence: Callable[[], None] = lambda: None,
-        explained: Iterable[str] = (),
-        locks: Locks | None = None,
-        expected: Iterable[Backup] = (),
-        dying: Iterable[Backup] = (),
-    ) -> None:
-        self._destination, self._clock, self._alive, self._limit, self._fence = destination, clock, alive, limit, fence
-        self._explained, self._locks = frozenset(explained), locks or Locks()
-        self._expected, self._dying = frozenset(expected), frozenset(dying)
-        self._died: datetime | None = None
-        self._result = Collected()
-        self._references = References()
+    destination: Destination
+    clock: Clock
+    alive: Alive
+    limit: DeletionLimit = LIMIT
+    fence: Callable[[], None] = lambda: None
+    expected: Collection[Backup] = ()
+    dying: Collection[Backup] = ()
+    explained: Collection[str] = ()
+    locks: Locks = field(default_factory=Locks)
+    _died: datetime | None = None
+    _result: Collected = field(default_factory=Collected)
+    _references: References = field(default_factory=References)
 
     def run(self) -> Collected:
         """What was done; see ``collect``."""
         self._collect()
-        self._result.locked, self._result.lock = len(self._locks), self._locks.text
-        self._result.missing_rights = self._locks.missing_rights
-        if self._locks:
-            owners = map(layout.backup_of, self._locks.keys)
-            self._hold(self._locks.text, (owner[1] for owner in owners if owner is not None))
+        self._result.locked, self._result.lock = len(self.locks), self.locks.text
+        self._result.missing_rights = self.locks.missing_rights
+        if self.locks:
+            owners = map(layout.backup_of, self.locks.keys)
+            self._hold(self.locks.text, (owner[1] for owner in owners if owner is not None))
         return self._result
 
     def _collect(self) -> None:
-        self._result.leftovers = self._destination.clear_leftovers()
+        self._result.leftovers = self.destination.clear_leftovers()
         try:
-            self._result.log_parts = clear_strays(self._destination, now=self._clock())
+            self._result.log_parts = clear_strays(self.destination, now=self.clock())
         except LockedError as error:
             self._hold(error.line)
-        trees, sides = unfinished(self._destination)
-        marks = list(self._destination.list(layout.MARKS))
+        trees, sides = unfinished(self.destination)
+        marks = list(self.destination.list(layout.MARKS))
         sides += marks
-        sides += self._destination.list(layout.HELD)
-        pool, _ = pooled(self._destination)
-        tombs = _tombstones(self._destination)
+        sides += self.destination.list(layout.HELD)
+        pool, _ = pooled(self.destination)
+        tombs = _tombstones(self.destination)
         running = self._look()
         missing = self._missing(marks, running)
         self._clear_unfinished(trees, sides, running, missing)
@@ -307,7 +299,7 @@ class GarbageCollection:
             return
         fresh = [name for name in orphans(pool, self._references, running) if name not in tombs]
         for start in range(0, len(fresh), _BATCH):
-            self._fence()
+            self.fence()
             batch = fresh[start : start + _BATCH]
             tombs.update(zip(batch, each(self._tombstone, batch), strict=True))
         self._result.tombstoned = len(fresh)
@@ -318,20 +310,20 @@ class GarbageCollection:
 
     def _look(self) -> list[Lease]:
         """Remove dead intents and pins, list the living intents, *then* read the manifests; the living intents."""
-        now = self._clock()
-        for lease in [*intents(self._destination), *pins(self._destination)]:
-            if not self._alive(lease, now) and self._locks.delete(self._destination, lease.key):
+        now = self.clock()
+        for lease in [*intents(self.destination), *pins(self.destination)]:
+            if not self.alive(lease, now) and self.locks.delete(self.destination, lease.key):
                 self._result.leases.append(lease.key)
                 if lease.key.startswith(layout.INTENTS):
                     self._died = min(self._died or lease.started_at, lease.started_at)
-        running = living_intents(self._destination, now, self._alive)
-        self._references.load(self._destination)
+        running = living_intents(self.destination, now, self.alive)
+        self._references.load(self.destination)
         return running
 
     def _missing(self, marks: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
         """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
         running_now = {one for lease in running for one in lease.backups}
-        missing = set(self._expected - self._references.backups - running_now)
+        missing = set(set(self.expected) - self._references.backups - running_now)
         missing -= {
             owner
             for info in marks
@@ -341,12 +333,12 @@ class GarbageCollection:
         }
         if missing:
             self._result.missing = sorted(missing)
-            self._hold(missing_backups_text(self._destination.name, missing), (name for _server, name in missing))
+            self._hold(missing_backups_text(self.destination.name, missing), (name for _server, name in missing))
         return missing
 
     def _tells_of_removal(self, owner: Backup, key: str) -> bool:
         """Is this a mark that explains that the manifest of ``owner`` is gone?"""
-        return owner in self._dying and key.startswith(layout.MARKS) and not is_withdrawn(self._destination, key)
+        return owner in self.dying and key.startswith(layout.MARKS) and not is_withdrawn(self.destination, key)
 
     def _is_headless(self, pool: dict[str, ObjectInfo], running: list[Lease]) -> bool:
         """Objects that nothing explains, not one manifest, and yet a trace of backups: they are out of sight."""
@@ -355,9 +347,9 @@ class GarbageCollection:
             if self._references.backups
             else [name for name in orphans(pool, self._references, running) if not self._is_explained(pool[name])]
         )
-        trace = next((info.key for prefix in _TRACES for info in self._destination.list(prefix)), "") if strange else ""
+        trace = next((info.key for prefix in _TRACES for info in self.destination.list(prefix)), "") if strange else ""
         if trace:
-            self._hold_over_limit(no_manifest_text(self._destination.name, len(strange), trace))
+            self._hold_over_limit(no_manifest_text(self.destination.name, len(strange), trace))
         return bool(trace)
 
     def _hold_over_limit(self, told: str) -> None:
@@ -374,14 +366,14 @@ class GarbageCollection:
             return  # an intent that cannot be read: whose backup it protects is unknown
         kept = self._references.backups | {backup for lease in running for backup in lease.backups} | missing
         kept |= self._headless(sides, kept)
-        tree = as_tree(self._destination)
+        tree = as_tree(self.destination)
         for name in dict.fromkeys(trees):
             if tree is not None and layout.backup_of(name) not in kept:
                 tree.remove_tree(name)
                 self._result.trees.append(name)
         keys = [info.key for info in sides if (owner := layout.backup_of(info.key)) is not None and owner not in kept]
-        self._locks.delete_all(self._destination, keys)
-        self._result.side_files += [key for key in keys if key not in self._locks]
+        self.locks.delete_all(self.destination, keys)
+        self._result.side_files += [key for key in keys if key not in self.locks]
 
     def _headless(self, sides: list[ObjectInfo], kept: set[Backup]) -> set[Backup]:
         """The backups without a manifest that the deletion limit holds back: so many of them, of which neither a dead
@@ -397,7 +389,7 @@ class GarbageCollection:
                 )
                 found[owner] = found.get(owner, False) or known
         strange = {owner for owner, known in found.items() if not known}
-        if not strange or (self._references.backups and len(strange) <= self._limit.limit(len(kept) + len(strange))):
+        if not strange or (self._references.backups and len(strange) <= self.limit.limit(len(kept) + len(strange))):
             return set()
         told = (
             f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and no deletion by "
@@ -410,14 +402,14 @@ class GarbageCollection:
     def _tombstone(self, name: str) -> datetime:
         """Put a tombstone; the time in it is not older than its appearance by more than the allowance for that."""
         while True:
-            at = self._clock()
-            write_note(self._destination, layout.tombstone_key(name), {"object": name, "at": format_time(at)})
-            if self._clock() - at < SKEW:
+            at = self.clock()
+            write_note(self.destination, layout.tombstone_key(name), {"object": name, "at": format_time(at)})
+            if self.clock() - at < SKEW:
                 return at
 
     def _remove_objects(self, pool: dict[str, ObjectInfo], tombs: dict[str, datetime], running: list[Lease]) -> None:
         rescued = [name for name in tombs if name in self._references.names]
-        self._result.rescued += self._locks.delete_all(self._destination, list(map(layout.tombstone_key, rescued)))
+        self._result.rescued += self.locks.delete_all(self.destination, list(map(layout.tombstone_key, rescued)))
         free = {name: at for name, at in tombs.items() if name not in self._references.names}
         going = [name for name, at in free.items() if all(at + SKEW < lease.started_at for lease in running)]
         if len(free) > len(going):
@@ -426,7 +418,7 @@ class GarbageCollection:
             self._hold(f"{waiting} unnamed objects wait until these backups have ended: {', '.join(ids)}", ids)
         going = self._allowed(pool, going, tombs)
         for start in range(0, len(going), _BATCH):
-            self._fence()
+            self.fence()
             for size in each(lambda name: self._bury(name, pool), going[start : start + _BATCH]):
                 self._result.objects += size is not None
                 self._result.bytes_freed += size or 0
@@ -434,11 +426,11 @@ class GarbageCollection:
     def _allowed(self, pool: dict[str, ObjectInfo], going: list[str], tombs: dict[str, datetime]) -> list[str]:
         """Without what the deletion limit holds back: much of the pool that nobody names, and nobody knows why.
         Manifests that went by other hands look like this."""
-        now = self._clock()
+        now = self.clock()
         strange = {
             name for name in going if name in pool and not self._is_explained(pool[name]) and now - tombs[name] < DAY
         }
-        if not self._limit.objects_exceeded_by(len(strange), len(pool)):
+        if not self.limit.objects_exceeded_by(len(strange), len(pool)):
             return going
         told = (
             f"{len(strange)} of {len(pool)} objects are no longer referenced by any backup, and no deletion by "
@@ -450,15 +442,15 @@ class GarbageCollection:
 
     def _is_explained(self, info: ObjectInfo) -> bool:
         """Was it a removed backup's, or may a dead run have stored it?"""
-        return layout.name_in(info.key) in self._explained or (
+        return layout.name_in(info.key) in self.explained or (
             self._died is not None and info.modified_at >= self._died - SKEW
         )
 
     def _bury(self, name: str, pool: dict[str, ObjectInfo]) -> int | None:
         """Remove an object and what was noted about it; its size, None when there was none or it may not go yet."""
-        if name in pool and not self._locks.delete(self._destination, layout.object_key(name)):
+        if name in pool and not self.locks.delete(self.destination, layout.object_key(name)):
             return None
         # Last of all: as long as the object may be there, its tombstone must be.
-        self._locks.delete(self._destination, layout.quarantine_key(name))
-        self._locks.delete(self._destination, layout.tombstone_key(name))
+        self.locks.delete(self.destination, layout.quarantine_key(name))
+        self.locks.delete(self.destination, layout.tombstone_key(name))
         return pool[name].size if name in pool else None

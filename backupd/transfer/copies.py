@@ -103,7 +103,14 @@ def replicate(
         raise RefusedError(f"backup {backup_id} of {server} is marked deleted at destination {target.name}")
     with ExitStack() as stack:
         pinned = stack.enter_context(_pinned(sources, order, clock))
-        intent = stack.enter_context(_intent(target, order, clock))
+        try:
+            intent = stack.enter_context(Intent([target], server, backup_id, parents=order.above, clock=clock))
+        except RefusedError as error:
+            raise RefusedError(
+                f"backup {backup_id} cannot be copied to {target.name} without what it builds on",
+                detail=error.detail,
+                hint="what it builds on is copied first; run it again",
+            ) from error
         return _Copy(pinned, target, order, intent, report, check).run(clock())
 
 
@@ -135,23 +142,6 @@ def _pinned(sources: Sequence[Destination], order: Order, clock: Clock) -> Itera
         yield usable + unpinned
 
 
-@contextmanager
-def _intent(target: Destination, order: Order, clock: Clock) -> Iterator[Intent]:
-    intent = Intent([target], order.server, order.backup_id, parents=order.above, clock=clock)
-    try:
-        intent.__enter__()
-    except RefusedError as error:
-        raise RefusedError(
-            f"backup {order.backup_id} cannot be copied to {target.name} without what it builds on",
-            detail=error.detail,
-            hint="what it builds on is copied first; run it again",
-        ) from error
-    try:
-        yield intent
-    finally:
-        intent.__exit__(None, None, None)
-
-
 class _Copy:
     """One backup on its way."""
 
@@ -174,10 +164,7 @@ class _Copy:
         document, header = self._manifest()
         self._meter.total = sum(item.size for item in (*header.objects, *header.side_files))
         self._meter.files_total = len(header.objects)
-        dying, damaged = unusable_objects(self._target)
-        if leaving := [item.name for item in header.objects if item.name in dying]:
-            raise self._busy(header, leaving)
-        self._objects(header, damaged)
+        self._objects(header, self._damaged(header))
         folder = layout.backup_folder(header.server, header.backup_id)
         for stored in header.side_files:
             self._relay.bring(folder + stored.name, stored)
@@ -196,18 +183,22 @@ class _Copy:
             self._relay.stored,
         )
 
-    def _busy(self, header: Header, leaving: Sequence[str]) -> BusyError:
-        return BusyError(
-            f"destination {self._target.name} is removing {len(leaving)} objects that backup {header.backup_id} needs",
-            detail="\n".join(leaving[:20]),
-            hint="backupd copies them again after their removal, and retries by itself",
-        )
+    def _damaged(self, header: Header) -> frozenset[str]:
+        """Names of objects that are known to be damaged at the target. Raises BusyError while somebody is about to
+        remove some that are needed."""
+        dying, damaged = unusable_objects(self._target)
+        if leaving := [item.name for item in header.objects if item.name in dying]:
+            raise BusyError(
+                f"destination {self._target.name} is removing {len(leaving)} objects that backup {header.backup_id} "
+                "needs",
+                detail="\n".join(leaving[:20]),
+                hint="backupd copies them again after their removal, and retries by itself",
+            )
+        return damaged
 
     def _confirm(self, header: Header) -> None:
         """Look once more, marks of removals first: who finds none, and then the object, has seen it before any."""
-        dying, damaged = unusable_objects(self._target)
-        if leaving := [item.name for item in header.objects if item.name in dying]:
-            raise self._busy(header, leaving)
+        damaged = self._damaged(header)
         bad = [item.name for item in header.objects if item.name in damaged]
         if gone := [*bad, *missing(self._target, header.objects)]:
             raise DestinationError(

@@ -170,16 +170,10 @@ def sweep(
                 outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
                 removable -= _needed(outlines, removable, held)
                 removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
+            still_expected = set(expected) - set(removed)
+            explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
             result = GarbageCollection(
-                destination,
-                clock,
-                alive,
-                limit=limit,
-                fence=lease.assert_held,
-                explained=frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed)),
-                locks=locks,
-                expected=set(expected) - set(removed),
-                dying=asked.dying,
+                destination, clock, alive, limit, lease.assert_held, still_expected, asked.dying, explained, locks
             ).run()
             result.backups = [name for _server, name in removed]
             result.held_back = held + result.held_back

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from backupd.model.document import Document
 from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import Body, Header, StoredObject
 from backupd.model.text import Clock
@@ -86,7 +87,7 @@ class CatalogView:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Document):
     """A broken invariant. ``repairable``: a repair can mend it without any other copy.
 
     The application's repair mends ``catalog-has-backup``, since it has the catalog; all others ``repair`` does here.

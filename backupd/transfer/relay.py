@@ -111,7 +111,7 @@ class Relay:
     def bring(self, key: str, item: StoredObject) -> bool:
         """Make ``key`` at the target hold the bytes of ``item``; False when it did already, which is read, or told by
         a place that audits itself. Raises as ``send`` does."""
-        if self._patiently(lambda: is_good(self.target, key, item)):
+        if self._patiently(lambda: not found_wrong(self.target, key, item)):
             self.pass_over(item)
             return False
         self.send(key, item)
@@ -231,11 +231,6 @@ class Relay:
     def _note(self, failures: Sequence[BackupdError]) -> None:
         with self._lock:
             self._remarks.update(dict.fromkeys(line_of(error) for error in failures))
-
-
-def is_good(destination: Destination, key: str, item: StoredObject) -> bool:
-    """Does ``key`` hold the bytes of ``item``? As ``found_wrong`` finds out."""
-    return not found_wrong(destination, key, item)
 
 
 def found_wrong(destination: Destination, key: str, item: StoredObject, *, fresh: bool = False) -> str:

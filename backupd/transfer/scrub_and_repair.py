@@ -217,26 +217,33 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
     if _from_earlier(target, key, item):
         _released(target, key, item)
         return f"an earlier version at {target.name}"
+    message = f"no other destination has the true bytes of {key}"
+    source, content = _first(sources, lambda source: objects.fetch_side(source, key, item), message, key)
+    with contextlib.suppress(LockedError):  # then it lies in a bucket with versions: the newest one counts
+        target.delete(key)
+    put_bytes(target, key, content)
+    if problem := _problem(target, key, item):
+        raise not_kept(
+            target, f"{target.name}:{key}: {problem}", "look at the medium and its log: it may be about to fail"
+        )
+    _released(target, key, item)
+    return source.name
+
+
+def _first(
+    sources: Sequence[Destination], read: Callable[[Destination], bytes], message: str, key: str
+) -> tuple[Destination, bytes]:
+    """The first of ``sources`` that gives the right bytes, and these. Raises DamagedError with ``message``, naming what
+    is wrong at each source, where none does."""
     failures: list[str] = []
     for source in sources:
         try:
-            content = objects.fetch_side(source, key, item)
+            return source, read(source)
         except DamagedError as error:
             failures += error.damages
-            continue
         except DestinationError as error:
             failures.append(error.message)
-            continue
-        with contextlib.suppress(LockedError):  # then it lies in a bucket with versions: the newest one counts
-            target.delete(key)
-        put_bytes(target, key, content)
-        if problem := _problem(target, key, item):
-            raise not_kept(
-                target, f"{target.name}:{key}: {problem}", "look at the medium and its log: it may be about to fail"
-            )
-        _released(target, key, item)
-        return source.name
-    raise _nowhere(f"no other destination has the true bytes of {key}", key, failures)
+    raise DamagedError(message, failures or [f"{key}: it lies nowhere else"])
 
 
 def _from_earlier(target: Destination, key: str, item: StoredObject) -> bool:
@@ -264,29 +271,24 @@ def put_manifest_right(
     ``put_right`` does."""
     key = layout.manifest_key(server, backup_id)
     _refuse_newer(lambda: load_header(target, server, backup_id))
-    failures: list[str] = []
-    for source in sources:
+
+    def read(source: Destination) -> bytes:
+        raw = get_bytes(source, key)
+        decode_of(raw, f"{source.name}:{key}", server, backup_id)
+        return raw
+
+    source, raw = _first(sources, read, f"no other destination has the manifest of {backup_id}", key)
+    # Somebody may sweep between the two writes of a place that does not replace what is whole, though wrong.
+    with Intent([target], server, backup_id, clock=clock):
+        copy_signature(Relay([source], target, check=_go_on, moved=_unheard), key)
         try:
-            raw = get_bytes(source, key)
-            decode_of(raw, f"{source.name}:{key}", server, backup_id)
-        except DamagedError as error:
-            failures += error.damages
-            continue
-        except DestinationError as error:
-            failures.append(error.message)
-            continue
-        # Somebody may sweep between the two writes of a place that does not replace what is whole, though wrong.
-        with Intent([target], server, backup_id, clock=clock):
-            copy_signature(Relay([source], target, check=_go_on, moved=_unheard), key)
-            try:
-                put_bytes(target, key, raw)
-            except DestinationError:
-                target.delete(key)
-                put_bytes(target, key, raw)
-            if get_bytes(target, key) != raw:
-                raise not_kept(target, f"{target.name}:{key} is not what was just written")
-        return source.name
-    raise _nowhere(f"no other destination has the manifest of {backup_id}", key, failures)
+            put_bytes(target, key, raw)
+        except DestinationError:
+            target.delete(key)
+            put_bytes(target, key, raw)
+        if get_bytes(target, key) != raw:
+            raise not_kept(target, f"{target.name}:{key} is not what was just written")
+    return source.name
 
 
 def put_segment_right(
@@ -369,10 +371,6 @@ def _problem(target: Destination, key: str, item: StoredObject) -> str:
         return objects.problem(target, key, item)
     except ArchivedError:
         return recorded(target, key, item)[1]
-
-
-def _nowhere(message: str, key: str, failures: Sequence[str]) -> DamagedError:
-    return DamagedError(message, failures or [f"{key}: it lies nowhere else"])
 
 
 def _twin(header: SegmentHeader, sources: Sequence[Destination]) -> Destination:

@@ -1,6 +1,5 @@
-"""What goes wrong at a bucket, in words: from the errors of the client library to ours, and which of them pass.
-
-The connection to a bucket: one client for all threads, repeated requests, one deadline for each.
+"""The connection to a bucket: one client for all threads, repeated requests, one deadline for each; and what goes wrong
+there, in words: from the errors of the client library to ours, and which of them pass.
 
 Requests are repeated here and not by the library, because nothing may take longer than a minute: the library counts
 attempts, this counts seconds.

@@ -1,10 +1,8 @@
-"""Archive classes of S3: which objects have to be thawed, how far that is, and asking for it.
+"""What a bucket of S3 does with objects after they are stored: archive classes, earlier versions, object locks.
 
 An object in GLACIER or DEEP_ARCHIVE keeps its class while a thawed copy of it is there, so the class alone says
 nothing: the header ``x-amz-restore`` does. INTELLIGENT_TIERING has archive tiers of its own, whose objects come back
 for good.
-
-What a bucket keeps beyond deletions: earlier versions of a key, and object locks.
 
 A plain deletion puts a marker on top of the versions of a key; credentials that may not delete versions, or find them
 locked, can do no more than that. So what is brought back is uncovered, by taking the markers away, or stored once more.
@@ -35,7 +33,7 @@ from storage.s3.stream import open_download
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListObjectVersionsOutputTypeDef
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
 
 ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
@@ -152,7 +150,7 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
     doing = f"listing the versions of {prefix or 'everything'}"
     fields: dict[str, Any] = {"Bucket": bucket.config.bucket, "Prefix": bucket.full(prefix)}
     while True:
-        page = ask(bucket, "s3:ListBucketVersions", doing, partial(_page, fields))
+        page = ask(bucket, "s3:ListBucketVersions", doing, lambda client: client.list_object_versions(**fields))
         found = [_version(bucket, item, item["Size"]) for item in page.get("Versions", ())]
         found += [_version(bucket, item, None) for item in page.get("DeleteMarkers", ())]
         # Sorting is stable: versions of the same second stay in the order in which the place told them.
@@ -169,7 +167,7 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
                 detail=f"it goes on with {behind} again and again",
                 hint="this server does not list versions by pages; use its own tools",
             )
-        fields |= behind
+        fields.update(behind)
 
 
 def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], headers: Mapping[str, Any]) -> None:
@@ -229,10 +227,6 @@ def ask(
             hint=f"these credentials need the right {rights} on {bucket.config.bucket}: give it to them for as long as "
             "this takes, or use others (credentials_file, profile)",
         ) from error
-
-
-def _page(fields: Mapping[str, Any], client: S3Client) -> ListObjectVersionsOutputTypeDef:
-    return client.list_object_versions(**fields)
 
 
 def _uncover(named: Mapping[str, Any], client: S3Client) -> None:

@@ -1,11 +1,10 @@
-"""SSH connections to the host of an SFTP destination: made, checked, kept for the next caller, given up.
+"""SSH connections to the host of an SFTP destination (made, checked, kept for the next caller, given up), and the files
+on their way over them.
 
 A key logs in, never a password; the host must show a key that is in the file of known hosts, which is read as ssh does
 (sshd(8), SSH_KNOWN_HOSTS). One connection serves one caller at a time, so that a caller who waits delays nobody. A
-caller that finds a kept connection dead gets a new one.
-
-Files on their way to and from an SFTP server. Both ways survive a lost connection: they go on on a new one at the
-byte where the old one ended.
+caller that finds a kept connection dead gets a new one. Uploads and downloads survive a lost connection: they go on
+over a new one at the byte where the old one ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Damage that another destination's copy can put right, and what is told of it.
-
-Copies that were read again where they lie.
+"""Copies are read again where they lie; damage that another destination's copy can put right is put right, and told.
 
 A copy is *verified* when every byte of it was read at its destination. Of what we have just stored, of what lies in an
 archive class, and at a place that audits itself, the place's own checksum has to do. What another backup there shares
@@ -11,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.model.backup_record import BackupRecord, BackupState, Copy
@@ -100,7 +99,7 @@ class _Mending:
         try:
             return replace(damage, repaired_from=self._from(damage))
         except BackupdError as error:
-            return replace(damage, trouble=_line(error))
+            return replace(damage, trouble=error.line)
 
     def _from(self, damage: Damage) -> str:
         if damage.stored is not None:
@@ -152,7 +151,7 @@ class _Mending:
             )
             self._wiring.catalog.binlogs.mark_verified(server, [key], self._destination.name, self._wiring.clock())
         except BackupdError as error:
-            return [replace(damage, trouble=_line(error)) for damage in damages]
+            return [replace(damage, trouble=error.line) for damage in damages]
         return [replace(damage, repaired_from=source) for damage in damages]
 
     def _stored_of(self, branch: str) -> Iterator[SegmentKey]:
@@ -197,10 +196,6 @@ def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequen
             )
 
 
-def _line(error: BackupdError) -> str:
-    return " ".join((f"{error.message}: {error.detail}" if error.detail else error.message).split())
-
-
 def _go_on() -> None:
     """A repair is not stopped half way."""
 
@@ -209,6 +204,8 @@ SHARED_FOR = timedelta(days=7)
 """For so long an object that was read for one backup need not be read again for another."""
 _COMPLETE = str(BackupState.COMPLETE)
 _DAMAGED = str(BackupState.DAMAGED)
+_Look = Callable[[Mapping[str, StoredObject]], dict[str, str]]
+"""Looks at what lies under these keys: what is wrong, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +240,14 @@ def verify_copies(
     _reconsider(wiring, destination, server)
     records = wiring.catalog.backups.list(server)
     known = _lately(destination, records, wiring.clock() - SHARED_FOR)
+    look = partial(_problems, destination, report=report, check=check, fresh=fresh)
     done = Examined()
     for record in unverified(records, destination.name):
         check()
         header, damages = _readable(wiring, destination, record)
         done = replace(done, damages=(*done.damages, *damages))
         if header is not None:
-            done = _one(wiring, destination, header, known, done, report, check, fresh)
+            done = _one(wiring, destination, header, known, done, look)
         elif damages:  # else it was removed in this moment
             wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
     return done
@@ -307,21 +305,16 @@ def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
 
 
 def _one(
-    wiring: Wiring,
-    destination: Destination,
-    header: Header,
-    known: dict[str, datetime],
-    done: Examined,
-    report: Report,
-    check: Check,
-    fresh: Collection[str],
+    wiring: Wiring, destination: Destination, header: Header, known: dict[str, datetime], done: Examined, look: _Look
 ) -> Examined:
+    """``done``, and what came of the copy of one backup. ``known``: objects that need not be read once more, and when
+    they were; what is read now is added."""
     begun = wiring.clock()
     items = {layout.backup_folder(header.server, header.backup_id) + item.name: item for item in header.side_files}
     shared = [item for item in header.objects if item.name in known]
     items |= {layout.object_key(item.name): item for item in header.objects if item.name not in known}
     try:
-        problems = _problems(destination, items, report, check, fresh)
+        problems = look(items)
         damages = _mended(wiring, destination, header, items, problems)
     except ArchivedError as error:
         return replace(done, troubles=(*done.troubles, f"{header.backup_id}: {error.message}"))
@@ -353,7 +346,7 @@ def _mark_damaged(wiring: Wiring, destination: Destination, header: Header, hit:
 
 
 def _problems(
-    destination: Destination, items: Mapping[str, StoredObject], report: Report, check: Check, fresh: Collection[str]
+    destination: Destination, items: Mapping[str, StoredObject], *, report: Report, check: Check, fresh: Collection[str]
 ) -> dict[str, str]:
     total, lock = sum(item.size for item in items.values()), threading.Lock()
     seen = [0, 0]

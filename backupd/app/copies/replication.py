@@ -238,7 +238,7 @@ class _Round:
             try:
                 self._one(target, found, record, failed)
             except (DamagedError, DestinationError, RefusedError, NotFoundError, ToolError) as error:
-                failed[record.id] = _line(error)
+                failed[record.id] = error.line
                 if not _is_there(target):
                     raise
         return failed
@@ -367,7 +367,7 @@ class _Round:
         return paths
 
     def _fails(self, record: BackupRecord, error: BackupdError, failed: dict[str, str]) -> None:
-        failed[record.id] = _line(error)
+        failed[record.id] = error.line
         self._done = replace(self._done, waiting=failed)
         self._put_off([record.id], error)
 
@@ -377,7 +377,7 @@ class _Round:
         mine = {record.id for record in self._wiring.catalog.backups.list(self._server)}
         late = [name for name in rows if name in mine and name not in self._done.waiting]
         self._put_off(late, error)
-        self._done = replace(self._done, waiting={**self._done.waiting, **dict.fromkeys(late, _line(error))})
+        self._done = replace(self._done, waiting={**self._done.waiting, **dict.fromkeys(late, error.line)})
 
     def _put_off(self, backups: Sequence[str], error: BackupdError) -> None:
         now = self._wiring.clock()
@@ -385,7 +385,7 @@ class _Round:
         for name in backups:
             attempts = rows[name].attempts if name in rows else 0
             self._wiring.catalog.replications.failing(
-                name, self._place, now, not_before=now + pause_after(attempts), message=_line(error)
+                name, self._place, now, not_before=now + pause_after(attempts), message=error.line
             )
 
     def _keep(self, target: Destination) -> None:
@@ -478,10 +478,6 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
             hint=error.hint or "backupd retries with increasing intervals; other work continues meanwhile",
         ),
     )
-
-
-def _line(error: BackupdError) -> str:
-    return " ".join(f"{error.message}: {error.detail}".removesuffix(": ").split())
 
 
 def rate_text(copied: Copied) -> str:

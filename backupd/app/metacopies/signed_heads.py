@@ -43,7 +43,7 @@ from backupd.transfer.records import authenticity as heads
 from backupd.transfer.records.authenticity import Head, Reached, Retired, SignedDestination
 from backupd.transfer.records.manifests import backup_ids, read
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, exists
 
 EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)
@@ -377,11 +377,8 @@ def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
 
 
 def _is_there(destination: Destination, server: str, backup_id: str) -> bool:
-    try:
-        destination.stat(layout.manifest_key(server, backup_id))
-    except ObjectMissingError:
-        return False
-    return (server, backup_id) not in marks(destination)
+    manifest = layout.manifest_key(server, backup_id)
+    return exists(destination, manifest) and (server, backup_id) not in marks(destination)
 
 
 def _had_heads(destination: Destination, server: str) -> bool:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -277,7 +278,7 @@ def _sign_anew(wiring: Wiring, former: str, unproven: bool) -> tuple[dict[str, V
     places = {}
     for place in usable:
         try:
-            places[place.name] = vouch_anew(wiring, place.name, believing, unproven=unproven)
+            places[place.name] = vouch(wiring, place.name, unproven=unproven, former=believing)
             if isinstance(place, SignedDestination):
                 heads.countersign(wiring, place)
         except DestinationError as error:
@@ -312,42 +313,18 @@ class Vouched(Document):
     left: tuple[str, ...]
 
 
-def vouch(wiring: Wiring, name: str, *, unproven: bool = False) -> Vouched:
+def vouch(wiring: Wiring, name: str, *, unproven: bool = False, former: Signing | None = None) -> Vouched:
     """Sign what is unsigned at destination ``name`` and is, byte by byte, what the runs of this catalog stored; for
     backups that are older than `signed: true`. ``unproven``: also what merely agrees with all that the catalog
     knows.
 
+    ``former`` believes the key that signed until now. With it all is signed that the signing key of ``wiring`` does not
+    vouch for, with copies and proofs. Signatures that are there stay beside the new ones, so that whoever still goes by
+    that key believes all of it, too.
+
     Raises RefusedError where no policy wants anything signed, KeyUnusableError, DestinationError.
     """
-    return _vouch(wiring, name, _Allowed(unproven))
-
-
-def vouch_anew(wiring: Wiring, name: str, former: Signing, *, unproven: bool = False) -> Vouched:
-    """As ``vouch``, of all that the signing key of ``wiring`` does not vouch for, with copies and proofs; ``former``:
-    believes the key that signed until now. Signatures that are there stay beside the new ones, so that whoever still
-    goes by that key believes all of it, too."""
-    return _vouch(wiring, name, _Allowed(unproven, former))
-
-
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    """What may be signed that the catalog has no digest of: see ``vouch`` and ``vouch_anew``."""
-
-    unproven: bool
-    former: Signing | None = None
-
-    def why_not(self, document: bytes, signature: bytes | None, *, found: bool = False) -> str:
-        """Of what agrees with the catalog. ``found``: because the catalog has it from a destination."""
-        if self.former is not None and signature is not None:
-            if problem := problem_of(self.former, document, signature):
-                return f"{problem}, and the catalog holds no digest of it"
-            return _FOUND if found and not self.unproven else ""
-        if signature is not None:
-            return "it has a signature that is not believed, and the catalog holds no digest of it"
-        return "" if self.unproven else _OTHERWISE
-
-
-def _vouch(wiring: Wiring, name: str, allowed: _Allowed) -> Vouched:
+    allowed = _Allowed(unproven, former)
     destination = wiring.destination(name)
     if not isinstance(destination, SignedDestination):
         raise RefusedError(
@@ -363,11 +340,30 @@ def _vouch(wiring: Wiring, name: str, allowed: _Allowed) -> Vouched:
         return _look(destination, *found, keeps=allowed.former is not None)
 
     count = 0
-    for batch in _in_batches(_documents(wiring, destination, allowed)):
+    documents = _documents(wiring, destination, allowed)
+    while batch := list(islice(documents, _BATCH)):
         told = each(look, batch)
         count += told.count("")
         left += [f"{name}: {key}: {why}" for (key, _judge), why in zip(batch, told, strict=True) if why]
     return Vouched(count, tuple(left))
+
+
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """What may be signed that the catalog has no digest of: see ``vouch``."""
+
+    unproven: bool
+    former: Signing | None = None
+
+    def why_not(self, document: bytes, signature: bytes | None, *, found: bool = False) -> str:
+        """Of what agrees with the catalog. ``found``: because the catalog has it from a destination."""
+        if self.former is not None and signature is not None:
+            if problem := problem_of(self.former, document, signature):
+                return f"{problem}, and the catalog holds no digest of it"
+            return _FOUND if found and not self.unproven else ""
+        if signature is not None:
+            return "it has a signature that is not believed, and the catalog holds no digest of it"
+        return "" if self.unproven else _OTHERWISE
 
 
 def _look(destination: SignedDestination, key: str, judge: _Judge, *, keeps: bool) -> str | None:
@@ -409,12 +405,6 @@ def _documents(wiring: Wiring, destination: SignedDestination, allowed: _Allowed
                 yield key, _Stored(destination, allowed, digest)
 
 
-def _in_batches(found: Iterable[tuple[str, _Judge]]) -> Iterator[list[tuple[str, _Judge]]]:
-    left = iter(found)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
-
-
 def _of_server(
     wiring: Wiring, destination: SignedDestination, server: str, allowed: _Allowed
 ) -> Iterator[tuple[str, _Judge]]:
@@ -435,7 +425,7 @@ def _of_server(
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _Judge(ABC):
     """May a document be signed? ``altered``: what is said of one that is not what its digest says."""
 
     altered: ClassVar[str] = "it is not what was put there"
@@ -457,9 +447,9 @@ class _Judge:
         """SHA-256 of the true document, "" where it is not known."""
         return ""
 
+    @abstractmethod
     def disagreement(self, document: bytes) -> str:
         """What it says otherwise than the catalog, or than what is stored; "" where nothing."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +507,9 @@ class _Stored(_Judge):
 
     def digest(self) -> str:
         return self.noted
+
+    def disagreement(self, document: bytes) -> str:  # noqa: ARG002  its digest alone judges it
+        return "nobody noted what was put there"
 
 
 @dataclass(frozen=True, slots=True)

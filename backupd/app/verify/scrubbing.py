@@ -53,7 +53,7 @@ from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.scrub_and_repair import SHARES, Damage, Due, Scrubbed, always, scrub, scrub_segments, share_of
 from backupd.transfer.thaw import ask
 from storage import layout, objects
-from storage.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive
+from storage.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive, exists
 
 _DAY = timedelta(days=1)
 
@@ -176,7 +176,11 @@ def _read_segments(
 ) -> _SegmentsRead:
     headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
     scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
-    here = [one for one in scrubbed.damages if one.segment and _is_there(destination, one.segment)]
+    here = [
+        one
+        for one in scrubbed.damages
+        if one.segment and exists(destination, layout.segment_key(one.segment.server, one.segment.key))
+    ]
     broken = [one for one in batch if isinstance(one, log_segments.DamagedSegment)]
     return _SegmentsRead(headers, broken, replace(scrubbed, damages=tuple(here)))
 
@@ -282,14 +286,6 @@ def _servers(wiring: Wiring, destination: Destination) -> list[str]:
         if owner is not None:
             found.add(owner[0])
     return sorted(found)
-
-
-def _is_there(destination: Destination, segment: Segment) -> bool:
-    try:
-        destination.stat(layout.segment_key(segment.server, segment.key))
-    except ObjectMissingError:
-        return False
-    return True
 
 
 def is_at_work(wiring: Wiring, server: str) -> bool:

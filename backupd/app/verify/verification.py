@@ -172,19 +172,9 @@ class FsckOutcome:
         """The document of `backupd fsck --json`."""
         return {
             "ok": self.ok,
-            "findings": [_shown(*item) for item in self.findings],
-            "repaired": [_shown(*item) for item in self.repaired],
+            "findings": [{"destination": name, **finding.as_json()} for name, finding in self.findings],
+            "repaired": [{"destination": name, **finding.as_json()} for name, finding in self.repaired],
         }
-
-
-def _shown(destination: str, finding: Finding) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "invariant": str(finding.invariant),
-        "subject": finding.subject,
-        "message": finding.message,
-        "repairable": finding.repairable,
-    }
 
 
 def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from backupd.backup.physical import Speeds, Stopwatch, redo_size, slow_destinations
+from backupd.backup.physical import Speeds, redo_size, slow_destinations
 from backupd.model.manifest import Entry
+from backupd.process.run_context import Stopwatch
 from backupd.transfer.dedup import Load
 
 MIB = 1024 * 1024
@@ -68,8 +70,9 @@ def test_nothing_captured_and_nothing_stored_is_no_reason_to_complain() -> None:
     assert slow_destinations(Speeds(GIB, 1.0, 0, 0, (Load("nas", 0, 90.0),)), seconds=100, prepare_seconds=1) == ()
 
 
-def test_the_stopwatch_counts_the_waiting_and_not_the_work() -> None:
+def test_the_stopwatch_counts_the_waiting_and_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
+    monkeypatch.setattr("backupd.process.run_context.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def slowly() -> Iterator[int]:
         for item in range(3):
@@ -77,13 +80,13 @@ def test_the_stopwatch_counts_the_waiting_and_not_the_work() -> None:
             yield item
         now[0] += 0.5
 
-    watch = Stopwatch(lambda: now[0])
+    watch = Stopwatch()
     seen = []
     for item in watch.over(slowly()):
         now[0] += 100.0
         seen.append(item)
     assert seen == [0, 1, 2]
-    assert watch.seconds == 6.5
+    assert watch.waited == 6.5
 
 
 def test_the_redo_of_both_families_is_found() -> None:

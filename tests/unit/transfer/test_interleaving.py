@@ -390,8 +390,8 @@ class ManifestsBeforeIntents(GarbageCollection):
     """Looks in the naive order: a backup that ends in between is seen neither as manifest nor as intent."""
 
     def _look(self) -> list[Lease]:
-        self._references.load(self._destination)
-        return intents(self._destination)
+        self._references.load(self.destination)
+        return intents(self.destination)
 
 
 class LooksOnce(GarbageCollection):
@@ -417,11 +417,9 @@ class ForgetsTheFence(GarbageCollection):
     """Leaves the intents of the dead where they are."""
 
     def _look(self) -> list[Lease]:
-        self._references.load(self._destination)
+        self._references.load(self.destination)
         return [
-            lease
-            for lease in [*intents(self._destination), *pins(self._destination)]
-            if self._alive(lease, self._clock())
+            lease for lease in [*intents(self.destination), *pins(self.destination)] if self.alive(lease, self.clock())
         ]
 
 
