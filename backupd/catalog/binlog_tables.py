@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
-from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey
+from backupd.model.binlog import CopyState, Ending, Run, Segment, SegmentKey
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 
 binlog_branches = Table(
@@ -183,16 +183,6 @@ binlog_streams = Table(
 )
 
 
-def branch_columns(branch: Branch) -> dict[str, Any]:
-    """The columns of ``binlog_branches`` but its number."""
-    return row_of(binlog_branches, branch)
-
-
-def branch_of(row: RowMapping) -> Branch:
-    """The branch in a row of ``binlog_branches``."""
-    return record_of(Branch, row)
-
-
 def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:
     """The columns of ``binlog_segments``; ``branch`` is the branch's number."""
     return row_of(binlog_segments, segment, branch=branch, start_pos=segment.start, end_pos=segment.end)
@@ -227,24 +217,9 @@ def copy_of(row: RowMapping) -> CopyState:
     return CopyState(row["state"], row["stored"], row["stored_at"], row["verified_at"])
 
 
-def run_columns(branch: int, run: Run) -> dict[str, Any]:
-    """The columns of ``binlog_runs``; ``branch`` is the branch's number."""
-    return row_of(binlog_runs, run, branch=branch)
-
-
 def run_from(row: RowMapping, server: str, branch: str) -> Run:
     """The run in a row of ``binlog_runs``."""
     return record_of(Run, row, server=server, branch=branch, first_pos=0, confirmed_at=None)
-
-
-def gap_columns(gap: Gap) -> dict[str, Any]:
-    """The columns of ``binlog_gaps``."""
-    return row_of(binlog_gaps, gap)
-
-
-def gap_of(row: RowMapping) -> Gap:
-    """The gap in a row of ``binlog_gaps``."""
-    return record_of(Gap, row)
 
 
 _S, _C, _R, _F = binlog_segments.c, binlog_copies.c, binlog_runs.c, binlog_confirmed.c
@@ -367,7 +342,7 @@ def _join(connection: Connection, branch: int, run: Run) -> None:
         if follows(one, two):
             run = linked(one, two)
             _forget(connection, row)
-    connection.execute(insert(binlog_runs).values(**run_columns(branch, run)))
+    connection.execute(insert(binlog_runs).values(row_of(binlog_runs, run, branch=branch)))
 
 
 def _forget(connection: Connection, row: RowMapping) -> None:
@@ -396,7 +371,7 @@ def _fold(connection: Connection, branch: int, destination: str, first: int, las
     ).one()
     if sums[0] != last - first + 1:  # a file twice, in two lengths: the longer one counts
         for run in _refolded(connection, here):
-            connection.execute(insert(binlog_runs).values(**run_columns(branch, run)))
+            connection.execute(insert(binlog_runs).values(row_of(binlog_runs, run, branch=branch)))
         return
     words = cast(_S.remarks, Text)
     told = connection.execute(
@@ -502,12 +477,8 @@ def _parts(
 
 
 def _confirmed(connection: Connection, branch: int, destination: str) -> list[tuple[int, int, datetime]]:
-    return [
-        (number, pos, at)
-        for number, pos, at in connection.execute(
-            select(_F.number, _F.pos, _F.at).where(_F.branch == branch, _F.destination == destination)
-        )
-    ]
+    here = (_F.branch == branch, _F.destination == destination)
+    return [(row.number, row.pos, row.at) for row in connection.execute(select(binlog_confirmed).where(*here))]
 
 
 def _dated(runs: Iterable[Run], confirmed: Sequence[tuple[int, int, datetime]]) -> Iterator[Run]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Select, and_, delete, exists, func, insert, select, update
 
 from backupd.catalog import binlog_tables as binlogruns
 from backupd.catalog.binlog_tables import (
@@ -15,15 +15,12 @@ from backupd.catalog.binlog_tables import (
     binlog_gaps,
     binlog_segments,
     binlog_streams,
-    branch_columns,
-    branch_of,
     copy_of,
-    gap_columns,
-    gap_of,
     segment_columns,
     segment_of,
 )
 from backupd.catalog.database import Rows
+from backupd.catalog.row_mapping import record_of, row_of
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
 from backupd.model.errors import NotFoundError
 
@@ -54,7 +51,7 @@ class Binlogs(Rows):
         """What was known of the same branch gives way."""
         with self._database.write() as connection:
             here = (binlog_branches.c.server == branch.server) & (binlog_branches.c.id == branch.id)
-            values = branch_columns(branch)
+            values = row_of(binlog_branches, branch)
             if not connection.execute(update(binlog_branches).where(here).values(**values)).rowcount:
                 connection.execute(insert(binlog_branches).values(**values))
 
@@ -65,8 +62,7 @@ class Binlogs(Rows):
             .where(binlog_branches.c.server == server)
             .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
         )
-        with self._database.read() as connection:
-            return tuple(branch_of(row) for row in connection.execute(query).mappings())
+        return self._records(Branch, query)
 
     def servers(self) -> tuple[str, ...]:
         """Every server that has a branch, also those that are no longer configured."""
@@ -217,12 +213,8 @@ class Binlogs(Rows):
         """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
         there is of the file, the one that ends there."""
         with self._database.read() as connection:
-            found = (
-                list(_records(connection, server, query))
-                if (query := _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None))
-                is not None
-                else []
-            )
+            query = _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None)
+            found = [] if query is None else list(_records(connection, server, query))
         inside = [record for record in found if record.key.start <= pos < record.key.end]
         ending = [record for record in found if record.key.end == pos]
         return max(inside or ending, key=lambda record: record.segment.size, default=None)
@@ -237,7 +229,7 @@ class Binlogs(Rows):
             for row in connection.execute(
                 select(binlog_branches).where(binlog_branches.c.server == server).order_by(binlog_branches.c.number)
             ).mappings():
-                branch = branch_of(row)
+                branch = record_of(Branch, row)
                 key = place_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
                 if key is not None:
                     query = select(binlog_segments).where(_is(row["number"], key))
@@ -261,15 +253,14 @@ class Binlogs(Rows):
     def add_gap(self, gap: Gap) -> None:
         """What was known of a gap after the same place gives way, but for when it was noticed."""
         with self._database.write() as connection:
-            values = gap_columns(gap)
+            values = row_of(binlog_gaps, gap)
             keep = {name: value for name, value in values.items() if name != "noticed_at"}
             if not connection.execute(update(binlog_gaps).where(_is_gap(gap)).values(**keep)).rowcount:
                 connection.execute(insert(binlog_gaps).values(**values))
 
     def remove_gap(self, gap: Gap) -> None:
         """What was missing was found. Quiet when it is gone already."""
-        with self._database.write() as connection:
-            connection.execute(delete(binlog_gaps).where(_is_gap(gap)))
+        self._do(delete(binlog_gaps).where(_is_gap(gap)))
 
     def gaps(self, server: str) -> tuple[Gap, ...]:
         """By branch, in the order in which they were noticed."""
@@ -278,8 +269,7 @@ class Binlogs(Rows):
             .where(binlog_gaps.c.server == server)
             .order_by(binlog_gaps.c.branch, binlog_gaps.c.noticed_at, binlog_gaps.c.after_file, binlog_gaps.c.after_pos)
         )
-        with self._database.read() as connection:
-            return tuple(gap_of(row) for row in connection.execute(query).mappings())
+        return self._records(Gap, query)
 
     # -- the stream's own state
 
@@ -291,9 +281,7 @@ class Binlogs(Rows):
 
     def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
         """What the stream of ``server`` says of itself; it replaces what it said before."""
-        with self._database.write() as connection:
-            connection.execute(delete(binlog_streams).where(binlog_streams.c.server == server))
-            connection.execute(insert(binlog_streams).values(server=server, status=dict(status), updated_at=at))
+        self._put(binlog_streams, {"server": server, "status": dict(status), "updated_at": at})
 
 
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:
@@ -365,14 +353,8 @@ def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
 
 
 def _is_gap(gap: Gap) -> Any:
-    columns = binlog_gaps.c
-    return (
-        (columns.server == gap.server)
-        & (columns.branch == gap.branch)
-        & (columns.destination == gap.destination)
-        & (columns.after_file == gap.after.file)
-        & (columns.after_pos == gap.after.pos)
-    )
+    row = row_of(binlog_gaps, gap)
+    return and_(*(key == row[key.name] for key in binlog_gaps.primary_key.columns))
 
 
 def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: str) -> bool:

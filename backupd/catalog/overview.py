@@ -239,7 +239,7 @@ class Glances(Rows):
                 jobs.c.finished_at,
                 jobs.c.message,
                 jobs.c.hint,
-                good.c.at,
+                good.c.at.label("succeeded_at"),
             )
             .outerjoin(
                 good, (good.c.server == jobs.c.server) & (good.c.kind == jobs.c.kind) & (good.c.leg == jobs.c.leg)
@@ -247,21 +247,7 @@ class Glances(Rows):
             .where(jobs.c.id.in_(last))
             .order_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
         )
-        with self._database.read() as connection:
-            return tuple(
-                LastJob(
-                    row.id,
-                    row.server,
-                    row.kind,
-                    row.leg,
-                    JobState(row.state),
-                    row.finished_at,
-                    row.message,
-                    row.hint,
-                    row.at,
-                )
-                for row in connection.execute(query)
-            )
+        return self._records(LastJob, query)
 
     def ended_jobs(self, since: datetime) -> dict[tuple[str, str, str], int]:
         """How many ended since then, by server, kind and state."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from sqlalchemy import Column, Connection, Integer, String, Table, insert, select, tuple_
+from sqlalchemy import Column, Connection, Integer, Select, String, Table, insert, select, tuple_
 
 from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages, events
 from backupd.catalog.backups import Absences, Backups, Identities, identities
@@ -67,8 +67,7 @@ def take_history(source: Database, target: Database) -> int:
     count = 0
     for table in _HISTORY:
         with source.read() as there:
-            rows = iter(there.execution_options(yield_per=_BATCH).execute(select(table)).mappings())
-            while batch := [dict(row) for row in islice(rows, _BATCH)]:
+            for batch in _batches(there, select(table)):
                 wanted = [row for row in batch if _counts(table, row)]
                 with target.write() as here:
                     count += _insert_missing(here, table, wanted)
@@ -83,16 +82,8 @@ def _counts(table: Table, row: dict[str, Any]) -> bool:
 
 def _insert_missing(here: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
     keys = tuple(table.primary_key.columns)
-    found = (
-        {
-            tuple(row)
-            for row in here.execute(
-                select(*keys).where(tuple_(*keys).in_([tuple(row[key.name] for key in keys) for row in rows]))
-            )
-        }
-        if rows
-        else set()
-    )
+    asked = [tuple(row[key.name] for key in keys) for row in rows]
+    found = {tuple(row) for row in here.execute(select(*keys).where(tuple_(*keys).in_(asked)))} if rows else set()
     new = [row for row in rows if tuple(row[key.name] for key in keys) not in found]
     if new:
         here.execute(insert(table), new)
@@ -104,10 +95,7 @@ def _take_events(source: Database, target: Database) -> int:
     count = 0
     same = (events.c.at, events.c.kind, events.c.subject)
     with source.read() as there:
-        rows = iter(
-            there.execution_options(yield_per=_BATCH).execute(select(events).order_by(events.c.number)).mappings()
-        )
-        while batch := [dict(row) for row in islice(rows, _BATCH)]:
+        for batch in _batches(there, select(events).order_by(events.c.number)):
             with target.write() as here:
                 known = {
                     tuple(row)
@@ -131,10 +119,7 @@ def _take_audit(source: Database, target: Database) -> int:
     with source.read() as there, target.write() as here:
         if here.execute(select(audit.c.number).limit(1)).first() is not None:
             return 0
-        rows = iter(
-            there.execution_options(yield_per=_BATCH).execute(select(audit).order_by(audit.c.number)).mappings()
-        )
-        while batch := [dict(row) for row in islice(rows, _BATCH)]:
+        for batch in _batches(there, select(audit).order_by(audit.c.number)):
             here.execute(insert(audit), batch)
             count += len(batch)
     return count
@@ -170,7 +155,7 @@ def _copy_rows(database: Database, target: Path) -> None:
             copy.write() as here,
         ):
             for table in every_table.sorted_tables:
-                for batch in _batches(there, table):
+                for batch in _batches(there, select(table)):
                     here.execute(insert(table), batch)
     finally:
         copy.close()
@@ -178,8 +163,8 @@ def _copy_rows(database: Database, target: Path) -> None:
         _make_one_file(file)
 
 
-def _batches(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
-    rows = iter(connection.execution_options(yield_per=_BATCH).execute(select(table)).mappings())
+def _batches(connection: Connection, query: Select[Any]) -> Iterator[list[dict[str, Any]]]:
+    rows = iter(connection.execution_options(yield_per=_BATCH).execute(query).mappings())
     while batch := [dict(row) for row in islice(rows, _BATCH)]:
         yield batch
 

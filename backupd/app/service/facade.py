@@ -8,8 +8,8 @@ Looking after what the rest stands on: the catalog, its copies, signatures, and 
 
 The whole application behind one door: what the command line, the REST interface and the page may ask for.
 
-Each part is an object of its room, made when it is asked for, and what its methods need they import themselves: a
-command that only lists backups need not load what restores them.
+Each part is an object of its room. What its methods need they import themselves, and a part of a room that loads much
+is made when it is asked for: a command that only lists backups need not load what restores them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.app.context.access import Facade, command_line, require_all, require_known, scoped, see, seen
+from backupd.app.context.access import Access, Facade, command_line, require_all, require_known, scoped, see, seen
 from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.catalog.database import WANTED
@@ -34,7 +34,6 @@ from backupd.model.text import format_time
 
 if TYPE_CHECKING:
     from backupd.app.backup_records import Adopted
-    from backupd.app.context.access import Access
     from backupd.app.context.keys import Issued, KeyState
     from backupd.app.context.trust import RecoveryPage
     from backupd.app.metacopies.catalog_copies import Copied
@@ -365,6 +364,13 @@ class Service:
         self.actor = actor or command_line()
         self._wiring = scoped(wiring, self.actor)
         self.revision = revision
+        self.access = Access(self._wiring, self.actor)
+        self.alerts = Alerts(self._wiring, self.actor)
+        self.installation = Installation(self._wiring, self.actor)
+        self.keys = Keys(self._wiring, self.actor)
+        self.maintenance = Maintenance(self._wiring, self.actor)
+        self.restores = Restores(self._wiring, self.actor)
+        self.servers = Servers(self._wiring, self.actor)
 
     @classmethod
     @contextmanager
@@ -395,19 +401,6 @@ class Service:
         return Service(self._wiring, self.revision, actor)
 
     @property
-    def access(self) -> Access:
-        """Tokens and the audit."""
-        from backupd.app.context.access import Access
-
-        return Access(self._wiring, self.actor)
-
-    @property
-    def alerts(self) -> Alerts:
-        """Incidents, and the messages about them."""
-
-        return Alerts(self._wiring, self.actor)
-
-    @property
     def backups(self) -> Backups:
         """Stored backups."""
         from backupd.app.service.backups import Backups
@@ -429,23 +422,11 @@ class Service:
         return Foreground(self._wiring, self.actor)
 
     @property
-    def installation(self) -> Installation:
-        """What concerns all servers together."""
-
-        return Installation(self._wiring, self.actor)
-
-    @property
     def jobs(self) -> Jobs:
         """Jobs of every state."""
         from backupd.app.service.requests import Jobs
 
         return Jobs(self._wiring, self.actor)
-
-    @property
-    def keys(self) -> Keys:
-        """Keys that open backups, and those that sign them."""
-
-        return Keys(self._wiring, self.actor)
 
     @property
     def listings(self) -> Listings:
@@ -455,12 +436,6 @@ class Service:
         return Listings(self._wiring, self.actor)
 
     @property
-    def maintenance(self) -> Maintenance:
-        """Looking after the catalog, its copies, and what is at the destinations."""
-
-        return Maintenance(self._wiring, self.actor)
-
-    @property
     def requests(self) -> Requests:
         """Work to be queued, plans to be started by their id, and restores by jobs."""
         from backupd.app.service.requests import Requests
@@ -468,20 +443,8 @@ class Service:
         return Requests(self._wiring, self.actor)
 
     @property
-    def restores(self) -> Restores:
-        """Plans without a row, thaws, and what unfinished restores left."""
-
-        return Restores(self._wiring, self.actor)
-
-    @property
     def retention(self) -> Retention:
         """What the rules and holds keep."""
         from backupd.app.service.backups import Retention
 
         return Retention(self._wiring, self.actor)
-
-    @property
-    def servers(self) -> Servers:
-        """The configured servers."""
-
-        return Servers(self._wiring, self.actor)
