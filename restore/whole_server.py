@@ -441,12 +441,11 @@ class _Restore:
             with context.watch.phase("verified", size):
                 checks, tally = examine(
                     server.connection,
+                    replace(context, workers=context.workers or default_workers()),
                     statements=spec.checks,
                     target=spec.moment,
                     witness=spec.witness,
                     position=outcome.position,
-                    workers=context.workers or default_workers(),
-                    report=context.report,
                 )
                 if outcome.replay is None:  # else they were looked for before the replay
                     checks.append(listed(server.connection, chain[-1]))

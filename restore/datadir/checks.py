@@ -24,10 +24,11 @@ from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model import proof as proofs
 from backupd.model.errors import ServerError
-from backupd.model.job import Progress, Report
+from backupd.model.job import Progress
 from backupd.model.proof import Check, Phase, Proof, Tally, Witness
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName, quote_name
+from backupd.process.run_context import RunContext
 from restore.planning.starting_backup import same_position
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -42,6 +43,8 @@ _TOO_LATE = (1969, 3024)
 """ER_STATEMENT_TIMEOUT of MariaDB, ER_QUERY_TIMEOUT of MySQL."""
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
 _NAMED = 20
+_WORKERS = 2
+"""Where nobody says how many."""
 _OWN = quote_name(OWN_ACCOUNT, "localhost")
 _LISTED = ("engine ", "a sequence", "not reached within", "the server's history list")
 """How the reasons of old witnesses begin that say nothing against the table."""
@@ -51,25 +54,22 @@ _Answer = TypeVar("_Answer")
 
 def examine(
     connection: Connection,
+    context: RunContext,
     *,
     statements: Sequence[str],
     target: datetime,
     witness: Witness | None,
     position: Position,
-    workers: int,
-    report: Report,
     compared: tuple[Sequence[Check], Tally] | None = None,
 ) -> tuple[list[Check], Tally]:
     """Every check there is; gives the answers and what was compared with the witness. ``compared``: of a comparison
     that was made before, at another place, and is not made again."""
-    compared_checks, tally = compared or compare_with_witness(
-        connection, witness, position, workers=workers, report=report
-    )
-    tables = check_tables(connection, workers=workers, report=report)
+    compared_checks, tally = compared or compare_with_witness(connection, witness, position, context)
+    tables = check_tables(connection, context)
     return [tables, *check_sql(connection, statements, target=target), *compared_checks], tally
 
 
-def check_tables(connection: Connection, *, workers: int, report: Report) -> Check:
+def check_tables(connection: Connection, context: RunContext) -> Check:
     """CHECK TABLE on every table of every schema, the server's own included. Raises ServerError when it goes
     away."""
     with connection.connect() as session:
@@ -78,7 +78,7 @@ def check_tables(connection: Connection, *, workers: int, report: Report) -> Che
             for t in list_tables(session)
             if t.name.schema not in ("information_schema", "performance_schema") and not t.is_sequence
         ]
-    found = [problem for problem in _spread(connection, tables, _check_one, workers, report) if problem]
+    found = [problem for problem in _spread(connection, tables, _check_one, context) if problem]
     wrong = sorted(text for is_error, text in found if is_error)
     remarks = sorted(text for is_error, text in found if not is_error)
     if wrong:
@@ -160,7 +160,7 @@ def _number(value: object) -> Decimal | None:
 
 
 def compare_with_witness(
-    connection: Connection, witness: Witness | None, position: Position, *, workers: int, report: Report
+    connection: Connection, witness: Witness | None, position: Position, context: RunContext
 ) -> tuple[list[Check], Tally]:
     """The checks, and what was compared with the witness of the source: every table, view, routine ... that it names
     has to be there, whether the witness holds a checksum of it or not.
@@ -195,7 +195,7 @@ def compare_with_witness(
         expected = witness.checksums[name]
         return None if answer.values[name] == expected else f"{name}: {answer.values[name]}, not {expected}"
 
-    wrong = sorted(p for p in _spread(connection, wanted, look, workers, report) if p)
+    wrong = sorted(p for p in _spread(connection, wanted, look, context) if p)
     there, tally = _compare_definitions(connection, witness)
     compared = len(wanted)
     detail = (
@@ -284,10 +284,10 @@ def _spread(
     connection: Connection,
     tables: Sequence[TableName],
     look: Callable[[Session, TableName], _Answer],
-    workers: int,
-    report: Report,
+    context: RunContext,
 ) -> list[_Answer]:
     """Ask about each table, on as many connections as there are workers."""
+    workers = context.workers or _WORKERS
     waiting: queue.SimpleQueue[TableName] = queue.SimpleQueue()
     for table in tables:
         waiting.put(table)
@@ -306,7 +306,7 @@ def _spread(
                 with lock:
                     done += 1
                     number = done
-                report(Progress("verify", files_done=number, files_total=len(tables), note=str(table)))
+                context.report(Progress("verify", files_done=number, files_total=len(tables), note=str(table)))
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="check") as pool:
         shares = [pool.submit(lambda: list(work())) for _ in range(max(1, min(workers, len(tables))))]

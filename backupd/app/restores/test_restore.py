@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
-from backupd.app.context.wiring import Wiring, run_context, worker_count
+from backupd.app.context.wiring import Wiring, run_context
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.restores.plan import (
     moment_of,
@@ -25,8 +25,9 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.job import Report
-from backupd.model.proof import Check, Phase, Proof, Tally, Witness
+from backupd.model.proof import Check, Proof, Tally, Witness
 from backupd.model.text import format_time, new_id
+from backupd.process.run_context import RunContext
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import windows
@@ -62,7 +63,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     )
     record = wiring.catalog.backups.get(chosen.backup_id)
     trial = _trial(wiring, chosen, record)
-    phases: list[Phase] = []
+    context = run_context(wiring, report)
     checks: list[Check] = []
     started_at, tally, trouble, obstacle = wiring.clock(), Tally(), "", ""
     scratch = ScratchSpec(
@@ -75,23 +76,21 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     )
     try:
         require_keys(wiring, server_name, chosen.chain)
-        with scratch_instance(scratch, sources(wiring, chosen), run_context(wiring, report, phases.append)) as copy:
-            examination = _Examination(wiring, copy, trial, report, phases)
+        with scratch_instance(scratch, sources(wiring, chosen), context) as copy:
+            examination = _Examination(copy, trial, context)
             rolled = examination.roll_forward()
-            begun = wiring.clock()
-            checks, tally = examine(
-                copy.connection,
-                statements=statements(server),
-                target=moment_of(chosen, record),
-                witness=trial.witness,
-                position=rolled.stop.position if rolled else record.position,
-                workers=worker_count(),
-                report=report,
-                compared=examination.compared,
-            )
-            checks += _replay_checks(rolled)
             full = wiring.catalog.backups.get(chosen.chain[0])
-            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
+            with context.watch.phase("verified", full.stats.bytes_source):
+                checks, tally = examine(
+                    copy.connection,
+                    context,
+                    statements=statements(server),
+                    target=moment_of(chosen, record),
+                    witness=trial.witness,
+                    position=rolled.stop.position if rolled else record.position,
+                    compared=examination.compared,
+                )
+                checks += _replay_checks(rolled)
     except DamagedError as error:
         trouble = str(error)
         doubt(wiring, record.id, error)
@@ -104,7 +103,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         target=chosen.target if target == RANDOM else target,
         started_at=started_at,
         finished_at=wiring.clock(),
-        phases=merged(phases),
+        phases=merged(context.watch.phases),
         checks=checks,
         tally=tally,
         error=trouble,
@@ -130,14 +129,12 @@ class _Trial:
     stop: Stop | None
 
 
+@dataclass(slots=True)
 class _Examination:
-    def __init__(self, wiring: Wiring, copy: Scratch, trial: _Trial, report: Report, phases: list[Phase]) -> None:
-        self._wiring = wiring
-        self._copy = copy
-        self._trial = trial
-        self._report = report
-        self._phases = phases
-        self.compared: tuple[Sequence[Check], Tally] | None = None
+    _copy: Scratch
+    _trial: _Trial
+    _context: RunContext
+    compared: tuple[Sequence[Check], Tally] | None = None
 
     def roll_forward(self) -> RolledForward | None:
         """Replay, and compare on the way; None where there is nothing to replay."""
@@ -155,11 +152,8 @@ class _Examination:
         witness = self._trial.witness
         if witness is None or self.compared is not None:
             return
-        begun = self._wiring.clock()
-        self.compared = compare_with_witness(
-            self._copy.connection, witness, witness.position, workers=worker_count(), report=self._report
-        )
-        self._phases.append(Phase("verified", (self._wiring.clock() - begun).total_seconds()))
+        with self._context.watch.phase("verified"):
+            self.compared = compare_with_witness(self._copy.connection, witness, witness.position, self._context)
 
 
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:

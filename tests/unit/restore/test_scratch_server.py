@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
@@ -59,12 +58,11 @@ def test_a_scratch_instance_is_the_source_in_a_sandbox_and_vanishes_without_a_tr
         assert short_tmp in datadir.parents
         checks, compared = examine(
             copy.connection,
+            RunContext(workers=2),
             statements=["SELECT COUNT(*) = 5000 FROM shop.orders"],
             target=now(),
             witness=taken.witness,
             position=taken.body.facts.position,
-            workers=2,
-            report=silent,
         )
         pid = int((datadir.parent / "run/pid").read_text())
         assert pid

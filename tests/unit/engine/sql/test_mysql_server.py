@@ -19,6 +19,7 @@ from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts, take
 from backupd.model.server_facts import Flavour, Role, Version
 from backupd.model.table import TableName
+from backupd.process.run_context import RunContext
 from restore.datadir.checks import PASSED, check_tables
 from restore.datadir.start import forget_replication
 from tests.support.servers import mysql
@@ -185,7 +186,7 @@ def test_a_launched_copy_is_deaf_and_mute_and_forgets_its_replication(source: My
             forget_replication(server.connection, info)
             assert not session.records(dialect.replica_status)
             assert object_counts(session)["events"] == 1
-            assert check_tables(server.connection, workers=2, report=lambda _progress: None).outcome == PASSED
+            assert check_tables(server.connection, RunContext(workers=2)).outcome == PASSED
         assert "ignore_db_dirs" not in log_tail(config.error_log, 1000)
         assert not list(copy.glob("*.pem"))
 

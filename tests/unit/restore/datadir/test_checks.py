@@ -9,9 +9,10 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
-from backupd.model.job import Progress, silent
+from backupd.model.job import Progress
 from backupd.model.proof import Check, Phase, Tally, Witness
 from backupd.model.server_facts import Position
+from backupd.process.run_context import RunContext
 from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in, make_proof
 from restore.fetch.sources import Loaded
 from restore.whole_server import listed
@@ -33,7 +34,7 @@ def witness(connection: Connection) -> Witness:
 
 def test_every_table_of_a_healthy_server_passes_also_its_own(connection: Connection) -> None:
     seen: list[Progress] = []
-    check = check_tables(connection, workers=2, report=seen.append)
+    check = check_tables(connection, RunContext(workers=2, report=seen.append))
     assert check.outcome == "passed", check.detail
     assert any("mysql" in progress.note for progress in seen)
     assert any("таблица" in progress.note for progress in seen)
@@ -55,7 +56,7 @@ def test_a_table_whose_file_is_gone_or_broken_is_named() -> None:
             file.seek(8 * 16384 + 500)
             file.write(b"\xff" * 300)
         server.start()
-        check = check_tables(Connection(socket=str(server.socket), user="root"), workers=2, report=silent)
+        check = check_tables(Connection(socket=str(server.socket), user="root"), RunContext(workers=2))
     assert check.outcome == "failed"
     assert "`d`.`gone``t`" in check.detail
     assert "`d`.`broken`" in check.detail
@@ -63,7 +64,7 @@ def test_a_table_whose_file_is_gone_or_broken_is_named() -> None:
 
 
 def test_the_same_data_at_the_same_position_is_proved_equal(connection: Connection, witness: Witness) -> None:
-    checks, tally = compare_with_witness(connection, witness, witness.position, workers=2, report=silent)
+    checks, tally = compare_with_witness(connection, witness, witness.position, RunContext(workers=2))
     assert [check.outcome for check in checks] == ["passed", "passed", "passed"], checks
     assert tally == Tally(len(witness.checksums), 0, 0)
     assert f"tables equal: {tally.equal}, present: 0, not looked at: 0" in checks[0].detail
@@ -81,8 +82,7 @@ def test_one_changed_row_one_missing_table_and_one_missing_view_are_named(witnes
             Connection(socket=str(copy.socket), user="root"),
             witness,
             witness.position,
-            workers=2,
-            report=silent,
+            RunContext(workers=2),
         )
     assert [check.outcome for check in checks] == ["failed", "failed", "failed"]
     assert "2 of" in checks[0].detail
@@ -97,17 +97,17 @@ def test_at_another_position_nothing_is_compared_and_both_places_are_told(
     connection: Connection, witness: Witness
 ) -> None:
     other = replace(witness.position, pos=witness.position.pos + 1, gtid="0-9-1")
-    (check,), compared = compare_with_witness(connection, witness, other, workers=1, report=silent)
+    (check,), compared = compare_with_witness(connection, witness, other, RunContext(workers=1))
     assert (check.outcome, compared) == ("skipped", Tally())
     assert f":{witness.position.pos}" in check.detail
     assert f":{other.pos}" in check.detail
-    (check,), _ = compare_with_witness(connection, None, other, workers=1, report=silent)
+    (check,), _ = compare_with_witness(connection, None, other, RunContext(workers=1))
     assert (check.outcome, check.detail) == (
         "skipped",
         "there is no witness between this backup and the target, so there is nothing to compare with",
     )
     (check,), _ = compare_with_witness(
-        connection, replace(witness, position=Position()), Position(), workers=1, report=silent
+        connection, replace(witness, position=Position()), Position(), RunContext(workers=1)
     )
     assert "no binary log" in check.detail
 

@@ -10,8 +10,8 @@ import pytest
 from backupd.engine.server.launch import OWN_ACCOUNT
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
-from backupd.model.job import silent
 from backupd.model.proof import Check, Tally, Witness
+from backupd.process.run_context import RunContext
 from restore.datadir.checks import CHECKSUMS, DEFINITIONS, compare_with_witness
 from tests.support.servers.mariadb import PrivateServer
 
@@ -83,7 +83,7 @@ def _root(server: PrivateServer) -> Connection:
 
 
 def _compared(server: PrivateServer, witness: Witness) -> tuple[dict[str, Check], Tally]:
-    checks, tally = compare_with_witness(_root(server), witness, witness.position, workers=1, report=silent)
+    checks, tally = compare_with_witness(_root(server), witness, witness.position, RunContext(workers=1))
     return _by_name(checks), tally
 
 

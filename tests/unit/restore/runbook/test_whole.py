@@ -10,7 +10,6 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
-from backupd.model.job import silent
 from backupd.process.run_context import RunContext
 from backupd.transfer.records.encryption import Unsealer
 from restore.datadir.checks import compare_with_witness
@@ -47,8 +46,7 @@ def check_restored(datadir: Path, taken: Taken) -> None:
             Connection(socket=str(server.socket), user="root"),
             taken.witness,
             taken.body.facts.position,
-            workers=2,
-            report=silent,
+            RunContext(workers=2),
         )
     assert [check.outcome for check in checks] == ["passed", "passed", "passed"], checks
     assert (compared.equal, compared.unseen) == (len(taken.witness.checksums), 0)
