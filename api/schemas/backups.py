@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, example, of
+from api.schemas.base import Asked, Name, OfServer, Query, Shape, Text, example, of
 from api.schemas.jobs import Job
 from backupd.app.retention import rules
 from backupd.model import backup_record, proof, server_facts
@@ -35,8 +35,7 @@ class BackupDetail(Shape):
     """A backup with what its manifest adds."""
 
 
-class BackupsQuery(Dated):
-    server: Name | None = Field(None, description="Only those of this server.")
+class BackupsQuery(OfServer):
     kind: BackupKind | None = Field(None, description="Only those of this kind.")
     state: BackupState | None = Field(None, description="Only those in this state.")
 
@@ -137,8 +136,7 @@ class Proof(Shape):
     outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
 
 
-class ProofsQuery(Dated):
-    server: Name | None = Field(None, description="Only those of this server.")
+class ProofsQuery(OfServer):
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
     outcome: Literal["proved", "restored", "failed", "undecided", "inexact", "withdrawn"] | None = Field(
         None, description="Only those that ended so."

@@ -163,6 +163,12 @@ class Dated(Page):
         return Span(self.since, self.until)
 
 
+class OfServer(Dated):
+    """Of what belongs to a server."""
+
+    server: Name | None = Field(None, description="Only those of this server.")
+
+
 class Whole(Query):
     """A list that is told whole, unless a part of it is asked for. The address of the next part is in the header
     ``Link``."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Dated, Name, Query, Shape, Text, of
+from api.schemas.base import Dated, Name, OfServer, Query, Shape, Text, of
 from backupd.model import event, proof
 from backupd.model.event import MessageState, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -68,8 +68,7 @@ class LogQuery(Query):
     tail: int | None = Field(None, ge=1, le=100_000, description="Only so many last lines.")
 
 
-class JobsQuery(Dated):
-    server: Name | None = Field(None, description="Only those of this server.")
+class JobsQuery(OfServer):
     kind: JobKind | None = Field(None, description="Only those of this kind.")
     state: JobState | None = Field(None, description="Only those in this state.")
 
@@ -95,8 +94,7 @@ class Incident(Shape):
     severity: str = Field(pattern="^(info|warning|error)$")
 
 
-class AlertsQuery(Dated):
-    server: Name | None = Field(None, description="Only those of this server.")
+class AlertsQuery(OfServer):
     state: Literal["open", "closed", "all"] = Field("open", description="Which of them.")
     severity: Severity | None = Field(None, description="Only those as grave as this.")
 

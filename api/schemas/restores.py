@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.backups import Position
-from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example, of
+from api.schemas.backups import Position, Runbook
+from api.schemas.base import Asked, Folder, Id, Name, OfServer, Problem, Shape, Text, Time, example, of
 from api.schemas.jobs import Job, Progress
 from backupd.app.restores import progress
 from backupd.model import binlog, thaw
@@ -294,8 +294,7 @@ class Restore(Shape):
     )
 
 
-class RestoresQuery(Dated):
-    server: Name | None = Field(None, description="Only those of this server.")
+class RestoresQuery(OfServer):
     state: JobState | None = Field(None, description="Only those in this state.")
 
 
@@ -350,8 +349,5 @@ class Thawed(Shape):
     thaw: ThawState | None
 
 
-class RestoreRunbook(Shape):
+class RestoreRunbook(Runbook):
     """How to do this restore by hand, as Markdown."""
-
-    id: str
-    runbook: str

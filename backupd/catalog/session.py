@@ -52,14 +52,6 @@ _HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesse
 """Tables whose rows are told apart by their keys."""
 
 
-def write_snapshot(database: Database, target: Path) -> None:
-    """Write all of the catalog to ``target``, which must not exist yet. Raises CatalogError, OSError."""
-    if database.sqlite:
-        _copy_file(database, target)
-    else:
-        _copy_rows(database, target)
-
-
 def take_history(source: Database, target: Database) -> int:
     """Rows of ``source`` that ``target`` lacks and that only a catalog knows; how many they were. Both have the form
     that this program knows. What was running in ``source`` is left out, and so are its holds, which destinations tell
@@ -169,16 +161,6 @@ def _batches(connection: Connection, query: Select[Any]) -> Iterator[list[dict[s
         yield batch
 
 
-def identity_of(database: Database) -> str:
-    """12 hex digits, drawn when they are first asked for. Raises CatalogError."""
-    with database.write() as connection:
-        found = connection.execute(select(identity.c.id)).scalar()
-        if found is None:
-            found = secrets.token_hex(6)
-            connection.execute(insert(identity).values(number=1, id=found))
-        return str(found)
-
-
 class Catalog:
     """An open catalog; a context manager. Threads may share it."""
 
@@ -225,11 +207,18 @@ class Catalog:
 
     def identity(self) -> str:
         """Which catalog this is: 12 hex digits that its copies have, too, and one made after its loss has not."""
-        return identity_of(self._database)
+        with self._database.write() as connection:
+            found = connection.execute(select(identity.c.id)).scalar()
+            if found is None:  # drawn when it is first asked for
+                found = secrets.token_hex(6)
+                connection.execute(insert(identity).values(number=1, id=found))
+            return str(found)
 
     def write_snapshot(self, target: Path) -> None:
-        """All of it, as it is at one moment, to a new SQLite file: what is kept of a catalog elsewhere."""
-        write_snapshot(self._database, target)
+        """All of it, as it is at one moment, to a new SQLite file: what is kept of a catalog elsewhere. ``target`` must
+        not exist yet. Raises CatalogError, OSError."""
+        copy = _copy_file if self._database.sqlite else _copy_rows
+        copy(self._database, target)
 
     def take_history(self, older: Catalog) -> int:
         """What ``older`` knows of jobs, events, schedules, challenges, proofs, witnesses, pauses and the audit, and

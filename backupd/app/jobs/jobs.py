@@ -199,19 +199,13 @@ def queued(
 
 def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
     """The same job again, as its successor."""
-    return JobRecord(
-        id=new_id(now),
-        kind=job.kind,
-        server=job.server,
-        state=JobState.QUEUED,
-        queued_at=now,
+    return replace(
+        queued(now, JobKind(job.kind), job.server, by=job.requested_by, arguments=job.arguments),
         due_at=job.due_at,
         not_before=now + wait,
         attempt=attempt,
         previous=job.id,
         leg=job.leg,
-        requested_by=job.requested_by,
-        arguments=job.arguments,
     )
 
 
