@@ -5,33 +5,89 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from backupd.cli.commands import (
-    access,
-    alerts,
-    backups,
-    binlog,
-    catalog,
-    jobs,
-    keys,
-    policy,
-    restores,
-    serve,
-    tables,
-    work,
-)
 from backupd.cli.output import Screen, explained, mute
 from backupd.cli.session import Commands, Config, Json, StoppedError, remember
 from backupd.process.runtime import hide_memory, return_large_blocks
 
+_COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "serve": ("serve.serve", {"takes": ("config",)}),
+    "check": ("work.check", {"opening": "looks"}),
+    "backup": ("work.backup", {"opening": "works"}),
+    "plan": ("restores.plan", {}),
+    "restore": ("restores.restore", {}),
+    "thaw": ("restores.thaw", {}),
+    "leftovers": ("tables.leftovers", {}),
+    "test-restore": ("restores.prove", {}),
+    "verify": ("work.verify", {}),
+    "replicate": ("work.replicate", {}),
+    "runbook": ("restores.runbook", {}),
+    "retention": ("backups.retention", {}),
+    "hold": ("backups.hold", {}),
+    "pause": ("backups.pause", {}),
+    "resume": ("backups.resume", {}),
+    "fsck": ("work.fsck", {}),
+    "recover-versions": ("catalog.bring_back", {}),
+    "bring-back": ("catalog.bring_back", {"hidden": True}),  # its name until 2026-11, for good
+    "run-job": ("serve.run_job", {"hidden": True}),
+    "timeline": ("binlog.timeline", {}),
+    "run-stream": ("serve.run_stream", {"takes": ("config",), "hidden": True}),
+    "audit": ("access.audit", {}),
+    "run-api": ("serve.run_api", {"takes": ("config",), "hidden": True}),
+    "backups": ("backups.app", {}),
+    "policy": ("policy.app", {}),
+    "server": ("work.server_app", {}),
+    "keys": ("keys.app", {}),
+    "jobs": ("jobs.app", {}),
+    "binlog": ("binlog.app", {}),
+    "catalog": ("catalog.app", {}),
+    "alerts": ("alerts.app", {}),
+    "token": ("access.app", {}),
+}
+"""Commands in the order of the help: module and name of the function or of the group, and what ``Commands.command``
+takes."""
+
+
+class _Named(Mapping[str, Any]):
+    """The commands as typer calls them; the module of one is imported when it is asked for, since importing all of them
+    takes longer than most commands."""
+
+    def __getitem__(self, name: str) -> Any:
+        path, options = _COMMANDS[name]
+        module, _, attribute = path.partition(".")
+        found = getattr(import_module(f"backupd.cli.commands.{module}"), attribute)
+        group = Commands(shared=False)
+        if isinstance(found, Commands):
+            group.add_typer(found, name=name)
+        else:
+            group.command(name, **options)(found)
+        return get_group(group).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Root(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Named()  # type: ignore[assignment]  # nobody adds one
+
+
 app = Commands(
     shared=False,
+    cls=_Root,
     help="Backups of MySQL and MariaDB that are proved to restore.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -58,40 +114,6 @@ def root(
 ) -> None:
     del version
     remember(context, config, as_json)
-
-
-app.command(takes=("config",))(serve.serve)
-app.command(opening="looks")(work.check)
-app.command(opening="works")(work.backup)
-app.add_typer(backups.app, name="backups")
-app.command()(restores.plan)
-app.command()(restores.restore)
-app.command("thaw")(restores.thaw)
-app.command("leftovers")(tables.leftovers)
-app.command("test-restore")(restores.prove)
-app.command()(work.verify)
-app.command()(work.replicate)
-app.command()(restores.runbook)
-app.add_typer(policy.app, name="policy")
-app.add_typer(work.server_app, name="server")
-app.command()(backups.retention)
-app.command()(backups.hold)
-app.command()(backups.pause)
-app.command()(backups.resume)
-app.command()(work.fsck)
-app.command("recover-versions")(catalog.bring_back)
-app.command("bring-back", hidden=True)(catalog.bring_back)  # its name until 2026-11, for good
-app.add_typer(keys.app, name="keys")
-app.add_typer(jobs.app, name="jobs")
-app.command("run-job", hidden=True)(serve.run_job)
-app.command("timeline")(binlog.timeline)
-app.add_typer(binlog.app, name="binlog")
-app.command("run-stream", takes=("config",), hidden=True)(serve.run_stream)
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(alerts.app, name="alerts")
-app.add_typer(access.app, name="token")
-app.command()(access.audit)
-app.command("run-api", takes=("config",), hidden=True)(serve.run_api)
 
 
 @contextmanager

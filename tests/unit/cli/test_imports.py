@@ -98,3 +98,26 @@ def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_
     configuration: Path, command: tuple[str, ...], needed: set[str]
 ) -> None:
     assert sorted(OF_WORK & loaded(configuration, *command) - needed) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "modules", "most"),
+    [
+        (("backups",), {"backups"}, 80),
+        (("jobs",), {"jobs", "backups"}, 67),
+        (("alerts",), {"alerts", "backups"}, 70),
+        (("token", "list"), {"access"}, 65),
+        (("audit",), {"access"}, 65),
+        (("timeline", "db1"), {"binlog"}, 132),
+        (("retention", "db1"), {"backups"}, 138),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_command_imports_the_module_of_no_other_one_and_few_of_ours(
+    configuration: Path, command: tuple[str, ...], modules: set[str], most: int
+) -> None:
+    names = loaded(configuration, *command)
+    inside = "backupd.cli.commands."
+    assert {name.removeprefix(inside) for name in names if name.startswith(inside)} == modules
+    ours = [name for name in names if name.partition(".")[0] in ("api", "backupd", "policies", "restore", "storage")]
+    assert len(ours) <= most
