@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from backupd.app.context.destination_identity import require_single
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
@@ -185,6 +186,7 @@ class ReplicaWatch(PeriodicCheck):
         super().__init__("replication", EVERY)
         self._seen: dict[tuple[str, str], frozenset[str]] = {}
         self._queued: dict[tuple[str, str], datetime] = {}
+        self._incidents: Incidents | None = None
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
         return wiring.settings.servers
@@ -193,6 +195,8 @@ class ReplicaWatch(PeriodicCheck):
         server = wiring.settings.server(name)
         if not server.usable:
             return
+        if self._incidents is None:
+            self._incidents = Incidents(wiring.catalog)
         known = wiring.catalog.backups.list(server.name)
         _forget_former(wiring, server, known)
         paused = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.PAUSE}
@@ -202,7 +206,7 @@ class ReplicaWatch(PeriodicCheck):
             for place in server.others:
                 lacking = _unverified(known, place) | _absent(known, place)
                 self._consider(wiring, server.name, place, lacking, now, always=True)
-        look_at_protection(wiring, server.name, now)
+        look_at_protection(wiring, self._incidents, server.name, now)
 
     def _consider(
         self, wiring: Wiring, server: str, place: str, lacking: frozenset[str], now: datetime, *, always: bool

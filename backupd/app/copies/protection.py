@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import PROTECTION
 from backupd.app.context.destination_identity import identities
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError
@@ -90,7 +91,7 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
     return Protection.model_validate({})
 
 
-def look(wiring: Wiring, server: str, now: datetime) -> None:
+def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
     """Tell, once, that backups of a server do not become protected in time, and when they are again. Raises
     CatalogError."""
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
@@ -101,16 +102,17 @@ def look(wiring: Wiring, server: str, now: datetime) -> None:
     good = next((one for one in newest if is_protected(one, walk, wanted, sites)), None)
     key = Key(PROTECTION, server)
     if due is None:
-        wiring.settle(looked={key: f"no backup of {server} has waited too long for its protection any more"})
+        incidents.settle(now, looked={key: f"no backup of {server} has waited too long for its protection any more"})
         return
     if good is not None and good.finished_at >= due.finished_at:
         well = f"backups of {server} are protected again: {good.id} is at enough places, read again there"
-        wiring.settle(looked={key: well})
+        incidents.settle(now, looked={key: well})
         return
     places = walk.of(due).destinations
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
-    wiring.settle(
+    incidents.settle(
+        now,
         Condition(
             key,
             Severity.WARNING,

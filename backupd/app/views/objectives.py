@@ -40,8 +40,8 @@ _LATE_CHECKPOINTS = 3
 _SLACK = timedelta(minutes=2)
 """A run that is due is a job only a moment later."""
 
-Found = Iterator[tuple[Key, Condition | str]]
-"""Of each key what holds, or what to say of it where it does not."""
+Found = Iterator[Condition | tuple[Key, str]]
+"""Of each key the condition that holds, or the key and what to say of it where none does."""
 
 
 class ObjectivesWatch(PeriodicCheck):
@@ -50,6 +50,7 @@ class ObjectivesWatch(PeriodicCheck):
     def __init__(self, read: Read) -> None:
         super().__init__("objectives", EVERY)
         self._read = read
+        self._incidents: Incidents | None = None
         self._seen: dict[tuple[str, str], datetime] = {}
         self._begun: dict[str, datetime] = {}
 
@@ -60,6 +61,8 @@ class ObjectivesWatch(PeriodicCheck):
         server = wiring.settings.server(name)
         if not server.usable:
             return
+        if self._incidents is None:
+            self._incidents = Incidents(wiring.catalog)
         promised = server.policy.objectives
         if promised.rpo is None and promised.rto is None and not streams(server.policy):
             return
@@ -69,20 +72,14 @@ class ObjectivesWatch(PeriodicCheck):
         young = timeline.is_young
         begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
-        found = dict(
-            [
-                *_rpo(timeline, server),
-                *_rto(timeline, server),
-                *_rpo_of_places(timeline, server, new),
-            ]
-        )
+        found = [*_rpo(timeline, server), *_rto(timeline, server), *_rpo_of_places(timeline, server, new)]
         holds = [
             replace(one, opens=one.opens and not young and not (begins and one.key.kind is not RTO))
-            for one in found.values()
+            for one in found
             if isinstance(one, Condition)
         ]
-        looked = {key: one for key, one in found.items() if isinstance(one, str)}
-        Incidents(wiring.catalog).settle(now, *holds, looked=looked)
+        looked = dict(one for one in found if not isinstance(one, Condition))
+        self._incidents.settle(now, *holds, looked=looked)
 
     def _stream_begins(self, wiring: Wiring, server: ServerSettings, now: datetime) -> bool:
         """Is the binary log about to be streamed for the first time? The service has only just begun to look after it,
@@ -159,16 +156,13 @@ def _rpo(timeline: Timeline, server: ServerSettings) -> Found:
     name, latest, lost = server.name, timeline.latest, timeline.rpo
     key, limit = Key(RPO, name), format_duration(promised.total_seconds())
     if latest is None or lost is None:
-        yield (
+        yield Condition(
             key,
-            Condition(
-                key,
-                Severity.ERROR,
-                f"{name} is not recoverable at all; objectives.rpo is {limit}",
-                hint=f"take a dump now: backupd backup {name} --kind logical"
-                if timeline.tables_only
-                else f"take a full backup now: backupd backup {name} --kind full",
-            ),
+            Severity.ERROR,
+            f"{name} is not recoverable at all; objectives.rpo is {limit}",
+            hint=f"take a dump now: backupd backup {name} --kind logical"
+            if timeline.tables_only
+            else f"take a full backup now: backupd backup {name} --kind full",
         )
     elif lost > promised:
         lines = [
@@ -176,15 +170,12 @@ def _rpo(timeline: Timeline, server: ServerSettings) -> Found:
             f"{f' ({reach.trouble})' if reach.trouble else ''}"
             for reach in timeline.destinations
         ]
-        yield (
+        yield Condition(
             key,
-            Condition(
-                key,
-                Severity.ERROR,
-                f"data loss if {name} failed now: {format_duration(lost.total_seconds())}; objectives.rpo is {limit}",
-                detail="\n".join(["latest recoverable point in time, by destination", *lines, *timeline.warnings]),
-                hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
-            ),
+            Severity.ERROR,
+            f"data loss if {name} failed now: {format_duration(lost.total_seconds())}; objectives.rpo is {limit}",
+            detail="\n".join(["latest recoverable point in time, by destination", *lines, *timeline.warnings]),
+            hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
         )
     else:
         yield key, f"{name}: objectives.rpo ({limit}) is kept again"
@@ -207,19 +198,16 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, new: frozenset[st
             continue
         lost = "everything" if reach.rpo is None else format_duration(reach.rpo.total_seconds())
         follows = reach.name in server.required or (reach.behind is not None and reach.behind <= promised)
-        yield (
+        yield Condition(
             key,
-            Condition(
-                key,
-                Severity.WARNING,
-                f"data loss if only {reach.name} survived: {lost}; objectives.rpo of {name} is {limit}",
-                detail=reach.trouble,
-                hint=f"copy the missing data: backupd replicate {name} --to {reach.name}. If the destination is "
-                "always behind, raise objectives.rpo or add it to destinations.required"
-                if reach.name in server.others
-                else f"to find the cause: backupd binlog status {name}; backupd check {name}",
-                opens=reach.name not in new and (kept or not follows),
-            ),
+            Severity.WARNING,
+            f"data loss if only {reach.name} survived: {lost}; objectives.rpo of {name} is {limit}",
+            detail=reach.trouble,
+            hint=f"copy the missing data: backupd replicate {name} --to {reach.name}. If the destination is "
+            "always behind, raise objectives.rpo or add it to destinations.required"
+            if reach.name in server.others
+            else f"to find the cause: backupd binlog status {name}; backupd check {name}",
+            opens=reach.name not in new and (kept or not follows),
         )
 
 
@@ -230,16 +218,13 @@ def _rto(timeline: Timeline, server: ServerSettings) -> Found:
     name, limit = server.name, format_duration(promised.total_seconds())
     key = Key(RTO, name)
     if timeline.predicted_rto > promised:
-        yield (
+        yield Condition(
             key,
-            Condition(
-                key,
-                Severity.ERROR,
-                f"estimated restore time of {name}: {format_duration(timeline.predicted_rto.total_seconds())}; "
-                f"objectives.rto is {limit}",
-                hint="take full backups more often, so that less is replayed; to see how long each step takes: "
-                f"backupd plan {name}",
-            ),
+            Severity.ERROR,
+            f"estimated restore time of {name}: {format_duration(timeline.predicted_rto.total_seconds())}; "
+            f"objectives.rto is {limit}",
+            hint="take full backups more often, so that less is replayed; to see how long each step takes: "
+            f"backupd plan {name}",
         )
     else:
         yield key, f"{name}: objectives.rto ({limit}) is kept again"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from backupd.alerts.rules import PROTECTION, REPLICATION
+from backupd.app.context.incidents import Incidents
 from backupd.app.copies.protection import look, with_protection
 from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
@@ -182,20 +183,21 @@ def test_a_copy_that_was_found_damaged_is_put_right_once_another_place_has_it_an
 
 def test_backups_that_do_not_become_protected_in_time_are_told_once_and_when_they_are_again(shop: Make) -> None:
     one = shop(policy="protection: {within: 6h}\n")
+    incidents = Incidents(one.catalog)
     name = one.add(1, days=0.1, places=("local",))
-    look(one.wiring, SERVER, one.clock())
+    look(one.wiring, incidents, SERVER, one.clock())
     assert one.events(PROTECTION.broken) == ()
     one.clock.move(hours=6)
     for _ in range(2):
-        look(one.wiring, SERVER, one.clock())
+        look(one.wiring, incidents, SERVER, one.clock())
     (event,) = one.events(PROTECTION.broken)
     assert name in event.message
     assert "0 of 2 places" in event.message
     assert "local: complete, not verified yet" in event.detail
     one.replicate()
     one.replicate("local")
-    look(one.wiring, SERVER, one.clock())
-    look(one.wiring, SERVER, one.clock())
+    look(one.wiring, incidents, SERVER, one.clock())
+    look(one.wiring, incidents, SERVER, one.clock())
     assert len(one.events(PROTECTION.mended)) == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from backupd.app.context.destination_identity import findings
+from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
 from backupd.app.restores.plan import plan
@@ -373,7 +374,7 @@ def test_what_is_at_a_place_that_was_seen_empty_protects_nothing_until_it_is_the
 
     def seen() -> tuple[int, bool, bool]:
         """By the page and the metrics; by the command line; did the watch tell?"""
-        protection.look(desk.wiring, "db1", NOW)
+        protection.look(desk.wiring, Incidents(desk.catalog), "db1", NOW)
         (told,) = protection.with_protection(desk.wiring, [record])
         return desk.look().protected, told.protected, bool(desk.catalog.events.list(kind="not-protected"))
 
