@@ -18,10 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.problems import TooManyError, answer, problem
-from api.site import Site, site_of
+from api.site import Layer, Site, site_of
 from backupd.app.context.access import UnknownSecretError, actor_of, audit, log_in, log_out, session_of
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
@@ -39,17 +39,11 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _SCHEME = HTTPBearer(auto_error=False, description="A token of `backupd token create`.")
 
 
-class Doorkeeper:
+class Doorkeeper(Layer):
     """Puts into the request's state: ``actor`` (Actor or None) and ``session`` (Session or None, of the web page),
     ``csrf`` (what that session's forms bring along, or "")."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPConnection(scope)
         state = scope.setdefault("state", {})
         state["actor"], state["session"], state["csrf"] = None, None, ""

@@ -15,23 +15,20 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.site import Layer
 from backupd.model.access import Actor
 
 LONGEST = 8 * 1024 * 1024
 """Bytes of an answer that is looked at whole; a longer one goes out as it comes, without an ETag."""
 
 
-class ETags:
+class ETags(Layer):
     """A strong ETag, of the body, on each successful GET of JSON."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
-        await self._app(scope, receive, _Holding(send, Headers(scope=scope).getlist("if-none-match")))
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in ("GET", "HEAD"):
+            send = _Holding(send, Headers(scope=scope).getlist("if-none-match"))
+        await self._app(scope, receive, send)
 
 
 class _Holding:
@@ -103,15 +100,16 @@ class _Answer:
     messages: tuple[Message, ...] = ()
 
 
-class SharedAnswers:
+class SharedAnswers(Layer):
     """Behind the door: who asks was let in already, and shares answers only with itself. An answer counts while
     ``version`` tells the number that it told before the work on it began; where it tells none, nothing is shared."""
 
     def __init__(self, app: ASGIApp, version: Version) -> None:
-        self._app, self._version = app, version
+        super().__init__(app)
+        self._version = version
         self._answers: dict[tuple[object, ...], _Answer] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = _key(scope)
         version = self._version() if key is not None else None
         if key is None or version is None:
@@ -151,7 +149,7 @@ class SharedAnswers:
 
 def _key(scope: Scope) -> tuple[object, ...] | None:
     """None for what is not shared."""
-    if scope["type"] != "http" or scope["method"] != "GET":
+    if scope["method"] != "GET":
         return None
     path = scope["path"]
     actor: Actor | None = scope.get("state", {}).get("actor")

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import API
 from api.problems import MEDIA_TYPE, TooManyError, answer, document, problem
-from api.site import site_of
+from api.site import Layer, site_of
 from backupd.catalog.people import Asked
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, RefusedError, UsageError
@@ -47,17 +47,14 @@ HEADERS = {
 _YEAR = "max-age=31536000"
 
 
-class SecurityHeaders:
+class SecurityHeaders(Layer):
     """Adds them to every answer. ``secure``: served with TLS, to which browsers are then to keep."""
 
     def __init__(self, app: ASGIApp, *, secure: bool) -> None:
-        self._app, self._secure = app, secure
+        super().__init__(app)
+        self._secure = secure
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -72,13 +69,13 @@ class SecurityHeaders:
         await self._app(scope, receive, sending)
 
 
-class Hosts:
+class Hosts(Layer):
     """Refuses what was sent to a name that is not ours: a page of somebody else may have had its own name lead here
     (DNS rebinding). Addresses, this host's names and that of ``api.url`` are ours; where neither url is set nor only
     this host can connect, any name may be, and none is refused."""
 
     def __init__(self, app: ASGIApp, settings: Api) -> None:
-        self._app = app
+        super().__init__(app)
         here = settings.host
         named = (urlsplit(settings.url).hostname or "").lower() if settings.url else ""
         self._names = {
@@ -86,8 +83,8 @@ class Hosts:
         }
         self._any = not named and not is_loopback(here)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_ours(HTTPConnection(scope)):
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_ours(HTTPConnection(scope)):
             await self._app(scope, receive, send)
             return
         told = document(
@@ -161,7 +158,7 @@ class _GoneError(Exception):
     """A reader took nothing for too long."""
 
 
-class Limits:
+class Limits(Layer):
     """Outside of whatever reads bodies."""
 
     def __init__(
@@ -172,12 +169,10 @@ class Limits:
         sending: float = SENDING,
         taking: float = TAKING,
     ) -> None:
-        self._app, self._largest, self._sending, self._taking = app, largest, sending, taking
+        super().__init__(app)
+        self._largest, self._sending, self._taking = largest, sending, taking
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         deadline, size, whole, begun = loop.time() + self._sending, 0, False, False
         trouble: tuple[int, str, str] | None = None
@@ -245,18 +240,12 @@ SECRET = "secret_answer"  # noqa: S105  the name of a mark, not a secret
 """Set in a request's state by a route whose answer holds a secret: that is not kept."""
 
 
-class Idempotency:
+class Idempotency(Layer):
     """Beneath the doorkeeper: keys belong to the token that sent them."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(API):
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         keys = Headers(scope=scope).getlist(HEADER)
-        if not keys:
+        if scope["method"] != "POST" or not scope["path"].startswith(API) or not keys:
             await self._app(scope, receive, send)
             return
         request = HTTPConnection(scope)

@@ -14,10 +14,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.openapi import methods_at
-from api.site import site_of
+from api.site import Layer, site_of
 from backupd.app.context.logging_setup import redacted, say
 from backupd.model.errors import (
     ArchivedError,
@@ -197,16 +197,10 @@ def _errors(error: BackupdError) -> list[dict[str, Any]]:
     ]
 
 
-class Unforeseen:
+class Unforeseen(Layer):
     """The outermost layer: whatever nobody foresaw is told with an id that stands beside its traceback in the log."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def sending(message: Message) -> None:

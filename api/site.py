@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
@@ -184,6 +185,20 @@ class Site:
         """May anybody who can connect read them?"""
         api = self.wiring.settings.api
         return api.metrics == "open" or (api.metrics == "auto" and api.is_private)
+
+
+class Layer:
+    """What a request passes on its way to ``app``; whatever is no HTTP goes by it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.answer if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request, or let ``_app`` do so."""
+        raise NotImplementedError
 
 
 def site_of(request: HTTPConnection) -> Site:
