@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Acting, CurrentActor, OnSite, Wired
 from api.middleware import CHECKS
-from api.routes.answers import ADMIN, VIEWER, cut, id_of, one, page, router_of, several
+from api.routes.answers import ADMIN, VIEWER, cut, id_of, listed, one, page, router_of, several
 from api.schemas.access import (
     AuditEntry,
     AuditQuery,
@@ -76,17 +76,13 @@ def list_audit(
 ) -> JSONResponse:
     """Who did what, newest first."""
     require_all(actor)
-    found = wiring.catalog.audit.list(
-        actor=query.actor,
-        action=query.action,
-        server=query.server,
-        subject=query.subject,
-        outcome=query.outcome,
-        span=query.span,
-        limit=query.limit + 1,
-        before=None if query.after is None else number_of(query.after),
-    )
-    return page(request, Listed.of(found, query.limit, lambda entry: str(entry.number)))
+
+    def found(*, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
+        before = None if after is None else number_of(after)
+        entries = wiring.catalog.audit.list(before=before, limit=limit + 1, **chosen)
+        return Listed.of(entries, limit, lambda entry: str(entry.number))
+
+    return listed(request, query, found)
 
 
 policy_routes = router_of("policies")

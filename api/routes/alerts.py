@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 
 from api.auth import Acting
-from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, id_of, one, page, router_of
+from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, id_of, listed, one, router_of
 from api.schemas.jobs import AlertsQuery, Incident, Message, MessagesQuery
+from backupd.catalog.row_mapping import Listed
 
 router = router_of("alerts")
 
@@ -19,20 +20,11 @@ _OPEN = {"open": True, "closed": False, "all": None}
 @router.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
 def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
     """What is not as it should be, newest first, each with the next step."""
-    return page(
-        request,
-        cut(
-            service.alerts.list(
-                query.server,
-                is_open=_OPEN[query.state],
-                severity=query.severity,
-                span=query.span,
-                before=query.after,
-                limit=query.limit + 1,
-            ),
-            query.limit,
-        ),
-    )
+
+    def found(*, state: str, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
+        return cut(service.alerts.list(is_open=_OPEN[state], before=after, limit=limit + 1, **chosen), limit)
+
+    return listed(request, query, found)
 
 
 @router.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
@@ -52,12 +44,8 @@ def acknowledge_alert(
 @router.get("/messages", dependencies=[VIEWER], response_model=list[Message])
 def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], service: Acting) -> JSONResponse:
     """Messages that were sent, or wait to be, newest first."""
-    return page(
-        request,
-        cut(
-            service.alerts.messages(
-                state=query.state, incident=query.incident, span=query.span, before=query.after, limit=query.limit + 1
-            ),
-            query.limit,
-        ),
-    )
+
+    def found(*, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
+        return cut(service.alerts.messages(before=after, limit=limit + 1, **chosen), limit)
+
+    return listed(request, query, found)
