@@ -281,21 +281,21 @@ class Ledger:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._entries: deque[_Entry] = deque()
-        self._told: set[Branch | Gap] = set()
+        self._reported: set[Branch | Gap] = set()
         self._stored: dict[str, dict[SegmentKey, Ending]] = {}
         self._dropped: dict[str, set[SegmentKey]] = {}
         self._confirmed: dict[str, datetime] = {}
 
     def branch(self, branch: Branch) -> None:
         """Report ``branch``, once in each process."""
-        if branch not in self._told:
-            self._told.add(branch)
+        if branch not in self._reported:
+            self._reported.add(branch)
             self._entries.append(lambda _state: self._recorder.branch_stored(branch))
 
     def gap(self, gap: Gap) -> None:
         """Report ``gap``, once in each process."""
-        if gap not in self._told:
-            self._told.add(gap)
+        if gap not in self._reported:
+            self._reported.add(gap)
             self._entries.append(lambda _state: self._recorder.gap(gap))
 
     def stored(self, destination: str, delivery: Delivery, at: datetime) -> None:

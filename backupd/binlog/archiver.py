@@ -220,9 +220,9 @@ class Archiver:
                     self._cut_piece(view, file, now)
             elif not log.damage and (log.whole is None or (log.whole.end, log.whole.ending) != (file.size, file.ended)):
                 self._state.keep(log.ended_at(file.size, file.ended))
-            self._tell_gap(view, file)
+            self._report_gap(view, file)
 
-    def _tell_gap(self, view: SpoolView, file: Spooled) -> None:
+    def _report_gap(self, view: SpoolView, file: Spooled) -> None:
         if (gap := view.gap_of(file)) is not None:
             self._ledger.gap(gap)
 
@@ -242,7 +242,7 @@ class Archiver:
         try:
             found = self._cutter.piece(safe, branch, start, context)
         except DamagedLogError as error:
-            self._trouble = _told(error, self.spool.doubt(file, error.good, "; ".join(error.damages)))
+            self._trouble = _damage_text(error, self.spool.doubt(file, error.good, "; ".join(error.damages)))
             found = (
                 self._cutter.piece(replace(safe, size=error.good), branch, start, context)
                 if error.good > start
@@ -297,10 +297,10 @@ class Archiver:
                 sealed = self._cutter.sealed(file, branch, view.log(file), cut)
             except DamagedLogError as error:
                 doubt = self.spool.doubt(file, error.good, "; ".join(error.damages))
-                self._trouble, self._stuck = _told(error, doubt), True
+                self._trouble, self._stuck = _damage_text(error, doubt), True
                 if doubt.verdict and file.ended is not None:
                     self._state.keep(view.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
-                    self._tell_gap(view, file)
+                    self._report_gap(view, file)
                 return
             progress.shipper.store(sealed, branch, file.path)
             return
@@ -385,6 +385,6 @@ class Archiver:
             self._behind[name] = Behind(lacking, since, error)
 
 
-def _told(error: DamagedLogError, doubt: Doubt) -> str:
+def _damage_text(error: DamagedLogError, doubt: Doubt) -> str:
     """What is to be known of a file that cannot be read, and was fetched again or will be."""
     return f"{error.message} ({doubt.why}): {doubt.verdict or 'it is fetched from its server again'}"

@@ -441,8 +441,8 @@ class Approach:
         found = read(file.path)
         branch = self.spool.branches()[-1]
         ended = Ending.CUT if found.damage else file.ended
-        if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
-            ended = told
+        if ended is None and (ending := ending_of(file.path, file.size)) is not Ending.CUT:
+            ended = ending
         return Tail(
             file.name,
             file.number,

@@ -328,7 +328,8 @@ def _other_file(
     tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
 ) -> Fork | None:
     """The newest file that is here is not at the server."""
-    if seen is not None and another(seen, source) and not _renumbered(seen, source):
+    renumbered = seen is not None and bool(source.server_uuid) and source.server_uuid == seen.server_uuid
+    if seen is not None and another(seen, source) and not renumbered:
         if source.mariadb and source.server_id == seen.server_id:
             # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
             # of what it lacks.
@@ -411,11 +412,6 @@ def first_covered(source: SourceState, history: str, previous: Callable[[str], s
 def another(seen: Seen | None, source: SourceState) -> bool:
     """Does another server answer than before?"""
     return seen is not None and (seen.server_uuid, seen.server_id) != (source.server_uuid, source.server_id)
-
-
-def _renumbered(seen: Seen, source: SourceState) -> bool:
-    """Is it the same server, which was given another server_id?"""
-    return bool(source.server_uuid) and source.server_uuid == seen.server_uuid
 
 
 def _anew(

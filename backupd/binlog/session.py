@@ -364,10 +364,10 @@ class Session:
         return True
 
     def _ending(self, file: Spooled, size: int, following: int) -> Ending:
-        told = ending_of(file.path, size)
-        if told is Ending.CUT and following == file.number + 1 and self.is_whole(file.number, size):
+        ending = ending_of(file.path, size)
+        if ending is Ending.CUT and following == file.number + 1 and self.is_whole(file.number, size):
             return Ending.CRASHED
-        return told
+        return ending
 
     def _goes_on(self, kept: Spooled, path: Path, *, finished: bool) -> bool:
         """Is the server's file the one that is here, and as long? Sets ``diverged`` where it is not."""

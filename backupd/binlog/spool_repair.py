@@ -272,10 +272,10 @@ class Mender:
         return found.size == mark.size and fingerprint_of(path, mark.branch, mark.number, mark.size) == mark
 
     def _ending(self, file: Spooled, copy: _Copy) -> Ending:
-        told = ending_of(copy.path, copy.found.size)
-        if told is Ending.CUT and is_whole(self.look(), file.number, copy.found.size):
+        ending = ending_of(copy.path, copy.found.size)
+        if ending is Ending.CUT and is_whole(self.look(), file.number, copy.found.size):
             return Ending.CRASHED
-        return told
+        return ending
 
 
 def _at_the_server(copy: _Copy) -> str:

@@ -193,7 +193,7 @@ class Streamer:
         state = self._approach.look()
         self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
         self._refuse_holding_back(state)
-        self._mend_newest()
+        self._mend_files(newest=True)
         start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
         self._look_for_given_up(start, state)
         self._lives += 1
@@ -220,7 +220,8 @@ class Streamer:
             self._differs(start, session.diverged)
             return self._backoff(away=False)
         if session.current is not None and self._is_mending_due():
-            self._mend_others()
+            self._bring_back()
+            self._mend_files(newest=False)
             return self._backoff(away=False)
         if session.received > had or time.monotonic() - begun > self.pace.most:
             self._pause = self.pace.first
@@ -267,19 +268,12 @@ class Streamer:
     def _is_mending_due(self) -> bool:
         return time.monotonic() >= self._mend_due and bool(self._lost_files or self.spool.doubts())
 
-    def _mend_newest(self) -> None:
-        """The newest file is what the server's is compared with: it comes first."""
-        newest = self.spool.newest()
+    def _mend_files(self, *, newest: bool) -> None:
+        """Mend the newest file, or the others. The newest one comes first: the server's file is compared with it. The
+        others follow once the server's history was seen to continue what is here."""
+        last = self.spool.newest()
         for doubt in self.spool.doubts():
-            if newest is not None and (doubt.branch, doubt.number) == (newest.branch, newest.number):
-                self._mend(doubt)
-
-    def _mend_others(self) -> None:
-        """Right after the server's history was seen to go on from what is here."""
-        self._bring_back()
-        newest = self.spool.newest()
-        for doubt in self.spool.doubts():
-            if newest is None or (doubt.branch, doubt.number) != (newest.branch, newest.number):
+            if (last is not None and (doubt.branch, doubt.number) == last.key) is newest:
                 self._mend(doubt)
 
     def _bring_back(self) -> None:

@@ -150,13 +150,12 @@ def strangers(records: Iterable[BackupRecord]) -> tuple[Strange, ...]:
     """Of one server; nothing where this installation made no backup of it, so that nobody can tell."""
     everything = sorted(records, key=lambda record: (record.finished_at, record.id))
     made = [record for record in everything if record.manifest and record.server_uuid and not record.apart]
-    ours = {record.server_uuid for record in made}
     apart = {record.server_uuid for record in everything if record.apart}
     if not made:
         if not apart:
             return ()
         made = [record for record in everything if record.server_uuid and not record.apart]
-        ours = {record.server_uuid for record in made}
+    ours = {record.server_uuid for record in made}
     found: dict[str, list[BackupRecord]] = {}
     for record in everything:
         if record.server_uuid and record.server_uuid not in ours:

@@ -86,17 +86,17 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
     runs: dict[str, list[Run]] = {}
     for run in binlogs.runs(server):
         runs.setdefault(run.destination, []).append(run)
-    told: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
+    rows: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
     worst = wiring.catalog.lags.worst(server, now - DAY)
     expected = wiring.settings.server(server).preferred if _is_streamed(wiring, server) else ()
-    names = dict.fromkeys([*expected, *sorted(runs), *sorted(told)])
+    names = dict.fromkeys([*expected, *sorted(runs), *sorted(rows)])
     return LogStatus(
         server,
         state_of(wiring, server, stream),
         branches[-1] if branches else None,
         len(branches),
         len(binlogs.gaps(server)),
-        tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names),
+        tuple(_held(name, runs.get(name, []), branches, rows.get(name, {}), worst.get(name), now) for name in names),
         told_at,
         stream,
     )
@@ -106,7 +106,7 @@ def _held(
     name: str,
     runs: list[Run],
     branches: tuple[Branch, ...],
-    told: Mapping[str, Any],
+    row: Mapping[str, Any],
     worst: float | None,
     now: datetime,
 ) -> Held:
@@ -128,8 +128,8 @@ def _held(
         confirmed,
         max(0.0, (now - confirmed).total_seconds()) if confirmed is not None else None,
         worst,
-        told.get("bytes_behind"),
-        str(told.get("error") or ""),
+        row.get("bytes_behind"),
+        str(row.get("error") or ""),
     )
 
 

@@ -104,15 +104,15 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
             Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: _give_up})
         )
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
-        scribe = stack.enter_context(CatalogWriter(settings.catalog, make=held is None))
-        StreamRun(Wiring(settings, scribe.catalog), server, scribe, waker, stop).run(once=once)
+        writer = stack.enter_context(CatalogWriter(settings.catalog, make=held is None))
+        StreamRun(Wiring(settings, writer.catalog), server, writer, waker, stop).run(once=once)
 
 
 class StreamRun:
     """One run of the process."""
 
-    def __init__(self, wiring: Wiring, server: str, scribe: CatalogWriter, waker: Waker, stop: threading.Event) -> None:
-        self._wiring, self._scribe, self._waker, self._stop = wiring, scribe, waker, stop
+    def __init__(self, wiring: Wiring, server: str, writer: CatalogWriter, waker: Waker, stop: threading.Event) -> None:
+        self._wiring, self._writer, self._waker, self._stop = wiring, writer, waker, stop
         self._server = wiring.settings.server(server)
         self._policy = _binlog_policy(self._server)
         self._spool = Spool(spool_folder(wiring.settings, server))
@@ -131,11 +131,11 @@ class StreamRun:
             _keys, recipients = wiring.recipients()
             encryption = wiring.settings.encryption
             sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
-            recorder = CatalogRecorder(name, self._scribe, wiring.clock)
+            recorder = CatalogRecorder(name, self._writer, wiring.clock)
             source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
             tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
-            report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
+            report = StreamReport(self._server, self._writer, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
             archiver = stack.enter_context(
                 Archiver(
@@ -166,19 +166,19 @@ class StreamRun:
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
-            recollection = CatalogBackfill(
+            backfill = CatalogBackfill(
                 name, wiring.settings.catalog, destinations, self._spool, self._stop, wiring.clock
             )
-            recollection.start()
+            backfill.start()
             for follower in report.followers:
                 follower.start()
             try:
-                self._keep_going(streamer, archiver, recorder, report, recollection, once=once)
+                self._keep_going(streamer, archiver, recorder, report, backfill, once=once)
             finally:
                 last = streamer.status()
                 self._stop.set()
                 thread.join(UNWIND)
-                recollection.join(PATIENCE)
+                backfill.join(PATIENCE)
                 for follower in report.followers:
                     follower.join(PATIENCE / len(report.followers))
                 report.over(
@@ -212,7 +212,7 @@ class StreamRun:
                 catalog.binlogs.runs(server, destination) for server in catalog.binlogs.servers()
             )
 
-        return self._scribe.ask(look, patience=OPENING)
+        return self._writer.ask(look, patience=OPENING)
 
     def _flavour(self, source: BinlogSource) -> Flavour:
         """The spool knows it: what waits there must go on its way though the server is down."""
@@ -226,7 +226,7 @@ class StreamRun:
         name = self._server.name
         physical = [
             record
-            for record in self._scribe.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
+            for record in self._writer.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
             if record.state is BackupState.COMPLETE and record.position.file
         ]
         return min(physical, key=lambda record: record.finished_at).position if physical else None
@@ -234,7 +234,7 @@ class StreamRun:
     def _given_up(self) -> Sequence[tuple[str, int]]:
         """Files behind which a gap is recorded that no place is missing but in them."""
         try:
-            gaps = self._scribe.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
+            gaps = self._writer.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
         except CatalogError:
             return ()  # the next process asks again
         return [
@@ -244,7 +244,7 @@ class StreamRun:
     def _ours(self) -> Collection[str]:
         """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
         try:
-            known = self._scribe.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
+            known = self._writer.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
         except CatalogError as error:
             raise ServerError(
                 f"cannot verify the identity of the server at {self._server.connection().address}: {error.message}",
@@ -267,7 +267,7 @@ class StreamRun:
         archiver: Archiver,
         recorder: CatalogRecorder,
         report: StreamReport,
-        recollection: CatalogBackfill,
+        backfill: CatalogBackfill,
         *,
         once: bool,
     ) -> None:
@@ -279,7 +279,7 @@ class StreamRun:
                 raise self._broken
             status = streamer.status()
             self._note_position(archiver, status)
-            self._tell(archiver.step(self._wiring.clock()))
+            self._report_trouble(archiver.step(self._wiring.clock()))
             if status.state is StreamState.STREAMING and status.server_position is not None:
                 self._meet(status.branch)
             wanted_at = wanted_at or status.server_time
@@ -290,7 +290,7 @@ class StreamRun:
                 once
                 and wanted_at is not None
                 and self._everything_by(wanted_at, recorder)
-                and recollection.was_tried
+                and backfill.was_tried
                 and self._met == status.branch
             ):
                 return
@@ -314,7 +314,7 @@ class StreamRun:
         connection = self._server.connection()
         try:
             state = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir))).look(files=False)
-            self._scribe.ask(
+            self._writer.ask(
                 lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch, connection.address)
             )
         except (ServerError, RefusedError, CatalogError) as error:
@@ -351,7 +351,7 @@ class StreamRun:
                 hint="what is in the spool is stored by the next run",
             )
 
-    def _tell(self, shipped: Shipped) -> None:
+    def _report_trouble(self, shipped: Shipped) -> None:
         """What is new of trouble, once."""
         for name, why in shipped.trouble.items():
             if self._troubles.get(name) != why:
@@ -441,12 +441,12 @@ class LogFollower(threading.Thread):
 
     def _after(self, wiring: Wiring, done: LogsCopied, error: BackupdError | None) -> float:
         now = wiring.clock()
-        told = str(error) if error is not None else "; ".join(done.troubles)
-        if not told:
+        reason = str(error) if error is not None else "; ".join(done.troubles)
+        if not reason:
             self._went_well(wiring)
             policy = self._server.policy.binlog
             return min(LONGEST, policy.checkpoint.total_seconds() if policy is not None else LONGEST)
-        self._failed(error, told)
+        self._failed(error, reason)
         with self._lock:
             self._since = done.since or self._since or now
             since = self._since
@@ -458,16 +458,16 @@ class LogFollower(threading.Thread):
                     Severity.ERROR,
                     f"{self.destination} lacks binary logs of {name} since {late}: they are at "
                     f"{', '.join(self._server.required)} only",
-                    detail=told,
+                    detail=reason,
                     hint="they are copied when it accepts them; backupd retries with increasing intervals",
                 ),
             )
         self._asked = None
         return min(LONGEST * self._failures, pause_after(self._failures).total_seconds(), 600.0)
 
-    def _failed(self, error: BackupdError | None, told: str | None) -> None:
+    def _failed(self, error: BackupdError | None, reason: str | None) -> None:
         self._failures += 1
-        text = told or str(error)
+        text = reason or str(error)
         if text != self._trouble:
             say("stream-trouble", f"{self.destination}: {text}", level=logging.WARNING, server=self._server.name)
         with self._lock:

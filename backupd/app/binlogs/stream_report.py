@@ -66,8 +66,8 @@ class Confirmed:
 class CatalogRecorder:
     """The archive's ``Recorder``. Raises CatalogError where the catalog takes nothing; the archive asks again."""
 
-    def __init__(self, server: str, scribe: CatalogWriter, clock: Clock) -> None:
-        self._server, self._scribe, self._clock = server, scribe, clock
+    def __init__(self, server: str, writer: CatalogWriter, clock: Clock) -> None:
+        self._server, self._writer, self._clock = server, writer, clock
         self._lock = threading.Lock()
         self._confirmed: dict[str, Confirmed] = {}
         self._written: dict[str, Confirmed] = {}
@@ -85,7 +85,7 @@ class CatalogRecorder:
                 catalog.events.add(_branch_event(branch, known, now))
             catalog.binlogs.add_branch(branch)
 
-        self._scribe.ask(write)
+        self._writer.ask(write)
 
     def segment_stored(self, segment: Segment, destination: str, stored_bytes: int, at: datetime) -> None:
         """Write down a segment of ``stored_bytes`` at ``destination``, and close the gaps that it fills. Raises
@@ -97,11 +97,11 @@ class CatalogRecorder:
             if segment.is_final:
                 _close_gap(catalog, segment, now)
 
-        self._scribe.ask(write)
+        self._writer.ask(write)
 
     def segments_dropped(self, server: str, keys: Sequence[SegmentKey], destination: str) -> None:
         """Forget segments that ``destination`` has no more: a larger one holds what they held. Raises CatalogError."""
-        self._scribe.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
+        self._writer.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
 
     def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
         """Kept until ``flush``: on an idle server this is all that ever happens. An older moment adds nothing,
@@ -130,7 +130,7 @@ class CatalogRecorder:
                 catalog.events.add(event)
             catalog.binlogs.add_gap(gap)
 
-        self._scribe.ask(write)
+        self._writer.ask(write)
 
     # -- for the stream
 
@@ -165,7 +165,7 @@ class CatalogRecorder:
         if not due and not lags:
             return
         try:
-            self._scribe.ask(write)
+            self._writer.ask(write)
         except BaseException:
             with self._lock:
                 for name, lag in lags.items():
@@ -264,17 +264,17 @@ class StreamReport:
     def __init__(
         self,
         server: ServerSettings,
-        scribe: CatalogWriter,
+        writer: CatalogWriter,
         recorder: CatalogRecorder,
         spool: Spool,
         clock: Clock,
         followers: Sequence[Follower] = (),
     ) -> None:
         self.followers = tuple(followers)
-        self._server, self._scribe, self._recorder, self._spool = server, scribe, recorder, spool
+        self._server, self._writer, self._recorder, self._spool = server, writer, recorder, spool
         self._clock = clock
         self._started_at = clock()
-        self._incidents = Incidents(scribe.catalog)
+        self._incidents = Incidents(writer.catalog)
         self._limit = behind_limit(server.policy)
         self._purge: StreamEvent | None = None
         self._lock = threading.Lock()
@@ -292,8 +292,8 @@ class StreamReport:
         document = self._document(status, behind, troubles, now)
         try:
             self._recorder.flush()
-            self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
-            self._scribe.ask(lambda _catalog: self._incidents.settle(now, *holds, looked=looked))
+            self._writer.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
+            self._writer.ask(lambda _catalog: self._incidents.settle(now, *holds, looked=looked))
         except BackupdError:
             return  # it was told, and the next beat says all of it again
 
@@ -303,7 +303,7 @@ class StreamReport:
         document = {**self._document(status, behind, {}, now), "state": STOPPED, "ended": str(status.state)}
         try:
             self._recorder.flush()
-            self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
+            self._writer.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
         except BackupdError as error:
             say(
                 "stream-trouble",
@@ -317,7 +317,7 @@ class StreamReport:
     def _document(
         self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str], now: datetime
     ) -> dict[str, Any]:
-        standing = self._recorder.standing()
+        standing, policy = self._recorder.standing(), self._server.policy.binlog
         destinations = {}
         for name in self._server.required:
             one, confirmed = behind.get(name), standing.get(name)
@@ -343,15 +343,11 @@ class StreamReport:
             "owner": owner(),
             "started_at": format_time(self._started_at),
             "spool_bytes": self._spool.bytes(),
-            "max_spool_bytes": self._max_spool(),
+            "max_spool_bytes": policy.max_spool if policy is not None else 0,
             "rss_bytes": _resident(),
             "destinations": destinations,
             "trouble": troubles.get("", ""),
         }
-
-    def _max_spool(self) -> int:
-        policy = self._server.policy.binlog
-        return policy.max_spool if policy is not None else 0
 
     # -- the incidents
 

@@ -52,7 +52,7 @@ _REPEATING: set[tuple[str, str, Position, Place]] = set()
 _LOOK_BACK = 500
 """Files in front of a backup in which temporary tables are looked for that were open at its position."""
 _RESTARTED = (Ending.STOPPED, Ending.CRASHED, Ending.CUT)
-_TOLD = 20
+_LISTED = 20
 """Doubtful transactions that are named one by one."""
 
 
@@ -172,9 +172,9 @@ class Targets:
             )
         ]
         for like in (turned, ahead):
-            lines += like[:_TOLD]
-            if len(like) > _TOLD:
-                lines.append(f"and {len(like) - _TOLD} more like these")
+            lines += like[:_LISTED]
+            if len(like) > _LISTED:
+                lines.append(f"and {len(like) - _LISTED} more like these")
         return tuple(lines)
 
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
@@ -297,11 +297,7 @@ class Targets:
             known = leg is not legs[0] or began is not None or bool(past and past[0].key.number == 1)
             past = past[began + 1 :] if began is not None else past
             marked = [record for record in past if OF_TEMPORARY & set(record.segment.remarks)]
-            inside = any(
-                OF_TEMPORARY & set(record.segment.remarks)
-                for record in self._known(leg).values()
-                if record.key in leg.segments
-            )
+            inside = not OF_TEMPORARY.isdisjoint(self._remarks(leg))
             if not marked and not inside:
                 continue
             before = open_before(
@@ -315,13 +311,16 @@ class Targets:
         """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that files are made
         elsewhere. Raises KeyUnusableError, ConfigurationError."""
         for leg in legs:
-            if any(
-                ELSEWHERE in record.segment.remarks
-                for record in self._known(leg).values()
-                if record.key in leg.segments
-            ) and (found := beyond_replay(one for one in self.within(leg) if one.gtid not in exclude)):
+            if ELSEWHERE in self._remarks(leg) and (
+                found := beyond_replay(one for one in self.within(leg) if one.gtid not in exclude)
+            ):
                 return found
         return None
+
+    def _remarks(self, leg: ReplayLeg) -> set[str]:
+        """Of all segments that are read for it."""
+        known = self._known(leg)
+        return {remark for key in leg.segments if key in known for remark in known[key].segment.remarks}
 
     def _known(self, leg: ReplayLeg) -> dict[SegmentKey, SegmentRecord]:
         numbers: dict[str, list[int]] = {}

@@ -512,12 +512,12 @@ def _found(
 ) -> Iterator[Found]:
     indexes = Indexes(wiring)
     failures: list[DamagedError | DestinationError] = []
-    told = 0
+    count = 0
     deadline = None if seconds is None else time.monotonic() + seconds
 
     def in_time(record: SegmentRecord) -> None:
         if deadline is not None and time.monotonic() > deadline:
-            raise _too_long(record, told, seconds)
+            raise _too_long(record, count, seconds)
 
     for record, first in _segments(wiring, server, branches, wanted):
         in_time(record)
@@ -530,8 +530,8 @@ def _found(
                 yield Found(
                     one, record.segment.file, record.key.branch, record.segment, changes, _target(one, record, current)
                 )
-                told += 1
-                if told == limit:
+                count += 1
+                if count == limit:
                     return
         except (DamagedError, DestinationError) as error:
             failures.append(error)
@@ -543,12 +543,13 @@ def _found(
         raise DestinationError(message, detail="\n".join(lines), hint=failures[0].hint)
 
 
-def _too_long(record: SegmentRecord, told: int, seconds: float | None) -> TooLongError:
+def _too_long(record: SegmentRecord, count: int, seconds: float | None) -> TooLongError:
     segment = record.segment
     begun = f", which begins at {format_time(segment.first_at)}" if segment.first_at is not None else ""
     return TooLongError(
         f"the search did not finish within {seconds:g} seconds",
-        detail=f"it had reached {segment.file} of branch {record.key.branch}{begun}, and had found {told} transactions",
+        detail=f"it had reached {segment.file} of branch {record.key.branch}{begun}, and had found {count} "
+        "transactions",
         hint="narrow it with since and until; the command line has no time limit: backupd binlog search "
         f"{segment.server}",
     )

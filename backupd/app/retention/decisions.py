@@ -162,7 +162,7 @@ def _line(branch: Branch | None, by_id: Mapping[str, Branch]) -> Iterator[Branch
         branch = by_id.get(branch.parent)
 
 
-_TOLD = 3
+_LISTED = 3
 _RECENT = timedelta(hours=1)
 """How far what can be restored may end behind now: whether it follows closely enough is no question of retention."""
 
@@ -216,15 +216,15 @@ def gaps(
         if span.since > reached and (oldest is None or span.since > oldest):
             missing.append((reached, span.since))
         reached = max(reached, span.until)
-    told = [
+    lines = [
         f"{name}: nothing between {format_time(since)} and {format_time(until)} can be restored"
-        for since, until in missing[:_TOLD]
+        for since, until in missing[:_LISTED]
     ]
-    if len(missing) > _TOLD:
-        told.append(f"{name}: and {len(missing) - _TOLD} more gaps")
+    if len(missing) > _LISTED:
+        lines.append(f"{name}: and {len(missing) - _LISTED} more gaps")
     if now - reached > _RECENT:
-        told.append(f"{name}: the newest moment that can be restored is {format_time(reached)}")
-    return told
+        lines.append(f"{name}: the newest moment that can be restored is {format_time(reached)}")
+    return lines
 
 
 def _merged(runs: Sequence[BinlogRun]) -> list[tuple[datetime, datetime]]:

@@ -311,12 +311,12 @@ def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Arc
     return Archive(branches, runs, places)
 
 
-def _seen(run: Run, branch: Branch, backups: Iterable[tuple[int, BackupRecord]], told: bool) -> BinlogRun:
+def _seen(run: Run, branch: Branch, backups: Iterable[tuple[int, BackupRecord]], named: bool) -> BinlogRun:
     """A run by its times. A server that was idle writes nothing: the backups that lie in it and the last confirmation
     tell that it reaches further than its first and last commit."""
     inside = [record.started_at for number, record in backups if run.first_number <= number <= run.last_number]
     moments = [at for at in (run.first_at, run.last_at, run.confirmed_at, *inside) if at is not None]
-    name = _name(branch, run.first_number, run.last_number, told)
+    name = _name(branch, run.first_number, run.last_number, named)
     return BinlogRun(
         name,
         min(moments, default=branch.noticed_at),
@@ -328,9 +328,9 @@ def _seen(run: Run, branch: Branch, backups: Iterable[tuple[int, BackupRecord]],
     )
 
 
-def _name(branch: Branch, first: int, last: int, told: bool) -> str:
+def _name(branch: Branch, first: int, last: int, named: bool) -> str:
     files = branch.file(first) if first == last else f"{branch.file(first)} to {branch.file(last)}"
-    return f"{files} of branch {branch.id}" if told else files
+    return f"{files} of branch {branch.id}" if named else files
 
 
 def settled(wiring: Wiring, decisions: Decisions, branches: Sequence[Branch]) -> Decisions:

@@ -74,7 +74,7 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
     hint = f"review them: backupd retention {server}; to expire them: backupd retention {server} --apply --really"
     for decisions, excess in refused:
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
-        _tell_refused(wiring, decisions, run, excess, ", ".join(names), hint)
+        _report_refused(wiring, decisions, run, excess, ", ".join(names), hint)
     raise RefusedError(
         "retention was not applied: more than half of what there is, or more than may go in a day, would be deleted "
         "at once",
@@ -111,7 +111,7 @@ def _excess_of_day(wiring: Wiring, destination: Destination, decisions: Decision
     )
 
 
-def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
+def report_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     """An event when a hold, or being the newest proved chain, keeps what the rules would expire."""
     if not decisions.stopped:
         return
@@ -121,7 +121,7 @@ def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     else:
         why = f"the newest proved chain keeps {count} backups"
         hint = f"prove a newer backup: backupd test-restore {server}"
-    _tell_refused(
+    _report_refused(
         wiring,
         decisions,
         run,
@@ -131,7 +131,7 @@ def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     )
 
 
-def _tell_refused(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
+def _report_refused(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
     now = wiring.clock()
     for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
         if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (
@@ -209,7 +209,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 troubles.append(_out_of_sight(destination, gone))
                 sweep_locked(wiring, destination)
                 continue
-            tell_stopped(wiring, decisions, run)
+            report_stopped(wiring, decisions, run)
             expired[destination.name] = _mark_expired(
                 wiring, destination, decisions, stock.records, run, confirmed=really
             )
@@ -252,7 +252,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
                 refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
-            tell_stopped(wiring, decisions, run)
+            report_stopped(wiring, decisions, run)
             _mark_expired(wiring, destination, decisions, stock.records, run)
             logs += clear(wiring, destination, decisions, run).bytes
             decided.append(decisions)
@@ -296,19 +296,19 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
             hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
             "ID --now` removes one that you can do without",
         ) from error
-    told = []
+    lines = []
     for server in wiring.catalog.backups.servers():
         decisions = stock_of(wiring, server, wiring.clock()).decide(error.destination)
-        told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
-        told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
+        lines += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
+        lines += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
-            told.append(
+            lines.append(
                 f"{server}: the rules expire {len(decisions.expired)}, which is more than half at once; to apply them: "
                 f"backupd retention {server} --apply --really"
             )
     raise DestinationFullError(
         f"destination {error.destination} is full, and nothing there may be deleted",
-        detail="\n".join([error.message, *told]),
+        detail="\n".join([error.message, *lines]),
         destination=error.destination,
         hint=f"give {error.destination} more room, or shorten its rules in the policy (`backupd retention "
         f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "

@@ -166,13 +166,13 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
     if state == OFF:
         return None
     row, at = said if said is not None else ({}, None)
-    told = row if isinstance(row, dict) else {}
+    reported = row if isinstance(row, dict) else {}
     return StreamView(
         state,
         at,
-        int(told.get("spool_bytes") or 0),
-        int(told.get("max_spool_bytes") or 0),
-        str(told.get("error") or ""),
+        int(reported.get("spool_bytes") or 0),
+        int(reported.get("max_spool_bytes") or 0),
+        str(reported.get("error") or ""),
     )
 
 
@@ -317,15 +317,15 @@ def _of_stream(made: ServerOverview, around: _Around, now: datetime) -> Iterator
 
 
 def _of_incidents_and_jobs(made: ServerOverview, around: _Around) -> Iterator[Reason]:
-    told = set()
+    reported = set()
     for incident in made.incidents:
         if incident.kind not in _SAID_HERE:
-            told.add(incident.job_id)
+            reported.add(incident.job_id)
             # What a job that failed took from what can be recovered is said by ``_of_recovery``.
             bad = incident.severity is Severity.ERROR and incident.kind not in OF_JOBS
             yield Reason(Status.BAD if bad else Status.WARNING, incident.message, incident.hint)
     for job in around.last_jobs:
-        if job.id not in told and is_in_trouble(job, around.last_jobs):
+        if job.id not in reported and is_in_trouble(job, around.last_jobs):
             yield Reason(
                 Status.WARNING,
                 f"the last {job.kind}{f' ({job.leg})' if job.leg else ''} is {job.state}"
