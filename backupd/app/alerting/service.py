@@ -33,8 +33,9 @@ from backupd.app.context.wiring import Wiring, user
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.app.schedule.calendar import next_runs
-from backupd.app.views.destinations import ReachWatch
-from backupd.app.views.overview import DestinationView, ServerOverview, overview, places
+from backupd.app.views.destinations import DestinationView, ReachWatch, places
+from backupd.app.views.overview import overview
+from backupd.app.views.server_status import ServerOverview
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.event import Message, MessageKind, MessageState
 from backupd.model.text import format_time, new_id

@@ -61,59 +61,55 @@ class Settled:
         return not (self.added or self.branches or self.replaced or self.gone)
 
 
+@dataclass(frozen=True, slots=True)
 class Reconciliation:
     """Of ``server`` at ``destination``. ``check`` is called now and then and may raise, to end it."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        destination: Destination,
-        server: str,
-        clock: Clock,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._binlogs = catalog.binlogs
-        self._destination, self._server, self._clock, self._check = destination, server, clock, check
+    catalog: Catalog
+    destination: Destination
+    server: str
+    clock: Clock
+    check: Callable[[], None] = lambda: None
 
     def settle(self, *, at_work: bool) -> Settled:
         """``at_work``: does a stream of this server write there now? Raises DestinationError, and CatalogError."""
         self._be_there()
-        before = {branch.id for branch in self._binlogs.branches(self._server)}
+        before = {branch.id for branch in self.catalog.binlogs.branches(self.server)}
         for branch in self.unknown_branches():
-            self._binlogs.add_branch(branch)
+            self.catalog.binlogs.add_branch(branch)
         added = 0
         unknown = self.unknown()
         while batch := list(islice(unknown, _BATCH)):
-            self._check()
+            self.check()
             added += self._adopt(batch)
-        limit = self._clock() - YOUNG if at_work else None
+        limit = self.clock() - YOUNG if at_work else None
         missing = [record.key for record in self.missing()]
         replaced = {key for key in missing if self.is_replaced(key)}
         rest = [key for key in missing if key not in replaced]
         self._be_there()  # one that was unmounted meanwhile has lost nothing
-        self._check()
-        name = self._destination.name
-        dropped = self._binlogs.drop_segments(self._server, sorted(replaced), name)
-        gone = self._binlogs.drop_segments(self._server, rest, name, stored_by=limit)
+        self.check()
+        name = self.destination.name
+        dropped = self.catalog.binlogs.drop_segments(self.server, sorted(replaced), name)
+        gone = self.catalog.binlogs.drop_segments(self.server, rest, name, stored_by=limit)
         self._set_gaps(gone)
-        known = {branch.id for branch in self._binlogs.branches(self._server)}
+        known = {branch.id for branch in self.catalog.binlogs.branches(self.server)}
         return Settled(added, len(known - before), len(dropped), gone, len(rest) - len(gone))
 
     # -- what both sides know
 
     def unknown_branches(self) -> list[Branch]:
         """Described at the destination, and not in the catalog."""
-        known = {branch.id for branch in self._binlogs.branches(self._server)}
+        known = {branch.id for branch in self.catalog.binlogs.branches(self.server)}
         return [
             branch
-            for branch in log_segments.branches(self._destination, self._server)
+            for branch in log_segments.branches(self.destination, self.server)
             if isinstance(branch, Branch) and branch.id not in known
         ]
 
     def unknown(self) -> Iterator[SegmentKey]:
         """Segments at the destination of which the catalog has no row for it."""
         for branch, here in groupby(
-            (key for _server, key in log_segments.keys(self._destination, self._server)), key=lambda key: key.branch
+            (key for _server, key in log_segments.keys(self.destination, self.server)), key=lambda key: key.branch
         ):
             for key, stored, recorded in _compared(here, self._known(branch)):
                 if stored and not recorded:
@@ -121,28 +117,28 @@ class Reconciliation:
 
     def missing(self) -> Iterator[SegmentRecord]:
         """Segments that the catalog expects at the destination and that are not there; those it calls damaged, too."""
-        for branch in self._binlogs.branches(self._server):
-            prefix = layout.branch_folder(self._server, branch.id)
-            here = (key for _server, key in log_segments.keys(self._destination, prefix=prefix))
+        for branch in self.catalog.binlogs.branches(self.server):
+            prefix = layout.branch_folder(self.server, branch.id)
+            here = (key for _server, key in log_segments.keys(self.destination, prefix=prefix))
             for key, stored, recorded in _compared(here, self._known(branch.id)):
                 if recorded and not stored and not self.is_there(key):
                     yield from (
                         record
                         for record in self._around(key)
-                        if record.key == key and self._destination.name in record.destinations
+                        if record.key == key and self.destination.name in record.destinations
                     )
 
     def header(self, key: SegmentKey) -> SegmentHeader | None:
         """None for one that is gone meanwhile or damaged, of which fsck tells by itself."""
         try:
-            return log_segments.load_header(self._destination, self._server, key)
+            return log_segments.load_header(self.destination, self.server, key)
         except (NotFoundError, DamagedError):
             return None
 
     def is_there(self, key: SegmentKey) -> bool:
         """Does the destination hold the segment of this key? Raises DestinationError."""
         try:
-            self._destination.stat(layout.segment_key(self._server, key))
+            self.destination.stat(layout.segment_key(self.server, key))
         except ObjectMissingError:
             return False
         return True
@@ -151,42 +147,42 @@ class Reconciliation:
         """Is a larger segment there that holds all of it?"""
         return any(
             other != key and other.start <= key.start and key.end <= other.end
-            for other in log_segments.of_file(self._destination, self._server, key.branch, key.number)
+            for other in log_segments.of_file(self.destination, self.server, key.branch, key.number)
         )
 
     def is_young(self, record: SegmentRecord, now: datetime) -> bool:
         """Was it stored at the destination less than ``YOUNG`` before ``now``?"""
-        copy = record.destinations.get(self._destination.name)
+        copy = record.destinations.get(self.destination.name)
         return copy is not None and copy.stored_at >= now - YOUNG
 
     def _around(self, key: SegmentKey) -> tuple[SegmentRecord, ...]:
         """What the catalog knows of the same bytes."""
-        return self._binlogs.segments(
-            self._server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
+        return self.catalog.binlogs.segments(
+            self.server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
         )
 
     def _known(self, branch: str) -> Iterator[SegmentKey]:
         return (
             record.key
-            for record in self._binlogs.each_segment(self._server, branch)
-            if self._destination.name in record.destinations
+            for record in self.catalog.binlogs.each_segment(self.server, branch)
+            if self.destination.name in record.destinations
         )
 
     def _be_there(self) -> None:
-        if not self._destination.is_initialised():
-            raise DestinationError(f"destination {self._destination.name} is bare", hint="is it mounted?")
+        if not self.destination.is_initialised():
+            raise DestinationError(f"destination {self.destination.name} is bare", hint="is it mounted?")
 
     # -- what is done
 
     def _adopt(self, keys: Iterable[SegmentKey]) -> int:
         headers = [header for key in keys if (header := self.header(key)) is not None]
-        known = {branch.id for branch in self._binlogs.branches(self._server)}
+        known = {branch.id for branch in self.catalog.binlogs.branches(self.server)}
         for header in headers:
             if header.segment.branch not in known:
                 known.add(header.segment.branch)
-                self._binlogs.add_branch(self._stand_in(header.segment))
-        self._binlogs.add_segments(
-            [(header.segment, header.stored_bytes) for header in headers], self._destination.name, self._clock()
+                self.catalog.binlogs.add_branch(self._stand_in(header.segment))
+        self.catalog.binlogs.add_segments(
+            [(header.segment, header.stored_bytes) for header in headers], self.destination.name, self.clock()
         )
         return len(headers)
 
@@ -195,7 +191,7 @@ class Reconciliation:
         return Branch(
             segment.server,
             segment.branch,
-            segment.first_at or self._clock(),
+            segment.first_at or self.clock(),
             BranchReason.UNKNOWN,
             "",
             segment.flavour,
@@ -206,15 +202,15 @@ class Reconciliation:
 
     def _set_gaps(self, gone: Sequence[SegmentKey]) -> None:
         """Those that are closed now go, and those that ``gone`` leaves come."""
-        binlogs, destination = self._binlogs, self._destination.name
-        gaps = [gap for gap in binlogs.gaps(self._server) if gap.destination == destination]
+        binlogs, destination = self.catalog.binlogs, self.destination.name
+        gaps = [gap for gap in binlogs.gaps(self.server) if gap.destination == destination]
         if not (gaps or gone):
             return
-        runs = binlogs.runs(self._server, destination)
+        runs = binlogs.runs(self.server, destination)
         for gap in gaps:
             if _is_closed(gap, runs):
                 binlogs.remove_gap(gap)
-        branches = {branch.id: branch for branch in binlogs.branches(self._server)}
+        branches = {branch.id: branch for branch in binlogs.branches(self.server)}
         for key in gone:
             here = [run for run in runs if run.branch == key.branch]
             before = [run for run in here if last_of(run) <= (key.number, key.start)]
@@ -223,7 +219,7 @@ class Reconciliation:
                 branch, one, other = branches[key.branch], before[-1], after[0]
                 binlogs.add_gap(
                     Gap(
-                        self._server,
+                        self.server,
                         key.branch,
                         destination,
                         Position(branch.file(one.last_number), one.last_pos, one.gtids_after),
@@ -231,7 +227,7 @@ class Reconciliation:
                         one.last_at,
                         other.first_at,
                         _GONE,
-                        self._clock(),
+                        self.clock(),
                     )
                 )
 

@@ -103,7 +103,8 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
                 hint=f"to release it: backupd {command}",
             )
         raise RefusedError(f"{_named(server)} is not {word}", hint="`backupd hold` lists what there is")
-    _tell(wiring, kind, server, _WORDS[kind][1], f"by {by}")
+    word = _WORDS[kind][1]
+    _record(wiring, kind, server, word, f"{_named(server)} was {word}", detail=f"by {by}")
     return problems
 
 
@@ -121,17 +122,7 @@ def remind(wiring: Wiring) -> None:
     for one in wiring.catalog.holds.all():
         now = wiring.clock()
         if now - one.since >= _REMINDED:
-            wiring.catalog.events.add(
-                Event(
-                    at=now,
-                    kind=_WORDS[one.kind][0],
-                    severity=Severity.WARNING,
-                    server="" if one.server == EVERY_SERVER else one.server,
-                    subject=str(one.kind),
-                    message=_lasting(one, now),
-                    hint=_end(one),
-                )
-            )
+            _record(wiring, one.kind, one.server, _WORDS[one.kind][0], _lasting(one, now), hint=_end(one))
 
 
 def _lasting(one: Hold, now: datetime) -> str:
@@ -151,7 +142,8 @@ def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> H
     if not reason.strip():
         raise UsageError("--reason is required", hint='--reason "audit until March"')
     found = wiring.catalog.holds.set(server, kind, reason.strip(), by, wiring.clock())
-    _tell(wiring, kind, server, _WORDS[kind][0], f"by {by}: {found.reason}")
+    word = _WORDS[kind][0]
+    _record(wiring, kind, server, word, f"{_named(server)} was {word}", detail=f"by {by}: {found.reason}")
     return found
 
 
@@ -171,7 +163,9 @@ def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
     return [job for state in states for job in wiring.catalog.jobs.list(whose, state=state)]
 
 
-def _tell(wiring: Wiring, kind: HoldKind, server: str, word: str, detail: str) -> None:
+def _record(
+    wiring: Wiring, kind: HoldKind, server: str, word: str, message: str, *, detail: str = "", hint: str = ""
+) -> None:
     wiring.catalog.events.add(
         Event(
             at=wiring.clock(),
@@ -179,8 +173,9 @@ def _tell(wiring: Wiring, kind: HoldKind, server: str, word: str, detail: str) -
             severity=Severity.WARNING,
             server="" if server == EVERY_SERVER else server,
             subject=str(kind),
-            message=f"{_named(server)} was {word}",
+            message=message,
             detail=detail,
+            hint=hint,
         )
     )
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.destinations import DestinationView
-from backupd.app.views.overview import overview, places
+from backupd.app.views.destinations import DestinationView, places
+from backupd.app.views.overview import overview
 from backupd.app.views.server_status import ServerOverview
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.jobs import OPEN

@@ -21,11 +21,9 @@ from backupd.app.copies.protection import protection_of
 from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
-from backupd.app.views.destinations import DestinationView, places
 from backupd.app.views.objectives import first_backup
 from backupd.app.views.server_status import (
     UNSEEN,
-    LastBackup,
     LastProof,
     NextRun,
     Reason,
@@ -48,19 +46,6 @@ from backupd.model.event import Incident, Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time
-
-__all__ = [
-    "DestinationView",
-    "LastBackup",
-    "LastProof",
-    "NextRun",
-    "Reason",
-    "ServerOverview",
-    "Status",
-    "StreamView",
-    "overview",
-    "places",
-]
 
 GAP = "binlog-gap"
 _FRESH_GAP = timedelta(days=7)

@@ -22,8 +22,8 @@ from backupd.app.views import server_status as standing
 from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
-from backupd.app.views.overview import ServerOverview, Status, overview
-from backupd.app.views.server_status import timeline
+from backupd.app.views.overview import overview
+from backupd.app.views.server_status import ServerOverview, Status, timeline
 from backupd.catalog.backups import Absence
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
