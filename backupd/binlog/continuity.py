@@ -356,10 +356,9 @@ def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fo
     """The newest file is not at the server, or another one. ``earlier``: the end of the file before it, where the
     server still has that one unchanged."""
     if earlier is not None:
-        number = _number(earlier.file) + 1
         return Fork(
             BranchReason.LOST_TAIL,
-            number,
+            int(earlier.file.rpartition(".")[2]) + 1,
             f"the server has lost {tail.name}, which followed {earlier.file}",
             fork=earlier,
             names_go_on=True,
@@ -443,7 +442,3 @@ def _executed(source: SourceState, tail: Tail) -> bool:
 
 def _identity(uuid: str, number: int) -> str:
     return f"server_id {number}" + (f", {uuid}" if uuid else "")
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition(".")[2])

@@ -190,7 +190,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             try:
                 opened.append(_brought_up_to_date(wiring, name, server))
             except BackupdError as error:
-                if _holds(known, name):
+                if any(record.state_at(name) for record in known):
                     troubles.append(error)
         missing = {
             destination.name: expected_at(wiring, destination) - set(backup_ids(destination)) for destination in opened
@@ -340,10 +340,6 @@ def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[
 def _free(destination: Destination) -> int:
     space = destination.space()
     return space.free if space is not None else 0
-
-
-def _holds(records: Iterable[BackupRecord], place: str) -> bool:
-    return any(record.state_at(place) for record in records)
 
 
 def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:

@@ -147,17 +147,16 @@ def _next_runs(wiring: Wiring, server: ServerSettings, known: StatusCache, now: 
         yield NextRun(leg.leg, leg.kind, start)
 
 
-def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | None:
+def _stream(state: str, said: tuple[Mapping[str, Any], datetime] | None) -> StreamView | None:
     if state == OFF:
         return None
     row, at = said if said is not None else ({}, None)
-    reported = row if isinstance(row, dict) else {}
     return StreamView(
         state,
         at,
-        int(reported.get("spool_bytes") or 0),
-        int(reported.get("max_spool_bytes") or 0),
-        str(reported.get("error") or ""),
+        int(row.get("spool_bytes") or 0),
+        int(row.get("max_spool_bytes") or 0),
+        str(row.get("error") or ""),
     )
 
 
