@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import groupby, islice
@@ -263,23 +263,21 @@ class _OverError(Exception):
     """The process ends."""
 
 
+@dataclass
 class CatalogBackfill:
     """``destinations`` by name. ``stop`` ends it between two batches."""
 
-    def __init__(
-        self,
-        server: str,
-        url: str,
-        destinations: Mapping[str, Destination],
-        spool: Spool,
-        stop: threading.Event,
-        clock: Clock,
-    ) -> None:
-        self._server, self._url, self._destinations = server, url, destinations
-        self._spool, self._stop, self._clock = spool, stop, clock
-        self._complaints: set[str] = set()
-        self._tried = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="recollection", daemon=True)
+    server: str
+    url: str
+    destinations: Mapping[str, Destination]
+    spool: Spool
+    stop: threading.Event
+    clock: Clock
+    _complaints: set[str] = field(default_factory=set)
+    _tried: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="catalog backfill", daemon=True)
 
     def start(self) -> None:
         """Begin in a thread of its own."""
@@ -295,11 +293,11 @@ class CatalogBackfill:
         return self._tried.is_set()
 
     def _run(self) -> None:
-        left = dict(self._destinations)
-        while left and not self._stop.is_set():
+        left = dict(self.destinations)
+        while left and not self.stop.is_set():
             wait = _AGAIN
             try:
-                with open_catalog(self._url, make=False) as catalog:
+                with open_catalog(self.url, make=False) as catalog:
                     self._await_branches(catalog)
                     if self._round(catalog, left):
                         wait = YOUNG
@@ -309,7 +307,7 @@ class CatalogBackfill:
                 break
             self._tried.set()
             if left:
-                self._stop.wait(wait.total_seconds())
+                self.stop.wait(wait.total_seconds())
         self._tried.set()
 
     def _round(self, catalog: Catalog, left: dict[str, Destination]) -> bool:
@@ -317,9 +315,7 @@ class CatalogBackfill:
         failed = False
         for name, destination in list(left.items()):
             try:
-                found = Reconciliation(catalog, destination, self._server, self._clock, self._check).settle(
-                    at_work=True
-                )
+                found = Reconciliation(catalog, destination, self.server, self.clock, self._check).settle(at_work=True)
             except BackupdError as error:
                 failed = True
                 self._complain(f"{name}: {error}")
@@ -331,14 +327,14 @@ class CatalogBackfill:
 
     def _await_branches(self, catalog: Catalog) -> None:
         """The archive tells those in the spool by itself, and with them the event."""
-        while {branch.id for branch in self._spool.branches()} - {
-            branch.id for branch in catalog.binlogs.branches(self._server)
+        while {branch.id for branch in self.spool.branches()} - {
+            branch.id for branch in catalog.binlogs.branches(self.server)
         }:
             self._check()
-            self._stop.wait(_TELL)
+            self.stop.wait(_TELL)
 
     def _check(self) -> None:
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise _OverError
 
     def _complain(self, why: str) -> None:
@@ -349,7 +345,7 @@ class CatalogBackfill:
                 "catalog-not-compared",
                 f"the catalog's records of binary logs could not be compared with the archive: {why}",
                 level=logging.WARNING,
-                server=self._server,
+                server=self.server,
             )
 
     def _report(self, catalog: Catalog, destination: str, found: Settled) -> None:
@@ -360,23 +356,23 @@ class CatalogBackfill:
             "catalog-compared",
             f"{destination}: the catalog has learned of {found.added} segments and "
             f"{found.branches} branches that are there, and forgotten {forgotten} that are not",
-            server=self._server,
+            server=self.server,
         )
         if found.gone:
             catalog.events.add(
                 Event(
-                    self._clock(),
+                    self.clock(),
                     "binlog-missing",
                     Severity.WARNING,
-                    f"{len(found.gone)} archived binary logs of {self._server} are not at destination "
+                    f"{len(found.gone)} archived binary logs of {self.server} are not at destination "
                     f"{destination} any "
                     "more, and the catalog has forgotten them there",
-                    server=self._server,
+                    server=self.server,
                     subject=destination,
                     detail="\n".join(
                         f"{key.branch}: file {key.number}, bytes {key.start} to {key.end}" for key in found.gone[:20]
                     ),
-                    hint=f"`backupd timeline {self._server}` shows what is recoverable. Nothing is wrong where they "
+                    hint=f"`backupd timeline {self.server}` shows what is recoverable. Nothing is wrong where they "
                     "had "
                     "expired and the catalog comes from an older copy",
                 )
