@@ -79,14 +79,6 @@ class Invariant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogView:
-    """A backup that the catalog expects at the destination under examination."""
-
-    server: str
-    backup_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Finding(Document):
     """A broken invariant. ``repairable``: a repair can mend it without any other copy.
 
@@ -126,7 +118,7 @@ class _View:
 
 def examine(
     destination: Destination,
-    catalog: Collection[CatalogView] | None,
+    catalog: Collection[Backup] | None,
     *,
     clock: Clock,
     read_body: ReadBody | None = None,
@@ -134,8 +126,8 @@ def examine(
 ) -> list[Finding]:
     """Every broken invariant; empty when all hold. Changes nothing, and may run beside backups and restores.
 
-    ``catalog`` None: do not compare with any. ``read_body`` allows to compare and mend trees path by path; without
-    it, trees are compared as sets of objects.
+    ``catalog``: the backups that a catalog expects here; None: do not compare with any. ``read_body`` allows to compare
+    and mend trees path by path; without it, trees are compared as sets of objects.
     """
     findings = [
         Finding(Invariant.NO_TEMPORARY_FILE, name, "left by a write whose process is gone", repairable=True)
@@ -171,7 +163,7 @@ def examine(
         else:
             view.references.damaged.append((found.server, found.backup_id))
             findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail))
-    blind = bool(view.references.damaged or _expected(catalog) - view.references.backups - set(marks(destination)))
+    blind = bool(view.references.damaged or set(catalog or ()) - view.references.backups - set(marks(destination)))
     for name in orphans(view.pool, view.references, running):
         findings.append(
             Finding(
@@ -182,7 +174,7 @@ def examine(
             )
         )
     findings += _forgotten(view, waiting=bool(running), blind=blind)
-    findings += _unfinished(view, busy | _expected(catalog))
+    findings += _unfinished(view, busy | set(catalog or ()))
     for header in view.headers:
         findings += _sides(view, header)
         findings += _objects(view, header)
@@ -196,7 +188,7 @@ def examine(
 
 def repair(
     destination: Destination,
-    catalog: Collection[CatalogView] | None,
+    catalog: Collection[Backup] | None,
     *,
     clock: Clock,
     read_body: ReadBody | None = None,
@@ -210,7 +202,7 @@ def repair(
     """
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
     wrong = {item.subject for item in before if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
-    collect(destination, clock=clock, alive=alive, expected=_expected(catalog), dying=dying)
+    collect(destination, clock=clock, alive=alive, expected=set(catalog or ()), dying=dying)
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
         for found in committed(destination):
@@ -408,12 +400,8 @@ def _rebuild(tree: TreeDestination, header: Header, body: Body) -> None:
     tree.publish(name)
 
 
-def _expected(catalog: Collection[CatalogView] | None) -> set[tuple[str, str]]:
-    return {(item.server, item.backup_id) for item in catalog or ()}
-
-
-def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str, str]]) -> Iterator[Finding]:
-    expected = _expected(catalog)
+def _catalog(view: _View, catalog: Collection[Backup], busy: set[tuple[str, str]]) -> Iterator[Finding]:
+    expected = set(catalog or ())
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
     unread = {name for _server, name in view.references.damaged}  # told already, and taken in by nobody

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backupd.app.backup_records import add_row, behind, clock_warning, record_of
+from backupd.app.backup_records import add_row, clock_warning, record_of
 from backupd.app.backups.limits import throttled
+from backupd.app.backups.shared_fields import shared_fields
 from backupd.app.context.server_identity import meet, problem_of, reason_of
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.trust import require_signing, signed_servers
-from backupd.app.context.wiring import JobRun, Wiring, worker_count
-from backupd.backup.commit import Documents
+from backupd.app.context.trust import require_signing
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.backup.host_configuration import collect
 from backupd.backup.logical import LogicalSpec, execute
 from backupd.engine.dump.selection import dump_tools, select
@@ -25,13 +25,11 @@ from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
-from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
 from backupd.model.table import DumpedTable, TablePattern
 from policies.document import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.backup_runbook import render_logical_runbook
-from restore.runbook.shared_steps import render_unpack
 from storage.destination import Destination
 
 BY_HAND = "by hand"
@@ -101,41 +99,21 @@ def resolve(
         met = meet(wiring, server.name, session, probed.info)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
-    late = behind(wiring, server.name)
-
-    def documents(body: Body, header: Header) -> Documents:
-        runbook = render_logical_runbook(
-            header,
-            body,
-            destinations=[d.name for d in destinations],
-            places={**server.required, **server.others},
-            signed=server.name in signed_servers(wiring.settings),
-        )
-        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
+    shared = shared_fields(wiring, server, run, destinations, render_logical_runbook)
 
     spec = LogicalSpec(
-        backup_id=run.job.id,
-        server=server.name,
+        **shared,
         connection=connection,
         info=probed.info,
-        destinations=destinations,
         recipients=fingerprints,
-        gnupg_home=wiring.settings.encryption.gnupg_home,
-        identity_key=wiring.identity_key(),
-        started_at=wiring.clock() + late,
-        documents=documents,
-        behind=late,
-        level=wiring.settings.encryption.compression_level,
-        workers=worker_count(),
         warnings=(
             *shortcomings,
             *artefact.warnings,
             *(f"{key.name}: {key.warning}" for key in keys if key.warning),
-            *clock_warning(late),
+            *clock_warning(shared["behind"]),
             *filter(None, [reason_of(met)]),
         ),
         reason=reason_of(met),
-        announce=partial(wiring.catalog.backups.announce, run.job.id),
         config=lambda: artefact.content,
         select=partial(
             select,

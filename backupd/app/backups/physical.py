@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from backupd.app.backup_records import add_row, adopt_unknown, behind, clock_warning, record_of
+from backupd.app.backup_records import add_row, adopt_unknown, clock_warning, record_of
 from backupd.app.backups.chains import Circumstances, Decision
 from backupd.app.backups.limits import throttled
 from backupd.app.backups.logical import dump_tables
 from backupd.app.backups.rotation_hooks import away
+from backupd.app.backups.shared_fields import shared_fields
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_stranger
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.trust import require_signing, signed_servers
-from backupd.app.context.wiring import JobRun, Wiring, worker_count
+from backupd.app.context.trust import require_signing
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.retention import relieve
-from backupd.backup.commit import Documents
 from backupd.backup.host_configuration import collect
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute, slow_destinations
 from backupd.backup.server_checks import REMEDY, elsewhere, in_no_backup, left_out, lost_words
@@ -36,14 +36,13 @@ from backupd.engine.witness import LockWindowWitness, take
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, RefusedError, TablesChangedError
 from backupd.model.job import Progress
-from backupd.model.manifest import Body, BodyFacts, Header
+from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Witness
 from backupd.model.server_facts import Identity
 from backupd.model.text import new_id
 from restore.datadir.staging import restored_by
 from restore.planning.plan import DEFAULT_RATES
 from restore.runbook.backup_runbook import render_runbook
-from restore.runbook.shared_steps import render_unpack
 from storage.destination import Destination
 
 REPEATS = 2
@@ -166,7 +165,7 @@ def resolve(
         )
     policy, last = server.policy, decision.parent
     artefact = collect(connection, probed.info, policy.config_files)
-    late = behind(wiring, server.name)
+    shared = shared_fields(wiring, server, run, destinations, partial(render_runbook, earlier=decision.chain))
     reason = reason_of(met) or decision.reason
     full = f"a full backup was taken where an increment was due: {decision.reason}" if decision.reason else ""
     warnings = (
@@ -174,37 +173,17 @@ def resolve(
         *shortcomings(tool, probed.info, paths=wiring.settings.programs),
         *artefact.warnings,
         *(f"{key.name}: {key.warning}" for key in keys if key.warning),
-        *clock_warning(late),
+        *clock_warning(shared["behind"]),
         *filter(None, (full, reason_of(met))),
     )
 
-    def documents(body: Body, header: Header) -> Documents:
-        runbook = render_runbook(
-            header,
-            body,
-            destinations=[d.name for d in destinations],
-            earlier=decision.chain,
-            places={**server.required, **server.others},
-            signed=server.name in signed_servers(wiring.settings),
-        )
-        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
-
     spec = PhysicalSpec(
-        backup_id=run.job.id,
-        server=server.name,
+        **shared,
         connection=connection,
         info=probed.info,
         tool=tool,
-        destinations=destinations,
         recipients=fingerprints,
-        gnupg_home=wiring.settings.encryption.gnupg_home,
-        identity_key=wiring.identity_key(),
         workdir=workdir,
-        started_at=wiring.clock() + late,
-        documents=documents,
-        behind=late,
-        level=wiring.settings.encryption.compression_level,
-        workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1,
         warnings=warnings,
         parent=Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None,
@@ -213,7 +192,6 @@ def resolve(
         spool=wiring.settings.spool / "clone",
         restored_by=restored_by(Path(probed.info.datadir)),
         lost=lost,
-        announce=partial(wiring.catalog.backups.announce, run.job.id),
     )
     return spec, met
 

@@ -21,7 +21,8 @@ from backupd.model.document import Document, computed
 from backupd.model.job import Report
 from backupd.recovery.chains import strangers
 from backupd.transfer.deletion import marks
-from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
+from backupd.transfer.fsck import Finding, Invariant, ReadBody, examine, repair
+from backupd.transfer.holds_and_locks import Backup
 from backupd.transfer.records.manifests import backup_ids, load_body
 from backupd.transfer.scrub_and_repair import Damage
 from storage import layout
@@ -270,9 +271,10 @@ def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
     ]
 
 
-def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:
+def _views(wiring: Wiring, destination: Destination) -> list[Backup]:
+    """What the catalog expects there."""
     return [
-        CatalogView(record.server, record.id)
+        (record.server, record.id)
         for record in wiring.catalog.backups.list(foreign=True)
         if record.state_at(destination.name)
     ]

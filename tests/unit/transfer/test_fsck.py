@@ -10,7 +10,7 @@ import pytest
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Body, Header
 from backupd.transfer.deletion import mark
-from backupd.transfer.fsck import CatalogView, Finding, Invariant, examine, repair
+from backupd.transfer.fsck import Finding, Invariant, examine, repair
 from backupd.transfer.leases import Intent, Lease, Owner, Pin
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout, objects
@@ -20,7 +20,7 @@ from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 
 FIRST, SECOND = backup_id(1), backup_id(2)
-CATALOG = [CatalogView("shop", FIRST), CatalogView("shop", SECOND)]
+CATALOG = [("shop", FIRST), ("shop", SECOND)]
 FILES = {"shop/a.ibd": b"a", "shop/b.ibd": b"b", "ibdata1": b"system"}
 
 
@@ -329,7 +329,7 @@ def test_everything_at_once_is_named_and_mended_as_far_as_it_goes(house: House) 
 def test_an_increment_without_its_parent_is_named_and_one_whose_parent_is_marked_too(house: House) -> None:
     third = house.stock.add(3, FILES, parent=2).backup_id
     house.stock.add(4, FILES, parent=3)
-    catalog = [*CATALOG, CatalogView("shop", third), CatalogView("shop", backup_id(4))]
+    catalog = [*CATALOG, ("shop", third), ("shop", backup_id(4))]
 
     def found() -> list[tuple[str, str]]:
         return [(str(item.invariant), item.subject) for item in examine(house.place, catalog, clock=house.clock)]

@@ -16,7 +16,7 @@ from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import is_whole, mark, marks, sweep
 from backupd.transfer.deletion_limit import DeletionLimit
-from backupd.transfer.fsck import CatalogView, Invariant, examine, repair
+from backupd.transfer.fsck import Invariant, examine, repair
 from backupd.transfer.holds_and_locks import kept_at
 from backupd.transfer.leases import FRESH, Intent, Lease, Owner, Pin, await_sweeps, is_alive, leases, sweeping
 from backupd.transfer.records.manifests import read
@@ -203,7 +203,7 @@ def test_a_repair_collects_nothing_while_the_catalog_misses_something(
     place: MemoryDestination, clock: FakeClock
 ) -> None:
     hide(place)
-    views = [CatalogView(*FIRST), CatalogView(*SECOND)]
+    views = [FIRST, SECOND]
     assert not any(one.repairable for one in examine(place, views, clock=clock))
     left = repair(place, views, clock=clock).left
     assert {one.subject for one in left if one.invariant is Invariant.BACKUP_HAS_MANIFEST} == {FIRST[1], SECOND[1]}
