@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import tarfile
@@ -101,6 +102,27 @@ class Shelf:
             member = tar.extractfile(path)
             assert member is not None
             return member.read().decode()
+
+    def runbook(self, outcome: LogicalOutcome) -> str:
+        return (self.base / "repository/servers/shop" / outcome.header.backup_id / "RUNBOOK.md").read_text()
+
+    def do_by_hand(self, outcome: LogicalOutcome, client: str) -> None:
+        """Run the shell blocks of the runbook. ``client``: the command that loads into a server."""
+        done = subprocess.run(
+            ["sh"],
+            input="\n".join(re.findall(r"^```sh\n(.*?)^```$", self.runbook(outcome), re.MULTILINE | re.DOTALL)),
+            text=True,
+            capture_output=True,
+            check=False,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "GNUPGHOME": str(self.keys.secret_home),
+                "REPOSITORY": str(self.base / "repository"),
+                "WORK": str(self.base / "work"),
+                "CLIENT": client,
+            },
+        )
+        assert done.returncode == 0, done.stderr
 
     def objects(self) -> set[str]:
         return {path.name for path in (self.base / "repository/objects").rglob("*") if path.is_file()}

@@ -71,30 +71,11 @@ def test_every_table_and_object_is_there_and_an_unchanged_server_costs_nothing_m
     assert again.header.objects == first.header.objects
 
 
-def runbook(shelf: Shelf, outcome: LogicalOutcome) -> str:
-    return (shelf.base / "repository/servers/shop" / outcome.header.backup_id / "RUNBOOK.md").read_text()
-
-
 def bring_back(shelf: Shelf, outcome: LogicalOutcome) -> None:
     """Drop what the backup holds, and do what its runbook says."""
-    script = "\n".join(part.partition("\n```")[0] for part in runbook(shelf, outcome).split("```sh\n")[1:])
     for schema in {one.name.schema for one in outcome.dump.tables}:
         shelf.server.execute(f"DROP DATABASE `{schema}`")
-    client = shelf.server.client_file()
-    done = subprocess.run(
-        ["sh", "-c", script],
-        text=True,
-        capture_output=True,
-        check=False,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "GNUPGHOME": str(shelf.keys.secret_home),
-            "REPOSITORY": str(shelf.base / "repository"),
-            "WORK": str(shelf.base / "work"),
-            "CLIENT": f"mariadb --defaults-file={client}",
-        },
-    )
-    assert done.returncode == 0, done.stderr
+    shelf.do_by_hand(outcome, f"mariadb --defaults-file={shelf.server.client_file()}")
 
 
 def test_by_hand_the_runbook_brings_every_table_back(shelf: Shelf) -> None:
@@ -107,7 +88,7 @@ def test_by_hand_the_runbook_brings_every_table_back(shelf: Shelf) -> None:
         before = sample.checksum_everything(connection)
         described = sample.describe_everything(connection)
     outcome = shelf.dump()
-    book = runbook(shelf, outcome)
+    book = shelf.runbook(outcome)
     names = [name for one in outcome.dump.tables for name in (one.name.schema, one.name.table) if len(name) > 4]
     assert not [name for name in names if f"/{name}" in book or f"`{name}`" in book]
     bring_back(shelf, outcome)

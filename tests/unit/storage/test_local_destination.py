@@ -20,6 +20,7 @@ from storage import layout
 from storage.destination import Capability
 from storage.filesystem import FilesystemDestination
 from tests.contract.destination import KEY, OTHER, PART, TREE, TreeContract, get, keys, put
+from tests.support.stores.slow_source import SLOW_SOURCE
 
 NOW = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)
 
@@ -123,19 +124,10 @@ def test_publish_syncs_every_folder_of_the_tree_before_the_rename(
 
 # Killed, full, forbidden, gone
 
-WRITER = """
-import io, sys
+WRITER = f"""
+{SLOW_SOURCE}
 from pathlib import Path
 from storage.filesystem import FilesystemDestination
-
-class Slow(io.RawIOBase):
-    count = 0
-    def read(self, size=-1, /):
-        self.count += 1
-        if self.count == 3:
-            print("midway", flush=True)
-            sys.stdin.read()
-        return b"x" * size
 
 FilesystemDestination("local", Path(sys.argv[1])).put(sys.argv[2], Slow())
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,23 +121,7 @@ def hand(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Hand]:
 def unpacked(hand: Hand) -> Path:
     """What the runbook, followed word for word, left in its folder."""
     shelf = hand.shelf
-    book = (shelf.base / "repository/servers/shop" / hand.outcome.header.backup_id / "RUNBOOK.md").read_text()
-    script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", book, re.MULTILINE | re.DOTALL))
-    done = subprocess.run(
-        ["sh"],
-        input=script,
-        text=True,
-        capture_output=True,
-        check=False,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "GNUPGHOME": str(shelf.keys.secret_home),
-            "REPOSITORY": str(shelf.base / "repository"),
-            "WORK": str(shelf.base / "work"),
-            "CLIENT": f"{hand.client} --defaults-file={hand.options}",
-        },
-    )
-    assert done.returncode == 0, done.stderr
+    shelf.do_by_hand(hand.outcome, f"{hand.client} --defaults-file={hand.options}")
     hand.compare()
     return shelf.base / "work/data"
 

@@ -24,6 +24,7 @@ from storage.sftp.session import Sessions, known_host
 from storage.sftp.wire import FSYNC, POSIX_RENAME, STATVFS, Wire
 from tests.contract.destination import KEY, OTHER, PART, DestinationContract, get, keys, put
 from tests.support.dice import rounds, thrown
+from tests.support.stores.slow_source import SLOW_SOURCE
 from tests.support.stores.ssh_server import SshServer, make_key, ssh_server, why_not
 
 __all__ = ["ssh_server"]
@@ -172,20 +173,11 @@ def test_a_stream_needs_a_few_megabytes_however_long_it_is(destination: SftpDest
 
 # Unfinished
 
-WRITER = """
-import io, sys
+WRITER = f"""
+{SLOW_SOURCE}
 from storage.config import SftpConfig
 from storage.sftp.destination import SftpDestination
 from storage.sftp.session import Sessions
-
-class Slow(io.RawIOBase):
-    count = 0
-    def read(self, size=-1, /):
-        self.count += 1
-        if self.count == 3:
-            print("midway", flush=True)
-            sys.stdin.read()
-        return b"x" * size
 
 SftpDestination("vault", SftpConfig.model_validate_json(sys.argv[1])).put(sys.argv[2], Slow())
 """
