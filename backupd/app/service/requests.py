@@ -13,6 +13,7 @@ from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 
 if TYPE_CHECKING:
+    from backupd.app.context.access import AuditedAction
     from backupd.app.restores.progress import RestoreView
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.retention.deletion import Deleted
@@ -66,9 +67,7 @@ class Requests(Facade):
         with self._audited("backup-requested", server=server, detail=str(kind)) as told:
             arguments = backup_arguments(self._wiring.settings.server(server), kind, table_set, tables)
             self._usable(server)
-            job = self._queue(JobKind(kind), server, arguments)
-            told.subject = job.id
-            return job
+            return self._queue(JobKind(kind), server, arguments, told)
 
     def test_restore(self, server: str, target: str = "latest") -> JobRecord:
         """``target``: any of a restore, or ``random``."""
@@ -79,9 +78,7 @@ class Requests(Facade):
             self._wiring.settings.needs_restore()
             if target != RANDOM:
                 require_target(self._wiring, server, target)
-            job = self._queue(JobKind.TEST_RESTORE, server, {"target": target})
-            told.subject = job.id
-            return job
+            return self._queue(JobKind.TEST_RESTORE, server, {"target": target}, told)
 
     def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
         """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
@@ -96,9 +93,7 @@ class Requests(Facade):
                 require_all(self._actor)
             if subset is not None and not 0 < subset <= 1:
                 raise UsageError(f"{subset:g} is not a share", hint="0.1 stands for 10%")
-            job = self._queue(JobKind.VERIFY, server or "", {"subset": subset} if subset is not None else {})
-            told.subject = job.id
-            return job
+            return self._queue(JobKind.VERIFY, server or "", {} if subset is None else {"subset": subset}, told)
 
     def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
@@ -114,9 +109,7 @@ class Requests(Facade):
         """Mark what the rules expire; ``really``: also what the brake holds back."""
         with self._audited("retention-requested", server=server, detail="really" if really else "") as told:
             self._usable(server)
-            job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
-            told.subject = job.id
-            return job
+            return self._queue(JobKind.RETENTION, server, {"really": True} if really else {}, told)
 
     def remove(self, backup_id: str, *, with_increments: bool = False) -> tuple[Deleted, JobRecord | None]:
         """Mark a backup deleted, and have a job remove it at once, without the grace period; no job where nothing of it
@@ -185,11 +178,16 @@ class Requests(Facade):
         """Raises NotFoundError, and ConfigurationError where its policy is broken."""
         self._wiring.settings.server(server).policy  # noqa: B018  raises what is wrong with it
 
-    def _queue(self, kind: JobKind, server: str, arguments: dict[str, Any]) -> JobRecord:
+    def _queue(
+        self, kind: JobKind, server: str, arguments: dict[str, Any], told: AuditedAction | None = None
+    ) -> JobRecord:
+        """``told``: the audited action whose subject the job is."""
         from backupd.app.jobs.jobs import queued
 
         job = queued(self._wiring.clock(), kind, server, by=self._actor.name, arguments=arguments)
         self._wiring.catalog.jobs.enqueue(job)
+        if told is not None:
+            told.subject = job.id
         return job
 
     def _copying(self, server: str, place: str) -> JobRecord:
