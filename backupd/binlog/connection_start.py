@@ -218,7 +218,7 @@ class Approach:
             )
             return None
         fresh = read_fresh(self.spool.incoming / start.name, self.source.address)
-        if fresh.checksum == "none":  # then only another copy shows that it came as it is at the server
+        if fresh.context.checksum == "none":  # then only another copy shows that it came as it is at the server
             with start.kept.path.open("rb") as kept, self.fetch(start.name).open("rb") as again:
                 if Comparison(kept, again).go_on() != equal:
                     raise DamagedCopyError(start.name, self.source.address, "two copies of it differ")

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backupd.binlog.spool_files import Spooled
-from backupd.engine.binlog.scan import Scan, ScanContext, scan
+from backupd.engine.binlog.scan import Scan, scan
+from backupd.engine.binlog.transactions import ScanContext
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.document import Document, made_of
 from backupd.model.errors import DamagedError, StreamError
@@ -272,6 +273,8 @@ class Cutter:
             ending=cut.ending,
             gtids_before=branch.executed(found.gtids_before),
             gtids_after=branch.executed(found.gtids_after),
+            flavour=found.context.flavour,
+            server_version=found.context.server_version,
             sha256=sha256,
             remarks=(*found.remarks, *remarks),
         )

@@ -43,43 +43,21 @@ from typing import BinaryIO
 from backupd.engine.binlog.changes import RowWatch, TableMap
 from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
 from backupd.engine.binlog.statements import Effect
-from backupd.engine.binlog.transactions import Assembler
+from backupd.engine.binlog.transactions import Assembler, ScanContext
 from backupd.model.binlog import INDEX_FORMAT, Change, ChangeKind, Ending, Transaction
-from backupd.model.document import Document
 from backupd.model.errors import DamagedError, StreamError
-
-
-@dataclass(frozen=True, slots=True)
-class ScanContext(Document):
-    """All that a later scan needs to go on at byte ``end`` of the same file. JSON-able; nothing else is kept."""
-
-    flavour: str
-    server_version: str
-    checksum: str
-    first_event_at: datetime
-    in_use: bool
-    gtids: str
-    end: int
-    ending: Ending = Ending.OPEN
-    next_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What bytes ``[start, end)`` of a binary log hold. ``end`` never lies inside a transaction: it is a safe cut.
 
-    ``flavour``: ``mariadb`` or ``mysql`` (Percona Server's logs are MySQL's). ``checksum``: ``crc32`` or ``none``.
     ``tail``: bytes that were read behind ``end``: an event or a transaction that is not complete yet. ``ending``: by
     the last event, OPEN while the file is marked as in use, CUT when it is not and has neither Rotate nor Stop.
-    ``next_file``: of the Rotate event. ``server_ids``: of all events. ``precise``: were all commit times exact?
+    ``server_ids``: of all events. ``precise``: were all commit times exact?
     ``remarks``: what makes recovery through it doubtful. ``context``: to go on at ``end``.
     """
 
-    flavour: str
-    server_version: str
-    checksum: str
-    first_event_at: datetime
-    in_use: bool
     start: int
     end: int
     tail: int
@@ -92,7 +70,6 @@ class Scan:
     server_ids: tuple[int, ...]
     remarks: tuple[str, ...]
     ending: Ending
-    next_file: str
     context: ScanContext
 
 
@@ -129,15 +106,7 @@ def scan(
         )
     if stop is not None and stop < context.end:
         raise StreamError(f"a binary log cannot be read to byte {stop} from byte {context.end}")
-    found = Assembler(
-        mariadb=context.flavour == "mariadb",
-        gtids=context.gtids,
-        end=context.end,
-        ending=context.ending,
-        next_file=context.next_file,
-        on_transaction=on_transaction,
-        watch=watch,
-    )
+    found = Assembler(context, on_transaction, watch)
     if fresh is not None:
         found.server_ids.add(fresh.server_id)
     frames = Frames(
@@ -146,11 +115,6 @@ def scan(
     found.run(frames)
     open_end = Ending.OPEN if context.in_use else Ending.CUT
     return Scan(
-        flavour=context.flavour,
-        server_version=context.server_version,
-        checksum=context.checksum,
-        first_event_at=context.first_event_at,
-        in_use=context.in_use,
         start=start,
         end=found.end,
         tail=context.end + frames.read - found.end,
@@ -163,7 +127,6 @@ def scan(
         server_ids=tuple(sorted(found.server_ids)),
         remarks=tuple(found.remarks),
         ending=open_end if found.ending is Ending.OPEN else found.ending,
-        next_file=found.next_file,
         context=replace(context, gtids=found.gtids, end=found.end, ending=found.ending, next_file=found.next_file),
     )
 

@@ -11,6 +11,7 @@ import io
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from backupd.engine.binlog import events
@@ -37,6 +38,7 @@ from backupd.engine.binlog.events import (
 )
 from backupd.engine.binlog.statements import READ_AT_MOST
 from backupd.model.binlog import Ending, Transaction
+from backupd.model.document import Document
 from backupd.model.errors import DamagedError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,28 +64,44 @@ _PARTS = frozenset(
 _ALONE = frozenset({events.CHECKPOINT, events.STOP, events.START_ENCRYPTION, events.IGNORABLE})
 
 
+@dataclass(frozen=True, slots=True)
+class ScanContext(Document):
+    """All that a later scan needs to go on at byte ``end`` of the same file. JSON-able; nothing else is kept.
+
+    ``flavour``: ``mariadb`` or ``mysql`` (Percona Server's logs are MySQL's). ``checksum``: ``crc32`` or ``none``.
+    ``next_file``: of the Rotate event.
+    """
+
+    flavour: str
+    server_version: str
+    checksum: str
+    first_event_at: datetime
+    in_use: bool
+    gtids: str
+    end: int
+    ending: Ending = Ending.OPEN
+    next_file: str = ""
+
+
 class Assembler:
     """Puts transactions together. All counts hold for ``[start, end)`` only: what is not complete is in none."""
 
     def __init__(
         self,
-        *,
-        mariadb: bool,
-        gtids: str,
-        end: int,
-        ending: Ending,
-        next_file: str,
-        on_transaction: Callable[[Transaction], None] | None,
+        context: ScanContext,
+        on_transaction: Callable[[Transaction], None] | None = None,
         watch: RowWatch | None = None,
     ) -> None:
-        self.end, self.ending, self.next_file = end, ending, next_file
+        self.end, self.ending, self.next_file = context.end, context.ending, context.next_file
         self.gtids_before: str | None = None
         self.transactions, self.precise = 0, True
         self.first_at: datetime | None = None
         self.last_at: datetime | None = None
         self.server_ids: set[int] = set()
         self.remarks: dict[str, None] = {}
-        self._state: MariadbState | MysqlState = MariadbState(gtids) if mariadb else MysqlState(gtids)
+        self._state: MariadbState | MysqlState = (
+            MariadbState(context.gtids) if context.flavour == "mariadb" else MysqlState(context.gtids)
+        )
         self._on_transaction = on_transaction
         self._changes = Changes(watch)
         self._uuids: dict[bytes, str] = {}

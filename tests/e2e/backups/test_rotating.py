@@ -70,7 +70,7 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
         busy.join()
     with (server.datadir / record["position"]["file"]).open("rb") as log:
         found = scan(log, stop=record["position"]["pos"])
-    assert record["started_at"] < format_time(found.first_event_at), "its file is older: nothing was tried"
+    assert record["started_at"] < format_time(found.context.first_event_at), "its file is older: nothing was tried"
     assert found.transactions, "the backup is of the beginning of a file: nothing was tried"
     write(house, "after it")
     archive(house)  # README's order: the stream begins after the backup

@@ -14,7 +14,8 @@ from pathlib import Path
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
-from backupd.engine.binlog.scan import ScanContext, scan
+from backupd.engine.binlog.scan import scan
+from backupd.engine.binlog.transactions import ScanContext
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
@@ -107,8 +108,8 @@ class Archive:
             last_at=scanned.last_at,
             precise=scanned.precise,
             server_ids=scanned.server_ids,
-            flavour=scanned.flavour,
-            server_version=scanned.server_version,
+            flavour=scanned.context.flavour,
+            server_version=scanned.context.server_version,
             sha256="",
             remarks=scanned.remarks if self.remarked else (),
         )

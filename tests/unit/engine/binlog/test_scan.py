@@ -12,7 +12,8 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from backupd.engine.binlog.scan import Scan, ScanContext, clear_flag, scan
+from backupd.engine.binlog.scan import Scan, clear_flag, scan
+from backupd.engine.binlog.transactions import ScanContext
 from backupd.model.binlog import Ending, Transaction, same
 from tests.support.dice import rounds, thrown
 from tests.support.logs.binlogs import (
@@ -74,8 +75,8 @@ def test_a_file_is_told_as_its_server_tells_it(logs: Logs, chapter: str) -> None
     found, transactions = all_of(log.path)
 
     assert (found.start, found.end, found.tail) == (0, log.path.stat().st_size, 0)
-    assert found.flavour == logs.flavour
-    assert found.checksum == ("none" if chapter == "without_checksums" else "crc32")
+    assert found.context.flavour == logs.flavour
+    assert found.context.checksum == ("none" if chapter == "without_checksums" else "crc32")
     assert same(found.gtids_after, log.gtids, mariadb=logs.flavour == "mariadb")
     assert found.transactions == len(transactions)
     assert found.first_at == min(one.at for one in transactions)
@@ -94,7 +95,7 @@ def test_each_file_begins_where_the_one_before_ended(logs: Logs) -> None:
         assert same(earlier.gtids_after, later.gtids_before, mariadb=logs.flavour == "mariadb")
     assert files[0].gtids_before == ""
     assert {one.ending for one in files[:-1]} == {Ending.ROTATED}
-    assert all(one.next_file.startswith("binlog.0000") for one in files[:-1])
+    assert all(one.context.next_file.startswith("binlog.0000") for one in files[:-1])
     assert files[-1].ending is Ending.STOPPED
 
 
@@ -104,7 +105,7 @@ def test_a_file_that_is_being_written_is_open_and_a_lost_one_is_cut(logs: Logs) 
     assert scanned(data)[0].ending is Ending.OPEN
     lost = scanned(clear_flag(data[:100]) + data[100:])[0]
     assert lost.ending is Ending.CUT
-    assert not lost.in_use
+    assert not lost.context.in_use
 
 
 def test_statements_are_told_by_kind_and_table(logs: Logs) -> None:
