@@ -160,7 +160,7 @@ def courier(name: str, url: str) -> apprise.Apprise:
         raise DeliveryError(
             f"Apprise does not know the URL of channel {name}",
             permanent=True,
-            hint="look at it in alerts.channels_file; see https://appriseit.com",
+            hint="correct it in alerts.channels_file; see https://appriseit.com",
         )
     return found
 

@@ -124,14 +124,14 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         raise DeliveryError(
             f"the mail server rejected all {len(answers)} recipients",
             detail=_lines(answers),
-            hint="look at alerts.email.to, and at what the mail server's log says",
+            hint="check alerts.email.to and the mail server's log",
             permanent=all(answer.permanent for answer in answers.values()),
         ) from None
     except smtplib.SMTPAuthenticationError as error:
         raise DeliveryError(
             "the mail server refuses user and password",
             detail=_said(error),
-            hint="look at alerts.email.user and password_file",
+            hint="check alerts.email.user and alerts.email.password_file",
         ) from None
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError(
@@ -143,13 +143,13 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         raise DeliveryError(
             f"the mail server {_place(email)} refused the connection",
             detail=_said(error),
-            hint="does it take mail from this host? Its log says why it did not",
+            hint="check that it accepts mail from this host; its log shows the reason",
         ) from None
     except smtplib.SMTPResponseException as error:
         raise DeliveryError(
             "the mail server refuses the message",
             detail=_said(error),
-            hint="look at what the mail server's log says",
+            hint="check the mail server's log",
             permanent=isinstance(error, smtplib.SMTPDataError | smtplib.SMTPSenderRefused)
             and _is_permanent(error.smtp_code),
         ) from None

@@ -360,8 +360,8 @@ def _block(turn: Turn, now: datetime) -> Block:
 
 def _next_step(incident: Incident) -> str:
     """Where whoever recorded it had none to tell."""
-    steps = [f"see what it did: backupd jobs log {incident.job_id}"] if incident.job_id else []
-    return "; ".join([*steps, f"see what is wrong: backupd check {incident.server}".rstrip()])
+    steps = [f"to see its log: backupd jobs log {incident.job_id}"] if incident.job_id else []
+    return "; ".join([*steps, f"to find the cause: backupd check {incident.server}".rstrip()])
 
 
 def _span(time: timedelta) -> str:

@@ -156,7 +156,7 @@ RULES: Mapping[str, Rule] = {
     "branch-begun": Rule(Act.OPENS, "branch-begun", "new binary log branch", covered=True),
     "binlog-missing": _tells("archived binary logs are gone from {subject}"),
     "replication-lost": _tells("backups were deleted before {subject} had them"),
-    "signing-key-rotated": _tells("another key signs what is stored"),
+    "signing-key-rotated": _tells("the signing key was replaced"),
     "server-failover": _tells("another server took over"),
     "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True, needs=Need.DESTINATION),
     "rot-repaired": _tells("damaged files at {subject} were replaced"),

@@ -54,7 +54,7 @@ STRANGE_HINT = (
     "`--to backup:ID` restores one of them here"
 )
 _COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)
-_CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
+_CLOSED = "imported from its manifest; its position is unknown, because no private key was available to decrypt it"
 
 
 def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:

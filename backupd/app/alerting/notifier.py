@@ -1,5 +1,5 @@
 """From events in the catalog to messages: reads them, keeps the incidents, writes what is to be sent, and closes
-incidents about what is not configured any more.
+incidents about what is no longer configured.
 
 The messages and how far was read are written in one transaction: a process that is killed in between neither loses nor
 repeats anything. Events wait a moment for others that belong to them; many at once become few messages; too many within
@@ -88,7 +88,7 @@ class AlertNotifier:
         self._anew()
 
     def reload(self, wiring: Wiring) -> None:
-        """Go by these settings; incidents about what is not configured any more are closed at the next step."""
+        """Go by these settings; incidents about what is no longer configured are closed at the next step."""
         self._wiring = wiring
         self._due = None
         self._covered = None
@@ -321,15 +321,15 @@ def why_unwatched(wiring: Wiring, incident: Incident) -> str:
     if topic == HOOK.broken and wiring.catalog.absences.of(server) is not None:
         return ""  # whatever the configuration says, the service brings it back
     if server and server not in settings.servers:
-        return f"{server} is not configured any more"
+        return f"{server} is no longer configured"
     if needs in (Need.DESTINATION, Need.COPIES) and place and place not in settings.destinations:
-        return f"destination {place} is not configured any more"
+        return f"destination {place} is no longer configured"
     return _of_policy(settings, incident, topic) if server else _of_service(settings, topic, place)
 
 
 def _of_service(settings: Settings, topic: str, subject: str) -> str:
     if topic == HEARTBEAT.broken and settings.alerts.heartbeat is None:
-        return "alerts.heartbeat is not set any more"
+        return "alerts.heartbeat is no longer set"
     if topic == API.broken and not settings.api.enabled:
         return "the web page and the REST interface are switched off"
     return _of_channel(settings, subject) if topic == DELIVERY.broken else ""
@@ -345,11 +345,11 @@ def _of_policy(settings: Settings, incident: Incident, topic: str) -> str:
 def _of_promise(server: ServerSettings, topic: str, place: str) -> str:
     promised = server.policy.objectives
     if topic in (RPO.broken, PLACE_RPO.broken) and promised.rpo is None:
-        return f"objectives.rpo of {server.name} is not promised any more"
+        return f"objectives.rpo of {server.name} is no longer set"
     if topic == RTO.broken and promised.rto is None:
-        return f"objectives.rto of {server.name} is not promised any more"
+        return f"objectives.rto of {server.name} is no longer set"
     if topic == PLACE_RPO.broken and (place not in server.preferred or len(server.preferred) < 2):
-        return f"{place} is not among several destinations of {server.name} any more"
+        return f"{place} is no longer one of several destinations of {server.name}"
     return ""
 
 
@@ -358,22 +358,26 @@ def _of_paths(server: ServerSettings, incident: Incident, topic: str) -> str:
     if topic == JOB and place.startswith(LEG):
         place, needs = place.removeprefix(LEG), Need.COPIES
     if needs is Need.COPIES and place not in server.preferred:
-        return f"{place} is no destination of {server.name} any more"
+        return f"{place} is no longer a destination of {server.name}"
     if needs is Need.STREAM and not streams(server.policy):
-        return f"the binary log of {server.name} is not streamed any more"
+        return f"the binary log of {server.name} is no longer streamed"
     return ""
 
 
 def _of_channel(settings: Settings, channel: str) -> str:
     if channel == EMAIL:
-        return "" if settings.alerts.email is not None else "alerts.email is not set any more"
+        return "" if settings.alerts.email is not None else "alerts.email is no longer set"
     if channel.startswith(recipient("")):
-        return "" if channel in _readers(settings) else f"{channel.removeprefix(recipient(''))} gets no mail any more"
+        return (
+            ""
+            if channel in _readers(settings)
+            else (f"{channel.removeprefix(recipient(''))} is no longer a mail recipient")
+        )
     if settings.alerts.channels_file is None:
-        return "alerts.channels_file is not set any more"
+        return "alerts.channels_file is no longer set"
     if channel != CHANNELS:
         with suppress(DeliveryError):  # told by whoever sends
-            return "" if channel in names(settings) else f"channel {channel} is not in alerts.channels_file any more"
+            return "" if channel in names(settings) else f"channel {channel} is no longer in alerts.channels_file"
     return ""
 
 

@@ -136,11 +136,11 @@ def deliver(settings: Settings, message: Message) -> Delivered:
     email, file = settings.alerts.email, settings.alerts.channels_file
     if message.channel == EMAIL:
         if email is None:
-            raise DeliveryError("alerts.email is not set any more", permanent=True)
+            raise DeliveryError("alerts.email is no longer set", permanent=True)
         return send(email, message.content, message.recipients)
     known = read_channels(file) if file is not None else {}
     if message.channel not in known:
-        raise DeliveryError(f"channel {message.channel} is not in alerts.channels_file any more", permanent=True)
+        raise DeliveryError(f"channel {message.channel} is no longer in alerts.channels_file", permanent=True)
     return notify(message.channel, known[message.channel], message.subject, message.content)
 
 
@@ -175,8 +175,8 @@ def findings(wiring: Wiring) -> list[Finding]:
     return found or [
         fine(
             "alerts",
-            f"people are told by {', '.join(names(wiring.settings))} (not probed: `backupd "
-            "alerts test` sends something to each)",
+            f"alert channels: {', '.join(names(wiring.settings))} (not tested: `backupd alerts test` sends a message "
+            f"to each)",
         )
     ]
 
@@ -304,7 +304,7 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         )
         say("message-not-sent", f"{message.channel}: {message.subject}: {error}", level=logging.WARNING)
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
-            hint = error.hint or "`backupd alerts messages` lists what waits"
+            hint = error.hint or "to list undelivered messages: backupd alerts messages"
             lost = "; backupd stopped retrying" if given_up else "; backupd retries with increasing intervals"
             wiring.settle(
                 Condition(
@@ -348,7 +348,7 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
                 Severity.ERROR,
                 message=f"the mail server rejects recipient {mailbox}, who gets no messages",
                 detail=redacted(answer),
-                hint="look at alerts.email.to, and at what the mail server's log says",
+                hint="check alerts.email.to and the mail server's log",
             ),
         )
     if message.channel == EMAIL:

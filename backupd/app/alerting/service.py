@@ -214,9 +214,7 @@ def send_test(wiring: Wiring, by: str = "", *, wait: bool = True) -> tuple[Messa
     """
     channels, trouble = working(wiring.settings)
     if not channels and trouble is None:
-        raise RefusedError(
-            "no alert channel is configured", hint="alerts.email in the configuration says where mail goes"
-        )
+        raise RefusedError("no alert channel is configured", hint="set alerts.email in the configuration")
     now = wiring.clock()
     letter = letter_of_test(site_of(wiring.settings), now, by or user())
     found = []

@@ -230,7 +230,9 @@ def _of_history(
         ("checkpoint", last_checkpoint(session), last.to_lsn),
     ):
         if reached is not None and reached < before:
-            yield f"the server's {name} is {reached}, backup {last.id} goes to {before}: it was set back or made anew"
+            yield (
+                f"the server's {name} is {reached}, backup {last.id} goes to {before}: it was rolled back or recreated"
+            )
     now = layout_of(info)
     changed = sorted(name for name in {*now, *landmarks.layout} if now.get(name) != landmarks.layout.get(name))
     if changed:

@@ -197,7 +197,7 @@ class Reconciliation:
             segment.flavour,
             segment.file.rpartition(".")[0],
             segment.number,
-            note="its description was lost; taken in from its segments",
+            note="its record was lost; imported from its segments",
         )
 
     def _set_gaps(self, gone: Sequence[SegmentKey]) -> None:
@@ -372,8 +372,7 @@ class CatalogBackfill:
                     detail="\n".join(
                         f"{key.branch}: file {key.number}, bytes {key.start} to {key.end}" for key in found.gone[:20]
                     ),
-                    hint=f"`backupd timeline {self.server}` shows what is recoverable. Nothing is wrong where they "
-                    "had "
+                    hint=f"`backupd timeline {self.server}` shows what is recoverable. This is normal if they had "
                     "expired and the catalog comes from an older copy",
                 )
             )

@@ -248,7 +248,7 @@ class StreamRun:
         except CatalogError as error:
             raise ServerError(
                 f"cannot verify the identity of the server at {self._server.connection().address}: {error.message}",
-                hint="it is asked again; nothing is concluded until then",
+                hint="backupd repeats the check and draws no conclusion until then",
             ) from error
         return {one.uuid for one in known if not one.is_stranger}
 
@@ -348,7 +348,7 @@ class StreamRun:
             raise DestinationError(
                 f"not everything of {self._server.name}'s binary log could be stored",
                 detail="\n".join([*lines, *([status.error] if status.error else [])]),
-                hint="what is in the spool is stored by the next run",
+                hint="the next run stores what is in the spool",
             )
 
     def _report_trouble(self, shipped: Shipped) -> None:

@@ -198,9 +198,7 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
         server=branch.server,
         subject=branch.id,
         detail=branch.note,
-        hint=""
-        if known
-        else "nothing is recovered across it: take a full backup now, so that there is one on this branch",
+        hint="" if known else "no restore can cross it: take a full backup now, so that this branch has one",
     )
 
 
@@ -374,7 +372,7 @@ class StreamReport:
             looked[stream] = f"the binary log of {name} is streamed again"
         if status.state is StreamState.PAUSED:
             hint = (
-                "make room there: what else is stored in it?"
+                "free space there; check what else is stored in it"
                 if status.error == NO_ROOM
                 else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
             )
@@ -382,7 +380,7 @@ class StreamReport:
                 Condition(
                     spool,
                     Severity.ERROR,
-                    f"the spool of {name} is full, so its binary log is not copied any more: "
+                    f"the spool of {name} is full, so its binary log is no longer copied: "
                     f"{format_size(self._spool.bytes())} wait for a destination",
                     status.error,
                     f"{hint}; the server must keep its binary log until then; copying continues when there is room",

@@ -147,8 +147,9 @@ class Targets:
         if same:
             one, last = same[0], same[-1]
             lines.append(
-                f"{len(same)} transactions of the target's own second are replayed, though some may have committed "
-                f"after {format_time(moment)}, since this server's log tells whole seconds only: from {one.text} to "
+                f"{len(same)} transactions of the target's second are replayed, although some may have committed "
+                f"after {format_time(moment)}, because this server's log records whole seconds only: from {one.text} "
+                f"to "
                 f"{last.text}"
             )
         turned = [

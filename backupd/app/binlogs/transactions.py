@@ -132,7 +132,7 @@ def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> Back
     return DamagedError(
         message,
         lines,
-        hint="`backupd verify` looks at every copy; `backupd timeline "
+        hint="`backupd verify` checks every copy; `backupd timeline "
         f"{segment.server}` shows what is recoverable without it",
     )
 

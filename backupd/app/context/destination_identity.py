@@ -57,7 +57,7 @@ def require_single(wiring: Wiring, destination: Destination) -> None:
     if twins:
         raise RefusedError(
             f"destinations {destination.name} and {', '.join(twins)} are the same repository",
-            detail=f"the marker there says {mine} under each of these names",
+            detail=f"its marker is {mine} under each of these names",
             hint=_HINT,
         )
 

@@ -241,7 +241,7 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
             hint = "backups fail when nothing can be sealed for one of their keys"
             _tell(wiring, Condition(expiring, severity, info.problem or info.warning or "", hint=hint))
         else:
-            wiring.settle(looked={expiring: f"the key of {info.name} does not expire soon any more"})
+            wiring.settle(looked={expiring: f"the key of {info.name} no longer expires soon"})
         if state.overdue:
             _tell(wiring, Condition(overdue, Severity.ERROR, _overdue(state), hint=_how(wiring, state)))
         else:

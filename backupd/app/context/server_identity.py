@@ -43,8 +43,8 @@ _STALL = 20.0
 def accept_hint(server: str) -> str:
     """What to do about a stranger."""
     return (
-        f"look at the host, port or socket of {server} in the configuration; if this server is the right one from "
-        f"now on: backupd server accept {server}"
+        f"check host, port and socket of {server} in the configuration; to accept this server: backupd server accept "
+        f"{server}"
     )
 
 
@@ -262,9 +262,7 @@ def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, addr
                 subject=met.uuid,
                 message=f"another server answers under the name {server} at {address}: {met.uuid}; {why}",
                 detail=f"before it was {', '.join(ours)}",
-                hint=(
-                    "nothing has to be acknowledged: it goes on as a branch of the same history; take a full backup now"
-                ),
+                hint=("no acceptance is needed: it continues as a branch of the same history; take a full backup now"),
             )
         )
     return found

@@ -48,7 +48,7 @@ class ServerSettings:
     def policy(self) -> Policy:
         """Raises ConfigurationError with every problem where it is broken."""
         if self.found is None:
-            raise ConfigurationError(self.problems, hint=f"mend policy {self.policy_name}, which {self.name} follows")
+            raise ConfigurationError(self.problems, hint=f"correct policy {self.policy_name}, which {self.name} uses")
         return self.found
 
     @property

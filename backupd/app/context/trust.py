@@ -49,8 +49,8 @@ _COMMAND = (
     'END {{ print ok ? "OK" : "STOP: this is not what backupd wrote"; exit !ok }}\''
 )
 _UNSIGNED = (
-    "whoever can write to a destination and has your public key can put backups there that look like yours "
-    "to a new catalog, or bring back an old state"
+    "anyone who can write to a destination and has your public key can store forged backups that a new catalog "
+    "accepts, or bring back an old state"
 )
 _SAMPLE = b"backupd asks itself whether it can sign\n"
 
@@ -175,7 +175,7 @@ def _unsigned(settings: Settings) -> list[Finding]:
             warning(
                 "signing",
                 f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: {_UNSIGNED}",
-                "take it out where that was not meant so",
+                "remove `signed: false` if this is not intended",
             )
         ]
         if off
@@ -187,7 +187,7 @@ def _unsigned(settings: Settings) -> list[Finding]:
                 "signing",
                 f"backups of {', '.join(silent)} are not signed, since no signing key is named: {_UNSIGNED}",
                 "`backupd keys make-signing` makes one and says what to add to the configuration; "
-                "`signed: false` in the policy says that it is meant so",
+                "to keep backups unsigned, set `signed: false` in the policy",
             )
         )
     return found

@@ -295,7 +295,7 @@ class Wiring:
             raise KeyUnusableError(
                 f"{len(problems)} of {len(found)} encryption keys cannot be used",
                 detail="\n".join(problems),
-                hint=f"mend the keyring with gpg --homedir {encryption.gnupg_home}; "
+                hint=f"repair the keyring with gpg --homedir {encryption.gnupg_home}; "
                 "`backupd check` shows the state of every key",
             )
         return found, tuple(key.fingerprint for key in found)

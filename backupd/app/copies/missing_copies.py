@@ -142,7 +142,7 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
                     f"destination {name}",
                     f"{len(late)} backups of {server.name} wait to be copied since "
                     f"{format_time(min(row.since for row in late))}: {late[0].message}",
-                    f"it is tried again by itself; at once: backupd replicate {server.name} --to {name}",
+                    f"backupd retries automatically; to copy now: backupd replicate {server.name} --to {name}",
                 )
             )
     return found
@@ -158,7 +158,7 @@ def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[st
 
 def _words(obstacle: Obstacle) -> str:
     if obstacle.why is Why.UNFIT:
-        return "what it builds on is not whole at any destination that can be reached"
+        return "its parent backup is not complete at any reachable destination"
     parent = obstacle.parent or "a backup that is not named"
     return f"its chain is broken: {obstacle.backup} builds on {parent}" + (
         ", which builds on it" if obstacle.why is Why.CIRCLE else ", which the catalog does not list"

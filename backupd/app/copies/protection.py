@@ -52,7 +52,7 @@ def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[Bac
 @dataclass(frozen=True, slots=True)
 class Sites:
     """The places that count: of each configured name which one it is, and which of them are ``away`` from the site. Two
-    names of one place are one, and a name that is not configured any more is none."""
+    names of one place are one, and a name that is no longer configured is none."""
 
     places: Mapping[str, str]
     away: frozenset[str]
@@ -85,7 +85,7 @@ def sites_of(wiring: Wiring) -> Sites:
 
 
 def protection_of(wiring: Wiring, server: str) -> Protection:
-    """Of its policy; the defaults where the server is not configured any more, or its policy is broken."""
+    """Of its policy; the defaults where the server is no longer configured, or its policy is broken."""
     if server in wiring.settings.servers and (found := wiring.settings.server(server)).usable:
         return found.policy.protection
     return Protection.model_validate({})
@@ -120,7 +120,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
             f"are at {len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
             f"({last})",
             detail="\n".join(_standing(wiring, due)),
-            hint=f"backupd replicate {server} copies and verifies now; protection: in the policy says what is wanted",
+            hint=f"backupd replicate {server} copies and verifies now; protection: in the policy sets the requirement",
         ),
     )
 

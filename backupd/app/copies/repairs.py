@@ -106,7 +106,7 @@ class _Mending:
             return put_right(self._destination, damage.key, damage.stored, self._sources)
         owner = layout.backup_of(damage.key)
         if owner is None or damage.key != layout.manifest_key(*owner):
-            raise NotFoundError("nothing says what should be there")
+            raise NotFoundError("no record shows what should be there")
         if exists(self._destination, damage.key):
             return put_manifest_right(self._destination, *owner, self._sources, clock=self._wiring.clock)
         return self._whole(owner[1])

@@ -98,14 +98,14 @@ class Replicated:
             return DamagedError(
                 f"copies at {self.destination} are damaged",
                 left,
-                hint="`backupd verify` mends what another copy can mend",
+                hint="to repair it from another copy: backupd verify",
             )
         lines = [*(f"{name}: {why}" for name, why in self.waiting.items()), *self.logs.troubles]
         if broken := [name for name in self.damaged if name not in self.waiting]:
             return DamagedError(
                 f"copies at {self.destination} are damaged",
                 [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
-                hint="`backupd verify` mends what another copy can; a full backup stores all afresh",
+                hint="to repair it from another copy: backupd verify; a full backup stores everything again",
             )
         return (
             BackupdError(

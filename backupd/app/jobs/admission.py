@@ -52,7 +52,7 @@ def _unusable(settings: Settings, job: JobRecord) -> str:
     return (
         ""
         if found.usable
-        else (f"policy {found.policy_name} of {job.server} cannot be used: mend it, then reload the service")
+        else (f"policy {found.policy_name} of {job.server} cannot be used: correct it, then reload the service")
     )
 
 
@@ -102,7 +102,7 @@ def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
         return frozenset({str(job.arguments.get("destination", ""))})
     try:
         found = settings.server(job.server)
-    except NotFoundError:  # of no server, or of one that is not configured any more
+    except NotFoundError:  # of no server, or of one that is no longer configured
         return frozenset()
     if not found.usable:  # then only restores start, and what began before ends
         return frozenset()
@@ -116,7 +116,7 @@ LONG = timedelta(hours=1)
 
 NOTHING = "nothing blocks it, the service has not started it yet"
 
-_HINT = "see what runs: backupd jobs --state running; limits are under concurrency: in the configuration"
+_HINT = "to list running jobs: backupd jobs --state running; the limits are under concurrency: in the configuration"
 
 
 class QueueWatch:

@@ -131,7 +131,7 @@ def close(
         events += recovered(wiring, job, now)
     if trouble:
         say_of(job, "job-not-followed", trouble, level=logging.ERROR)
-        hint = "neither a repetition nor retention was queued: run it again by hand, and look at the policy"
+        hint = "backupd queued neither a retry nor retention: run the job again by hand, and check the policy"
         events.append(event_of(job, now, "job-not-followed", BackupdError(trouble, hint=hint)))
     ended = wiring.catalog.jobs.finish(
         job.id,
@@ -460,8 +460,8 @@ class Pulse:
         self.problem = ToolError(
             f"stopped: no progress for {limit} in {phase}",
             detail=redacted(where),
-            hint="see what it waited for (a lock on the server, the disk, the network); "
-            "limits.hang in the policy says how long that may take",
+            hint="check what it waited for (a lock on the server, the disk, the network); limits.hang in the policy "
+            "is the limit",
         )
         self._warn("job-hanging", self.problem.message)
         try:

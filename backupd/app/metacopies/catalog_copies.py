@@ -112,7 +112,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
                     f"the catalog and the configuration could not be copied to destination {one.destination}",
                     detail=one.problem,
                     hint=(
-                        "backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"
+                        "backups are not affected; backupd retries after the next job; to retry now: backupd catalog "
+                        "copy"
                     ),
                 ),
             )

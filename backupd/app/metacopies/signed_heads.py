@@ -357,7 +357,7 @@ def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
     if head.newest and not _is_there(destination, server, head.newest):
         said.append(
             f"{destination.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
-            "marked deleted there: where no other destination has it, somebody took it away"
+            "marked deleted there: if no other destination has it, somebody deleted it"
         )
     reached = head.logs.get(destination.name)
     if reached is not None:
@@ -371,7 +371,7 @@ def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
             said.append(
                 f"binary logs of {server} at {destination.name} end at byte {end} of file {number} of branch "
                 f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
-                "where no other destination has more, somebody took them away"
+                "if no other destination has more, somebody deleted them"
             )
     return said
 

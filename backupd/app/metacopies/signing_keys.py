@@ -58,8 +58,8 @@ ROTATED = "signing-key-rotated"
 _PRINT = "print a new recovery page and destroy the old one, which names the retired key: backupd keys page"
 _RELOAD = "let the service read it, where it runs: systemctl reload backupd"
 _STOP = (
-    "stop the service, where it runs: systemctl stop backupd (from the next step on what is stored already is not "
-    "believed until it is signed)"
+    "stop the service, where it runs: systemctl stop backupd (from the next step on, backupd rejects stored documents "
+    "until they are signed)"
 )
 _START = "start the service again: systemctl start backupd"
 _LOGS = (
@@ -187,7 +187,8 @@ def rotate_signing(
         raise RefusedError(
             f"the catalog {wiring.catalog.name} holds no backups: backupd cannot distinguish its own documents from "
             "forged ones",
-            hint="make it anew first, with the former key still named: backupd catalog rebuild --from DESTINATION",
+            hint="rebuild it first, while the configuration still names the former key: backupd catalog rebuild "
+            "--from DESTINATION",
         )
     if former is not None:
         return _finish(wiring, _fingerprint(former), unproven)
@@ -249,7 +250,7 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
         if one.problem:
             silent.setdefault(one.destination, one.problem)
     done = Rotation(former, key, True, places, silent, retired, (_PRINT,))
-    again = f"once what is named above is resolved: backupd keys rotate-signing --from {former}"
+    again = f"after the problems above are resolved: backupd keys rotate-signing --from {former}"
     return done if done.ok else replace(done, steps=(again, *done.steps))
 
 
@@ -428,7 +429,7 @@ def _of_server(
 class _Judge(ABC):
     """May a document be signed? ``altered``: what is said of one that is not what its digest says."""
 
-    altered: ClassVar[str] = "it is not what was put there"
+    altered: ClassVar[str] = "it differs from what was stored"
     from_destination: ClassVar[bool] = False
 
     destination: SignedDestination
@@ -470,7 +471,7 @@ class _Backup(_Judge):
         if record is None:
             return "the catalog knows no such backup"
         if not _agree(header, record):
-            return "it tells other sizes, times or positions than the catalog"
+            return "its sizes, times or positions differ from the catalog"
         missing = [item.name for item in header.objects if not self.presence.holds(item)]
         if missing:
             return f"{len(missing)} of its {len(header.objects)} objects are missing, damaged, or of another size"
@@ -489,7 +490,7 @@ class _Backup(_Judge):
             str(facts.server.version),
             str(facts.tool.version),
         ) == (record.parent, record.position, record.flavour, record.server_version, record.tool_version)
-        return "" if same else "its body tells another parent, position or version than the catalog"
+        return "" if same else "its body has another parent, position or version than the catalog"
 
 
 def _agree(header: Header, record: BackupRecord) -> bool:
@@ -539,6 +540,6 @@ class _Segment(_Judge):
             if record.key == key
         ]
         if [found.segment] != known:
-            return "it is not what the catalog knows"
+            return "it differs from the catalog"
         wrong = log_segments.problems(self.destination, found)
         return "; ".join(f"{name} {problem}" for name, problem in wrong.items())

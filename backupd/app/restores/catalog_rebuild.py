@@ -118,8 +118,7 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
     if not merge and (wiring.catalog.backups.servers() or wiring.catalog.binlogs.servers()):
         raise RefusedError(
             f"the catalog {wiring.catalog.name} is not empty",
-            hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
-            "say, or from a second destination",
+            hint="to add what it lacks, after an interrupted rebuild or from a second destination: --into-existing",
         )
     with wiring.locked("rebuild", "another process is rebuilding the catalog"), wiring.removing():
         taken_here = any(record.manifest for record in wiring.catalog.backups.list())
@@ -161,7 +160,7 @@ class _Rebuild:
                 "binary logs",
                 subject=destination.name,
                 detail="\n".join(done.problems[:50]),
-                hint="`backupd verify` reads again what is stored there",
+                hint="to check what is stored there: backupd verify",
             )
         )
         return done
@@ -199,7 +198,7 @@ class _Rebuild:
             record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
         except TamperedError as error:
             report_tampering(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
-            self._problem_found(f"{error.detail}: it was not taken in")
+            self._problem_found(f"{error.detail}: it was not imported")
             return None
         self._done.bound += bool(record.flavour) and header.is_bound
         self._done.unbound += not header.is_bound
@@ -413,7 +412,7 @@ class Succession:
                 if not self._complete and record.id not in self._there and _was_whole(record, self._name):
                     self.missing[record.id] = (
                         f"{self._name}: backup {record.id} of {record.server} is missing: the copy of the catalog of "
-                        f"{format_time(moment)} knows it as complete there, and has heard of no deletion"
+                        f"{format_time(moment)} knows it as complete there, and no deletion is recorded"
                     )
         # What it lacked when it was rebuilt itself was told then, and what it lacks since was deleted.
         self._complete |= any(event.subject == self._name for event in older.events.list(kind=REBUILT))

@@ -229,6 +229,6 @@ def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sour
 def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
     names = {copy.destination for record in records for copy in record.copies}
     return tuple(
-        f"destination {name} is not configured any more, so what it holds is not read"
+        f"destination {name} is no longer configured, so what it holds is not read"
         for name in sorted(names - set(wiring.settings.destinations))
     )

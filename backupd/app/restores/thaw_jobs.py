@@ -135,7 +135,7 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
     if not faster(tier, job.arguments["tier"]):
         raise RefusedError(
             f"{tier} is not faster than {job.arguments['tier']}, which was asked for",
-            hint="a thaw can only be made faster; what was asked for is paid for in any case",
+            hint="a thaw can only be raised to a faster tier; the requested tier is charged in any case",
         )
     retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
     open_items = wiring.catalog.thaws.of(job_id, state=(*_TO_ASK, ThawState.THAWING))
@@ -315,13 +315,13 @@ def _to_look_at(wiring: Wiring, job: JobRecord) -> list[ThawItem]:
 def _archive(wiring: Wiring, name: str) -> ArchiveDestination:
     if name not in wiring.settings.destinations:
         raise RefusedError(
-            f"destination {name} is not configured any more",
+            f"destination {name} is no longer configured",
             hint="configure it again, or cancel the thaw: backupd jobs cancel ID",
         )
     found = thawable(wiring.destination(name))
     if found is None:
         raise RefusedError(
-            f"destination {name} has no archive classes any more",
+            f"destination {name} no longer has archive classes",
             hint="cancel the thaw (backupd jobs cancel ID); what is there can be read as it is",
         )
     return found
@@ -407,7 +407,7 @@ def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str
     if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
         return
     late = DestinationError(
-        f"the archive is later than it said: {stands}, and the rest was expected by {format_time(expected)}",
+        f"the thaw is late: {stands}, and the rest was expected by {format_time(expected)}",
         hint=f"it goes on waiting: backupd thaw. Ask whoever runs the destination, or make it faster, for more: "
         f"backupd thaw --raise {job.id} --tier TIER",
     )

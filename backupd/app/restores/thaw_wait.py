@@ -92,7 +92,7 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
         for offer in thaw.offers
     ]
     raise ArchivedError(
-        f"{len(thaw.objects)} objects ({format_size(thaw.bytes)}) of this lie in an archive class at destination "
+        f"{len(thaw.objects)} objects ({format_size(thaw.bytes)}) are in an archive class at destination "
         f"{thaw.places}: they have to be thawed first",
         detail="\n".join(offers),
         hint=hint

@@ -60,7 +60,7 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
         if run.place is None:
             found.append(_by_time(run, needing))
             continue
-        first, why = by_place.get(run.branch, First(0, "nothing tells who needs it"))
+        first, why = by_place.get(run.branch, First(0, "the backups that need it are unknown"))
         unsure = next(
             (backup for backup in needing if backup.place is None and run.last_at >= backup.started_at - SKEW), None
         )
@@ -489,7 +489,7 @@ class _Solution:
                 self._view.hold
                 or self._view.unconfigured
                 or (
-                    "there is no restorable backup here, so nothing says which logs are needed"
+                    "there is no restorable backup here, so the needed logs are unknown"
                     if self._has_rules
                     else "this destination has no rules, so it keeps everything"
                 )

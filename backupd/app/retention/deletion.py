@@ -51,7 +51,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
     """Mark a backup deleted at every destination; ``now`` also removes it at once.
 
     ``with_increments``: and everything that builds on it. A backup whose manifest is nowhere any more is forgotten, and
-    so is a copy whose destination is not configured any more.
+    so is a copy whose destination is no longer configured.
     Raises NotFoundError, and RefusedError for a pinned or held backup, one that others build on, or the last
     restorable one of its server.
     """
@@ -106,7 +106,7 @@ def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
     for name in gone:
         _forget_copy(wiring, name, record.id)
     return [
-        f"{record.id}: its copy at {name} was forgotten, since {name} is not configured any more; files that are "
+        f"{record.id}: its copy at {name} was forgotten, since {name} is no longer configured; files that are "
         f"still there stay, and the backup comes back when {name} is configured again"
         for name in gone
     ]
@@ -281,7 +281,7 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
             gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
             raise NotFoundError(
                 f"no destination holds backup {backup_id} any more{gone}",
-                hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored",
+                hint="`backupd fsck` lists leftovers; `backupd backups` lists restorable backups",
             )
         for destination in places:
             for member in chain:
@@ -502,7 +502,7 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             swept.lock,
             "no data is lost; backupd retries at each removal. "
             + (swept.missing_rights or "Object locks and legal holds end, or are taken back by who set them"),
-            f"destination {name} lets everything go that is due",
+            f"destination {name} deletes everything that is due again",
         ),
         (
             OVER_LIMIT,

@@ -102,7 +102,7 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
                 f"{_named(server)} is not {word} itself; the {kind} covers every server",
                 hint=f"to release it: backupd {command}",
             )
-        raise RefusedError(f"{_named(server)} is not {word}", hint="`backupd hold` lists what there is")
+        raise RefusedError(f"{_named(server)} is not {word}", hint="to list holds and pauses: backupd hold")
     word = _WORDS[kind][1]
     _record(wiring, kind, server, word, f"{_named(server)} was {word}", detail=f"by {by}")
     return problems

@@ -144,9 +144,9 @@ class Stock:
         settings = self.wiring.settings
         zone = settings.configuration.timezone
         if self.server not in settings.servers:
-            return None, zone, f"server {self.server} is not configured any more, so what is left of it is kept"
+            return None, zone, f"server {self.server} is no longer configured, so what is left of it is kept"
         if place not in settings.destinations:
-            return None, zone, f"destination {place} is not configured any more, so it keeps everything"
+            return None, zone, f"destination {place} is no longer configured, so it keeps everything"
         policy = settings.server(self.server).policy
         return policy.retention.get(place), policy.timing.timezone or zone, ""
 

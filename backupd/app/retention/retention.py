@@ -76,8 +76,8 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _report_refused(wiring, decisions, run, excess, ", ".join(names), hint)
     raise RefusedError(
-        "retention was not applied: more than half of what there is, or more than may go in a day, would be deleted "
-        "at once",
+        "retention was not applied: it would delete more than half of the backups at once, or more than the daily "
+        "limit",
         detail="\n".join(excess for _decisions, excess in refused),
         hint=hint,
     )
@@ -107,7 +107,7 @@ def _excess_of_day(wiring: Wiring, destination: Destination, decisions: Decision
     return (
         f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
         f"expire, and with what other rules marked there within a day that is {limit.worst_day(rules, present)} of "
-        f"{len(present)} backups, where {limit.limit(len(present))} may go (retention.brake in the configuration)"
+        f"{len(present)} backups; the limit is {limit.limit(len(present))} (retention.brake in the configuration)"
     )
 
 
@@ -185,7 +185,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         for name in destinations_holding(wiring, server, known):
             run.check()
             if name not in wiring.settings.destinations:
-                held.append(f"everything at {name}: this destination is not configured any more")
+                held.append(f"everything at {name}: this destination is no longer configured")
                 continue
             try:
                 opened.append(_brought_up_to_date(wiring, name, server))
@@ -311,8 +311,7 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
         detail="\n".join([error.message, *lines]),
         destination=error.destination,
         hint=f"give {error.destination} more room, or shorten its rules in the policy (`backupd retention "
-        f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "
-        "that you can do without",
+        f"{run.job.server}` shows why each backup is kept); to remove one now: backupd backups delete ID --now",
     ) from error
 
 

@@ -229,5 +229,6 @@ def _taken(what: str, holder: str) -> RefusedError:
     return RefusedError(
         f"another backupd service is running on {what}",
         detail=holder,
-        hint="there is one service for each catalog; `--standby` waits until the other one is gone and takes over",
+        hint="only one service can use a catalog; with --standby, backupd waits and takes over when the other one "
+        "exits",
     )

@@ -154,7 +154,7 @@ def _between(leg: Leg, after: datetime, until: datetime) -> list[datetime]:
 
 def _paused(leg: Leg, passed: Sequence[datetime], newest: datetime, reason: str) -> Action:
     message = f"{_runs(passed, newest, 'did not start')} because of a pause: {reason}"
-    return Action(Outcome.SKIPPED, leg, newest, message, "`backupd resume` lets its jobs start again")
+    return Action(Outcome.SKIPPED, leg, newest, message, "to resume its jobs: backupd resume")
 
 
 def _on_time(leg: Leg, handled: datetime, newest: datetime, standing: Standing) -> tuple[Action, ...]:
@@ -308,8 +308,7 @@ def _overtaken(leg: Leg, passed: Sequence[datetime], newest: datetime, open_job:
         leg,
         newest,
         f"{_runs(passed, newest, 'did not start')} because the one before it (job {open_job.id}) {going}",
-        "let the schedule leave more time between runs, or see what holds that one up: "
-        f"backupd jobs show {open_job.id}",
+        "leave more time between runs in the schedule, or check that job: backupd jobs show {open_job.id}",
     )
 
 
@@ -480,7 +479,7 @@ class Timetable:
                         server=key[0],
                         subject=key[1],
                         message=f"the schedule {'/'.join(filter(None, key))} cannot be followed: {problem}",
-                        hint="write it otherwise in the policy and reload; the service's log says more",
+                        hint="correct it in the policy and reload; see the service's log",
                     )
                 )
             return ()
@@ -519,14 +518,14 @@ def _full(row: Schedule, rows: dict[Key, Schedule]) -> str | None:
 
 def _told_end(row: Schedule, settings: Settings, now: datetime) -> Event:
     gone = bool(row.server) and row.server not in settings.servers
-    reason = f"server {row.server} is not configured any more" if gone else "its policy has no such schedule any more"
+    reason = f"server {row.server} is no longer configured" if gone else "its policy no longer has this schedule"
     return Event(
         at=now,
         kind="schedule-ended",
         severity=Severity.WARNING if gone else Severity.INFO,
         server=row.server,
         subject=row.leg,
-        message=f"{row.leg}{' of ' + row.server if row.server else ''} is not started any more: {reason}",
+        message=f"{row.leg}{' of ' + row.server if row.server else ''} is no longer started: {reason}",
         detail=f"it was: {row.cadence}",
     )
 

@@ -304,7 +304,7 @@ class ApiWatch(ProcessWatch):
         state.next_start = now + pause
         say("api-ended", f"{how}; the next try is in {pause:g} s\n{words}", level=logging.WARNING)
         if tell or state.failures >= REPEATED:
-            before = "; the process with the settings before goes on" if state.current is not None else ""
+            before = "; the process with the previous settings continues" if state.current is not None else ""
             self.settle(
                 Condition(
                     Key(API, subject="api"),
@@ -312,8 +312,8 @@ class ApiWatch(ProcessWatch):
                     detail=words,
                     message=f"the REST interface and the web page cannot be served at {settings.api.listen}: {how}, "
                     f"the {state.failures}. time in a row{before}",
-                    hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
-                    "program has the port, end that or change api.listen",
+                    hint=f"backups continue; its log is {_log(settings)}. backupd retries every minute; if another "
+                    f"program has the port, stop it or change api.listen",
                 )
             )
 

@@ -61,8 +61,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
                 error(
                     "policy",
                     str(problem),
-                    f"nothing that needs policy {server.policy_name} works for {name}; the "
-                    "service looks after the others",
+                    f"nothing that needs policy {server.policy_name} works for {name}; other servers are not affected",
                 )
                 for problem in server.problems
             ]
@@ -169,7 +168,7 @@ def _foreign(wiring: Wiring, server: str) -> list[Finding]:
         warning(
             "backups",
             f"{one.words(server)}, and all of those are older: was the server replaced?",
-            "no rule deletes them; `backupd backups delete ID` removes what you can do without",
+            "no rule deletes them; to delete one: backupd backups delete ID",
         )
         if one.former
         else warning(
@@ -206,7 +205,7 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         warning(
             BINLOG,
             f"the stream of {server.name} is {row['state']}: {text}",
-            "it is tried again all the time, and goes on where it was",
+            "backupd retries continuously, and continues where it stopped",
         )
         for text in troubles
         if text
@@ -282,7 +281,7 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
     )
     return warning(
         "confinement",
-        f"nothing confines programs that work on backups: they run as {name} and reach what "
+        f"programs that work on backups are not sandboxed: they run as {name} and reach what "
         f"that user reaches, the network included, and each other ({why})",
         f"{hint}; {_GUIDE}",
     )

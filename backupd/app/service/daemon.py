@@ -343,9 +343,7 @@ class Daemon:
             report_policies(self._wiring)
             report_transport(self._wiring)
         except CatalogError as error:
-            say(
-                "daemon-trouble", f"what is wrong with the settings could not be recorded: {error}", level=logging.ERROR
-            )
+            say("daemon-trouble", f"the problems of the settings could not be recorded: {error}", level=logging.ERROR)
 
     def _report_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
@@ -354,9 +352,9 @@ class Daemon:
             self._event(
                 "config-refused",
                 Severity.ERROR,
-                f"the configuration was not reloaded: {error.message}; the one before stays in force",
+                f"the configuration was not reloaded: {error.message}; the previous one stays active",
                 detail=error.detail,
-                hint=error.hint or "mend it, then reload again",
+                hint=error.hint or "correct it, then reload again",
             )
         )
 

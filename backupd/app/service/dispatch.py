@@ -133,11 +133,11 @@ def of_proof(proof: Proof) -> Result:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
         undecided = proof.outcome == UNDECIDED
         problem = BackupdError(
-            told + ("did not come to its end, which says nothing about the backup" if undecided else "failed"),
+            told + ("did not complete, which says nothing about the backup" if undecided else "failed"),
             detail="\n".join([*([proof.error] if proof.error else []), *failed]),
-            hint="mend what kept it from that, then test again"
+            hint="correct the cause, then test again"
             if undecided
-            else f"look at its damages: backupd verify {proof.server}; and take a new full backup",
+            else f"to list its damage: backupd verify {proof.server}; and take a new full backup",
         )
     # Without phases: rates count those of the proof itself.
     moved = max((phase.bytes for phase in proof.phases), default=0)
@@ -178,8 +178,8 @@ def of_verification(outcome: VerifyOutcome) -> Result:
         problem = DamagedError(
             f"{len(lines)} damages were found in stored backups",
             lines,
-            hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
-            "log is read from another destination, or what it held is a gap: backupd timeline",
+            hint="take a full backup now: it stores the damaged objects again. A binary log is read from another "
+            "destination; without one it is a gap: backupd timeline",
         )
     return Result("", outcome.bytes, problem=problem, outcome=outcome)
 
@@ -208,8 +208,8 @@ def _retention(wiring: Wiring, run: JobRun) -> Result:
         return Result(outcome=applied)
     return Result(
         problem=RefusedError(
-            f"{server} is not configured: no rule says what may go, so all stays",
-            hint="delete what is not needed any more: backupd backups delete ID",
+            f"{server} is not configured: no retention rule applies, so everything is kept",
+            hint="to delete a backup: backupd backups delete ID",
         )
     )
 
@@ -222,7 +222,7 @@ def _remove(wiring: Wiring, run: JobRun) -> Result:
         problem=RefusedError(
             "immediate deletion is incomplete",
             detail="\n".join(held),
-            hint="it stays marked: a later removal takes it, or `backupd backups undelete ID` brings it back",
+            hint="it stays marked, and a later run removes it; to undo the deletion: backupd backups undelete ID",
         )
         if held
         else None

@@ -211,7 +211,7 @@ class Worker:
                 if isinstance(error, BackupdError)
                 else ToolError(
                     f"the process for this job cannot be started: {why or error}",
-                    hint="look at the service's limits (open files, processes, memory) and at the journal",
+                    hint="check the service's limits (open files, processes, memory) and the journal",
                 ),
             )
         else:
@@ -312,7 +312,7 @@ class Worker:
                 how = f"did not end within {self._grace:g} s, so it was killed with all that it had started"
             return state, BackupdError(f"stopped by {row.cancel_by}: its process {how}", detail=tail, hint=hint)
         if code == -signal.SIGKILL:
-            hint = f"somebody killed it, or the kernel for lack of memory: look into dmesg and the journal; then {hint}"
+            hint = f"it was killed, possibly by the kernel for lack of memory: check dmesg and the journal; then {hint}"
         return JobState.ABANDONED, BackupdError(f"the process that ran this job {how}", detail=tail, hint=hint)
 
     def _end_row(self, job: JobRecord, state: JobState, error: BackupdError) -> JobRecord:
@@ -328,5 +328,5 @@ def _never_begun(row: JobRecord) -> tuple[JobState, BackupdError]:
         return JobState.CANCELLED, BackupdError(f"stopped by {row.cancel_by} before its process was started")
     return JobState.FAILED, BackupdError(
         "the job process was not started: internal error of the worker",
-        hint="the service's log says why; run it again",
+        hint="see the service's log for the cause, then run it again",
     )

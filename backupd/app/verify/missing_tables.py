@@ -173,7 +173,7 @@ def _body(wiring: Wiring, record: BackupRecord) -> Body | None:
         except BackupdError as error:
             say(
                 "look-back",
-                f"the manifest of {record.id} at {copy.destination} cannot be looked at: {error.message}",
+                f"the manifest of {record.id} at {copy.destination} cannot be read: {error.message}",
                 level=logging.WARNING,
             )
     return None
@@ -207,8 +207,7 @@ def _report(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
             message=f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable"
             f"{what}",
             detail="\n".join(map(str, known)),
-            hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; `backupd backups delete "
-            "ID` "
-            "removes one that is not wanted any more",
+            hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; to delete an unwanted "
+            f"one: backupd backups delete ID",
         ),
     )

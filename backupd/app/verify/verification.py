@@ -153,7 +153,9 @@ def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
                 f" Where only {layout.REPOSITORY} is gone, put it back: {marker}" if marker else ""
             )
         else:
-            found[name] = "it is not configured any more: put it back, or `backupd backups delete ID` forgets a copy"
+            found[name] = (
+                "it is no longer configured: add it again; `backupd backups delete ID` removes a copy from the catalog"
+            )
     return found
 
 
@@ -309,7 +311,7 @@ def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
             Finding(
                 invariant,
                 subject,
-                f"the catalog expects {what} at destination {name}, which was not looked at: {why[name]}",
+                f"the catalog expects {what} at destination {name}, which was not checked: {why[name]}",
                 repairable=False,
             ),
         )

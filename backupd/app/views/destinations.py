@@ -242,7 +242,7 @@ def _reasons(made: DestinationView, foreseen: Forecast | None) -> Iterator[Reaso
         yield Reason(
             Status.WARNING,
             f"{made.behind_backups} backups ({format_size(made.behind_bytes)}) are not there yet: {made.behind_error}",
-            "it is tried again; backupd replicate copies now",
+            "backupd retries; to copy now: backupd replicate",
         )
 
 
@@ -283,5 +283,5 @@ class ReachWatch:
             hint = "is the file system mounted? Backups that need it fail until it is there again"
         else:
             what = f"cannot be reached: {place.trouble}"
-            hint = "backups that need it fail until it answers; `backupd check` says what is wrong with it"
+            hint = "backups that need it fail until it answers; to find the cause: backupd check"
         wiring.settle(Condition(key, Severity.ERROR, f"destination {place.name} {what}", hint=hint))

@@ -258,7 +258,7 @@ def _of_last_proof(made: ServerOverview) -> Iterator[Reason]:
     elif proof.outcome == UNDECIDED:
         yield Reason(
             Status.WARNING,
-            f"the last test restore did not come to its end: {_first_line(proof.error)}",
+            f"the last test restore did not complete: {_first_line(proof.error)}",
             f"backupd test-restore {name}",
         )
     elif proof.outcome == INEXACT:
@@ -292,7 +292,7 @@ def _of_stream(made: ServerOverview, around: _Around, now: datetime) -> Iterator
     if stream.state == NOT_RUNNING:
         how = "its process does not run"
     elif silent and stream.told_at is not None:
-        how = f"nothing was heard of it since {format_time(stream.told_at)}"
+        how = f"no report since {format_time(stream.told_at)}"
     yield Reason(
         Status.WARNING if stream.state == StreamState.WAITING else Status.BAD,
         f"the binary log is not streamed ({how})",

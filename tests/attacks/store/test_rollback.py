@@ -179,7 +179,7 @@ def test_the_newest_that_is_gone_while_its_head_was_left_is_known(house: Wiring,
     shutil.rmtree(tmp_path / "offsite" / layout.backup_folder(SERVER, backup_id(2)))
     shutil.rmtree(tmp_path / "offsite" / layout.segment_folder(SERVER, key_of(second)))
     _lines, problems = rebuilt(house, tmp_path)
-    told = [problem for problem in problems if "somebody took" in problem]
+    told = [problem for problem in problems if "somebody deleted" in problem]
     assert [problem.partition(",")[0] for problem in told] == [
         *(f"{place} does not hold backup {backup_id(2)} of {SERVER}" for place in PLACES),
         f"binary logs of {SERVER} at offsite end at byte {first.size} of file {first.number} of branch {BRANCH.id}",

@@ -153,7 +153,7 @@ def server() -> Iterator[PrivateServer]:
         (as_the_unit, (f"run as {worker() or ''}", "a user namespace confines")),
         (as_a_user, (f"run as {OTHER}, as backupd itself", "a user namespace confines")),
         pytest.param(as_a_user_by_acl, (f"run as {OTHER}, as backupd itself", "a user namespace confines"), marks=SOAK),
-        (in_a_container, (f"run as {worker() or ''}", "nothing confines", "docs/installing.md")),
+        (in_a_container, (f"run as {worker() or ''}", "not sandboxed", "docs/installing.md")),
     ],
 )
 def test_a_days_work(powers: Powers, said: Sequence[str], server: PrivateServer, keys: Keys) -> None:

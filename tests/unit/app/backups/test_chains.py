@@ -267,7 +267,7 @@ def test_without_evidence_in_the_binary_log_a_full_backup_is_taken(desk: Desk) -
 def test_a_server_that_stands_before_its_backup_is_noticed(desk: Desk) -> None:
     last = desk.records[2]
     with recorded_landmarks(desk, last_lsn=10**12):
-        refused(desk.decide(), "log sequence number is", f"goes to {10**12}: it was set back")
+        refused(desk.decide(), "log sequence number is", f"goes to {10**12}: it was rolled back")
     desk.house.server.settle()
     with desk.house.server.connect() as connection:
         [(_, now)] = query(connection, "SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'")

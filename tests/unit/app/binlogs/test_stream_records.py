@@ -89,7 +89,7 @@ def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe
         ("branch-begun", "warning"),
     ]
     assert "between binlog.000001:900 and binlog.000003:4: the server has removed them" in gap.message
-    assert "nothing is recovered across it" in second.hint
+    assert "no restore can cross it" in second.hint
     CatalogRecorder("db1", scribe, Clock(NOW)).segments_dropped("db1", [SEGMENT.key], "local")
     assert catalog.binlogs.segments("db1", FIRST.id) == ()
 

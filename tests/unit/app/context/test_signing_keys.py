@@ -80,7 +80,7 @@ def test_a_configuration_without_a_word_works_on_and_check_names_the_command_tha
 
 def test_that_nothing_is_signed_is_a_choice_that_is_told(house: Wiring) -> None:
     (told,) = findings(says(house, "signed: false\n").settings)
-    assert (told.severity, told.hint) == ("warning", "take it out where that was not meant so")
+    assert (told.severity, told.hint) == ("warning", "remove `signed: false` if this is not intended")
 
 
 def test_a_keyring_that_cannot_be_written_to_is_told_in_words(house: Wiring, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
             (finding.subject, finding.hint.partition("; ")[2])
             for finding in service.servers.check(None)
             if finding.severity == "error" and "policy" in finding.subject
-        ] == [("db2: policy", "the service looks after the others")]
+        ] == [("db2: policy", "other servers are not affected")]
 
 
 def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_other_waits(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_oth
     allowed = may_start(settings, ())
     assert allowed(other, [running])
     assert not allowed(killed, [])
-    assert obstacle(settings, (), killed, []) == "policy bad of db2 cannot be used: mend it, then reload the service"
+    assert obstacle(settings, (), killed, []) == "policy bad of db2 cannot be used: correct it, then reload the service"
     assert allowed(replace(killed, kind=str(JobKind.RESTORE), leg=""), [])
     with open_catalog(settings.catalog) as catalog:
         catalog.jobs.add(killed)

@@ -253,7 +253,7 @@ def test_asked_for_only_what_agrees_in_everything_is_signed(beneath: FilesystemD
         (other_body, "its body.jsonl.zst.gpg holds other bytes"),
         (other_objects, "the object list in the clear is not the one that was sealed"),
         (other_object_digest, "the object list in the clear is not the one that was sealed"),
-        (lambda one: replace(one, tables_missing=3), "other sizes, times or positions"),
+        (lambda one: replace(one, tables_missing=3), "sizes, times or positions differ"),
     ):
         commit_header(beneath, alter(header))
         (left,) = vouch(strict, "local", unproven=True).left

@@ -76,7 +76,7 @@ def test_a_destination_that_is_not_configured_any_more_is_left_out_with_a_warnin
     shelf.write("")
     found = plan(shelf.wiring, SERVER, "latest", None)
     assert (found.backup_id, found.destinations) == (name, ("local",))
-    assert any("offsite is not configured any more" in text for text in found.warnings)
+    assert any("offsite is no longer configured" in text for text in found.warnings)
     with pytest.raises(NotFoundError) as refused:
         plan(shelf.wiring, SERVER, f"backup:{lost}", None)
-    assert "offsite is not configured any more" in refused.value.detail
+    assert "offsite is no longer configured" in refused.value.detail

@@ -203,7 +203,7 @@ def test_a_destination_that_is_not_configured_any_more_keeps_nothing_from_the_ru
     one.write("{local: {keep_fulls: 1}}")
     applied = apply(one.wiring, SERVER, one.run())
     assert applied.marked == {"local": (ids[1], ids[2])}
-    assert any("offsite" in sentence and "not configured" in sentence for sentence in applied.held)
+    assert any("offsite" in sentence and "no longer configured" in sentence for sentence in applied.held)
 
 
 def test_a_hold_of_another_installation_stops_the_rules_here(shelf: Make) -> None:
@@ -250,7 +250,7 @@ def test_a_server_that_is_no_longer_configured_keeps_what_it_has(shelf: Make) ->
     one.write("{local: {keep_fulls: 1}}", servers=["zoo"])
     (decisions,) = preview(one.wiring, SERVER, now=one.clock())
     assert decisions.expired == ()
-    assert "not configured any more" in decisions.backups[0].reasons[-1]
+    assert "no longer configured" in decisions.backups[0].reasons[-1]
     assert apply(one.wiring, SERVER, one.run()).marked == {"local": ()}
     with pytest.raises(NotFoundError):
         preview(one.wiring, "nobody", now=one.clock())

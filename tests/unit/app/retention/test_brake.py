@@ -35,9 +35,9 @@ def test_what_all_servers_rules_let_go_in_a_day_is_braked_until_somebody_says_re
         assert len(apply(one.wiring, server, one.run()).marked["local"]) == 5, "five of twelve, fifteen of thirty-six"
     one.write("{local: {keep_fulls: 5}}", servers=(SERVER, "zoo", "shut"))
     assert len(apply(one.wiring, SERVER, one.run()).marked["local"]) == 2
-    with pytest.raises(RefusedError, match="more than may go in a day") as caught:
+    with pytest.raises(RefusedError, match="or more than the daily limit") as caught:
         apply(one.wiring, "zoo", one.run())
-    assert "19 of 36 backups, where 18 may go" in caught.value.detail
+    assert "19 of 36 backups; the limit is 18" in caught.value.detail
     assert one.events("retention-refused")[0].server == "zoo"
     assert len(apply(one.wiring, "zoo", one.run(), really=True).marked["local"]) == 2
     assert {owner[0] for owner in unconfirmed(one.wiring, one.at())} == {SERVER, "shut"}, "with those of before"

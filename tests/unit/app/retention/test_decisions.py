@@ -30,8 +30,8 @@ def test_a_destination_without_rules_keeps_everything_and_says_so() -> None:
 
 
 def test_backups_of_a_server_that_is_no_longer_configured_are_kept() -> None:
-    decisions = solved(view(daily(3), unconfigured="server shop is not configured any more"), None)
-    assert of(decisions, "d2").reasons == ("server shop is not configured any more",)
+    decisions = solved(view(daily(3), unconfigured="server shop is no longer configured"), None)
+    assert of(decisions, "d2").reasons == ("server shop is no longer configured",)
 
 
 def test_the_newest_from_before_the_window_stays_and_older_ones_go() -> None:

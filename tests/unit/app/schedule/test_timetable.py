@@ -180,7 +180,7 @@ def test_a_new_server_begins_now_and_one_that_comes_back_is_asked_about_the_time
     assert service.done[-1].previous == missed.id
     ended = catalog.events.list(kind="schedule-ended")
     assert {(event.server, event.severity) for event in ended} == {("db1", Severity.WARNING)}
-    assert "is not configured any more" in ended[0].message
+    assert "is no longer configured" in ended[0].message
     assert service.ran()[-1] == "Wed 18 02:00 incremental"
 
 

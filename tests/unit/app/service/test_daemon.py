@@ -152,7 +152,7 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
             (good,) = catalog.events.list(kind="config-reloaded")
             (bad,) = catalog.events.list(kind="config-refused")
             assert "new: db2" in good.message
-            assert "stays in force" in bad.message
+            assert "stays active" in bad.message
             assert [
                 (entry.actor, entry.via, entry.outcome) for entry in catalog.audit.list(action="config-reloaded")
             ] == [("backupd", "service", "done"), ("backupd", "service", "refused")]
@@ -381,7 +381,7 @@ def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service
     assert "Traceback" in said.getvalue()
     with looking(office) as catalog:
         (event,) = catalog.events.list(kind="config-refused")
-        assert "internal error: ValueError: year 10240 is out of range; the one before stays in force" in event.message
+        assert "internal error: ValueError: year 10240 is out of range; the previous one stays active" in event.message
         assert catalog.events.list()[0].kind == "daemon-stopped"
 
 

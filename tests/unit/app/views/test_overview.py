@@ -288,7 +288,7 @@ def test_a_stream_that_does_not_go_on_is_told(streamed: Desk) -> None:
     streamed.stream("failed")
     assert ("bad", "the binary log is not streamed (failed: no route to host)") in streamed.why()
     streamed.stream(ago=2 * MINUTE)
-    assert any("nothing was heard of it since 2026-11-21T11:58:00" in text for _status, text in streamed.why())
+    assert any("no report since 2026-11-21T11:58:00" in text for _status, text in streamed.why())
     found = streamed.look()
     assert found.stream is not None
     assert (found.stream.spool_bytes, found.stream.spool_limit) == (7, 9)
