@@ -94,6 +94,13 @@ def ending_of(path: Path, size: int) -> Ending:
     return Ending.CUT
 
 
+def ending_at_server(path: Path, size: int, is_whole: Callable[[], bool]) -> Ending:
+    """As ``ending_of``; ``is_whole``: does the server say that nothing is missing behind ``size``? Raises OSError, and
+    what ``is_whole`` raises."""
+    ending = ending_of(path, size)
+    return Ending.CRASHED if ending is Ending.CUT and is_whole() else ending
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The beginning of a file, before its transactions. ``size``: where they begin. ``gtids``: MariaDB's list of the

@@ -21,13 +21,13 @@ from typing import BinaryIO, Self
 
 from backupd.binlog import continuity
 from backupd.binlog.connection_start import Start
-from backupd.binlog.continuity import Comparison, Seen, ending_of, head_of
+from backupd.binlog.continuity import Comparison, Seen, ending_at_server, head_of
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError
 from backupd.engine.log_client import BinlogTool, EndKind, end_kind, log_client, not_made
 from backupd.engine.server.binary_logs import Expiry, SourceState
 from backupd.engine.sql.client import Connection
-from backupd.model.binlog import Branch, Ending, covers, is_log_name
+from backupd.model.binlog import Branch, covers, is_log_name
 from backupd.model.errors import CancelledError, MisnamedError, ToolError
 from backupd.model.text import Clock
 from backupd.process.command import Child, Command, spawn, stop
@@ -353,8 +353,10 @@ class Session:
         if kept is not None and not self._goes_on(kept, path, finished=finished):
             return False
         if self.current is not None and self.current.ended is None:
-            size = self.current.path.stat().st_size
-            self.spool.end(self.current, self._ending(self.current, size, number))
+            last, size = self.current, self.current.path.stat().st_size
+            is_next = number == last.number + 1
+            ending = ending_at_server(last.path, size, lambda: is_next and self.is_whole(last.number, size))
+            self.spool.end(last, ending)
             self.came += size
         if kept is not None and kept.ended is not None and path.stat().st_size == kept.size:
             path.unlink()  # it is here already, whole
@@ -362,12 +364,6 @@ class Session:
             return True
         self.current = self.spool.take(branch, number, path.name)
         return True
-
-    def _ending(self, file: Spooled, size: int, following: int) -> Ending:
-        ending = ending_of(file.path, size)
-        if ending is Ending.CUT and following == file.number + 1 and self.is_whole(file.number, size):
-            return Ending.CRASHED
-        return ending
 
     def _goes_on(self, kept: Spooled, path: Path, *, finished: bool) -> bool:
         """Is the server's file the one that is here, and as long? Sets ``diverged`` where it is not."""

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.continuity import Comparison, digest_of, ending_of, fingerprint_of, head_of, is_whole
+from backupd.binlog.continuity import (
+    Comparison,
+    digest_of,
+    ending_at_server,
+    ending_of,
+    fingerprint_of,
+    head_of,
+    is_whole,
+)
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan
@@ -174,14 +182,9 @@ class Mender:
         if name not in {log.name for log in listed.values()} or number + 1 not in listed:
             return False
         copy = self._copy(name)
-        ending = ending_of(copy.path, copy.found.size)
-        if (
-            copy.damage
-            or copy.found.end < copy.found.size
-            or (ending is Ending.CUT and not is_whole(self.look(), number, copy.found.size))
-        ):
+        if copy.damage or copy.found.end < copy.found.size or (ending := self._ending(number, copy)) is Ending.CUT:
             return False
-        self.spool.bring_back(branch, number, copy.path, Ending.CRASHED if ending is Ending.CUT else ending)
+        self.spool.bring_back(branch, number, copy.path, ending)
         self.tell(
             StreamEvent(
                 StreamEventKind.MENDED,
@@ -228,7 +231,7 @@ class Mender:
         if file.ended is None:
             self.spool.cut(file, doubt.good)
         elif file.branch == self.spool.branches()[-1].id:
-            self.spool.renew(file, copy.path, self._ending(file, copy))
+            self.spool.renew(file, copy.path, self._ending(file.number, copy))
         else:
             self.spool.renew(file, copy.path, file.ended)
         self.spool.judge(doubt)
@@ -271,11 +274,9 @@ class Mender:
             raise DamagedCopyError(before, self.source.address, found.damage)
         return found.size == mark.size and fingerprint_of(path, mark.branch, mark.number, mark.size) == mark
 
-    def _ending(self, file: Spooled, copy: _Copy) -> Ending:
-        ending = ending_of(copy.path, copy.found.size)
-        if ending is Ending.CUT and is_whole(self.look(), file.number, copy.found.size):
-            return Ending.CRASHED
-        return ending
+    def _ending(self, number: int, copy: _Copy) -> Ending:
+        size = copy.found.size
+        return ending_at_server(copy.path, size, lambda: is_whole(self.look(), number, size))
 
 
 def _at_the_server(copy: _Copy) -> str:
