@@ -24,7 +24,7 @@ from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
 from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
-from backupd.model.document import Document, json_key
+from backupd.model.document import Document, json_key, made_of
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Tool, Version
 from backupd.model.table import TableName
@@ -348,15 +348,13 @@ class Replaying:
                 hint=NO_FOLDER_ELSEWHERE,
             )
         shutil.rmtree(folder, ignore_errors=True)
-        return RolledForward(
-            stop=spec.stop,
-            method=spec.method,
-            reason=spec.reason,
+        return made_of(
+            RolledForward,
+            spec,
             transactions=sum(one.transactions for one in done),
             bytes=sum(one.bytes for one in done),
             seconds=sum(one.seconds for one in done),
             excluded=spec.exclude,
-            doubtful=spec.doubtful,
             events=tuple(dict.fromkeys(event for one in done for event in one.events)),
             prepared_xa=done[-1].prepared_xa if done else (),
             warnings=(

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection, is_denied
+from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
 from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
@@ -396,11 +397,9 @@ class _Work:
 
     def _outcome(self, found: Extracted, tables: tuple[RestoredTable, ...], *, done: bool) -> TablesOutcome:
         spec = self._spec
-        return TablesOutcome(
-            restore_id=spec.restore_id,
-            server=spec.server,
-            into=spec.into,
-            target=spec.target,
+        return made_of(
+            TablesOutcome,
+            spec,
             way=str(spec.way),
             backup_id=spec.chain[-1],
             position=found.position,

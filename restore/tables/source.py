@@ -18,7 +18,7 @@ from backupd.engine.server.definitions import TableDefinition, read_definition
 from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import ForeignKey, ForeignKeys, list_tables
-from backupd.model.document import HIDDEN, Document
+from backupd.model.document import HIDDEN, Document, made_of
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Entry
 from backupd.model.server_facts import Flavour, Position
@@ -142,15 +142,7 @@ class _Extraction:
 
     def _scratch(self) -> ScratchSpec:
         spec = self._spec
-        return ScratchSpec(
-            scratch_id=spec.restore_id,
-            server=spec.server,
-            chain=spec.chain,
-            path=spec.folder,
-            max_bytes=spec.max_bytes,
-            replay=spec.replay,
-            accounts=bool(spec.whole),
-        )
+        return made_of(ScratchSpec, spec, scratch_id=spec.restore_id, path=spec.folder, accounts=bool(spec.whole))
 
     def _extracted(
         self, last: Loaded, tables: Sequence[DumpedTable], rolled: RolledForward | None, said: Sequence[str]
