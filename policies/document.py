@@ -320,7 +320,7 @@ class _Builder:
 
     def _problem(self, line: int, message: str) -> None:
         if len(self.problems) >= MAX_PROBLEMS:
-            raise UnreadableError(line, f"has more than {MAX_PROBLEMS} problems before this line: mend those first")
+            raise UnreadableError(line, f"has more than {MAX_PROBLEMS} problems before this line: correct those first")
         self.problems.append(Problem(self._file, line, "", message))
 
 

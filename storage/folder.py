@@ -445,7 +445,7 @@ class Folder:
                 "file system is mounted read-only"
             )
             return self._failed(doing, detail, hint)
-        return self._failed(doing, detail, "look at the disk and the kernel log (dmesg)")
+        return self._failed(doing, detail, "check the disk and the kernel log (dmesg)")
 
     def _linked(self, key: str, doing: str) -> DestinationError:
         """What to say of a symbolic link below the root. A listing that passed it over would show that nothing is

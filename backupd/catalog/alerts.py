@@ -392,7 +392,7 @@ class IncidentRows(Rows):
                 why = "it is over" if found.closed_at else f"{found.acknowledged_by} has acknowledged it already"
                 raise RefusedError(
                     f"incident {incident_id} needs no acknowledgement: {why}",
-                    hint="`backupd alerts` lists what is open",
+                    hint="to list open incidents: backupd alerts",
                 )
             return found
 

@@ -207,7 +207,7 @@ _SQLITE = {
         f"stayed locked for {BUSY_SECONDS} seconds",
         "another process holds a long transaction on it; `fuser FILE` names it",
     ),
-    sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written", "check the kernel's messages (dmesg) for this disk"),
 }
 
 

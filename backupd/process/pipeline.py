@@ -284,7 +284,7 @@ class Pipeline:
                 raise ToolError(
                     f"{self._names} {what} within {limit:g} s and was stopped",
                     detail=self._evidence(codes),
-                    hint="see what it waits for (locks, disk, network), then try again",
+                    hint="check what it waits for (locks, disk, network), then try again",
                 )
 
     def _finish(self) -> None:
@@ -338,7 +338,7 @@ class Pipeline:
         name = self._commands[culprit].program
         hint = ""
         if code == -signal.SIGKILL:
-            hint = "somebody, or the kernel for lack of memory, killed it: look into dmesg and the journal"
+            hint = "it was killed, possibly by the kernel for lack of memory: check dmesg and the journal"
         elif code == -signal.SIGPIPE:
             hint = "the program after it stopped reading early"
         return ToolError(f"{name} {describe_exit(code)}", detail=self._evidence(codes, first=culprit), hint=hint)

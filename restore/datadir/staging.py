@@ -191,7 +191,7 @@ def sync_filesystem(path: Path) -> None:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
             raise BackupdError(
                 f"cannot write {path} to disk: {os.strerror(ctypes.get_errno())}",
-                hint="the disk is failing or full; look at the kernel's log",
+                hint="the disk is failing or full; check the kernel log",
             )
     finally:
         os.close(descriptor)

@@ -88,7 +88,7 @@ def place(site: Site, state: State, account: Account, leftovers: Sequence[str]) 
     except OSError as error:
         raise BackupdError(
             f"cannot put the restored files into {site.datadir}: {error.strerror}",
-            hint="mend that and repeat the command: it continues where it stopped",
+            hint="correct that and repeat the command: it continues where it stopped",
         ) from error
     return placed
 

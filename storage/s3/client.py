@@ -122,8 +122,8 @@ _SKEWED = (
     "clock (timedatectl, chrony)"
 )
 _CHANGED = (
-    "bytes were changed in transit: look at the network, and at proxies between here and the server; "
-    "it is tried again later"
+    "bytes were changed in transit: look at the network, and at proxies between here and the server; backupd retries "
+    "later"
 )
 _NEEDS_LOCKS = (
     "object_lock needs a bucket that was made with object lock: make one, or take object_lock and "
@@ -257,7 +257,7 @@ class Explainer:
         if key is not None and is_missing(error):
             return self.missing(key)
         if code in _LOCKED:
-            return self.locked(key or self.config.bucket, detail, "an object lock keeps it; it is tried again later")
+            return self.locked(key or self.config.bucket, detail, "an object lock keeps it; backupd retries later")
         return self._stood(error, doing, key, detail)
 
     def _stood(self, error: ClientError, doing: str, key: str | None, detail: str) -> BackupdError:
@@ -289,7 +289,7 @@ class Explainer:
             (code == "RequestTimeTooSkewed", _SKEWED),
             (code in _NOT_ALLOWED or status == 403, f"these credentials need the rights {self.rights()}"),
             (_NO_LOCKS.search(detail), _NEEDS_LOCKS.format(name=name)),
-            (code in _ANSWERS_LATER or status >= 500, "the server is busy or in trouble; it is tried again later"),
+            (code in _ANSWERS_LATER or status >= 500, "the server is busy or in trouble; backupd retries later"),
             (code in _DAMAGED_ON_THE_WAY, _CHANGED),
         ):
             if test:
@@ -323,7 +323,7 @@ class Explainer:
         config = self.config
         if config.credentials_file is not None:
             profile = f" [{config.profile}]" if config.profile else ""
-            return f"look at the credentials{profile} in {config.credentials_file}"
+            return f"check the credentials{profile} in {config.credentials_file}"
         return (
             f"give destination {self.name} a credentials_file, or put them into one of the usual sources (environment, "
             f"~/.aws of the user that runs backupd, the role of the machine)"

@@ -114,7 +114,7 @@ class S3Destination:
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
             raise DestinationError(
                 f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
-                hint="look at the server's log; it is tried again later",
+                hint="look at the server's log; backupd retries later",
             )
         until = headers.get("ObjectLockRetainUntilDate")
         if until is not None and not s3versions.is_locked(head, until):
@@ -177,7 +177,7 @@ class S3Destination:
         return DestinationError(
             f"{self._bucket.words.place}: {doing} failed",
             detail=detail,
-            hint="this server does not list to an end; look at its log, or use one that does",
+            hint="this server never completes a listing; check its log, or use another one",
         )
 
     def delete(self, key: str) -> None:
@@ -310,7 +310,7 @@ class S3Destination:
         if not self.is_initialised():
             raise DestinationError(
                 f"{self._bucket.words.place} accepted {layout.REPOSITORY}, but does not have it",
-                hint="look at the rules of the bucket and the server's log",
+                hint="check the rules of the bucket and the server's log",
             )
 
     # What was not finished

@@ -245,7 +245,7 @@ class Upload:
             raise DestinationError(
                 f"{self._bucket.words.place}: {self._doing} failed",
                 detail=f"the place says SHA-256 {told} where {ours} was sent",
-                hint="bytes were changed in transit; it is tried again later",
+                hint="bytes were changed in transit; backupd retries later",
             )
 
 
@@ -405,7 +405,7 @@ class Download(io.RawIOBase):
         raise DestinationError(
             f"{self._bucket.words.place}: {self._doing} failed",
             detail=f"at byte {self._at}, {ATTEMPTS} times: {failure}",
-            hint="look at the network and at the server; it is tried again later",
+            hint="look at the network and at the server; backupd retries later",
         ) from failure
 
     def _open(self, begun: float) -> None:

@@ -244,7 +244,7 @@ class SftpDestination:
                 if error.hangs
                 else (DestinationError, "the connection was lost")
             )
-            hint = "look at the host and the network; it is tried again later"
+            hint = "check the host and the network; backupd retries later"
             return kind(self._what(doing), detail=f"{why}: {error}", hint=hint)
         if error.code == DENIED:
             hint = (
@@ -260,7 +260,7 @@ class SftpDestination:
             return missing
         if key and error.code == MISSING:
             return ObjectMissingError(f"destination {self.name} ({self._where}) has no {key}")
-        return self._failed(doing, str(error), "look at that file there, and at the server's log")
+        return self._failed(doing, str(error), "check that file there and the server's log")
 
     def _refused(self, error: StatusError, doing: str) -> DestinationError:
         """The server says no without a reason: a full disk is the usual one."""

@@ -230,7 +230,7 @@ _BREAKS = frozenset("\r\n\0\u2029")
 """What ends a line in the list of tables to leave out."""
 _HINTS = {
     "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
-    "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
+    "Access denied": "wrong user or password: check defaults_file, user and password_file of this server",
     "Can't connect": "is the server running, and are host and port (or the socket) right?",
     "Unknown option": "this mydumper does not know an option of its version: is the program really mydumper?",
     "Cannot parse": "this mydumper reads an option in another way than its version does: is it really mydumper?",

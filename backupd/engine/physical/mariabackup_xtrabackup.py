@@ -53,7 +53,7 @@ from backupd.process.command import Command
 from backupd.process.pipeline import run
 
 _GRANT = "grant the account what is named; `backupd check` names each missing privilege"
-_LOGIN = "wrong user or password: look at defaults_file, user and password_file of this server"
+_LOGIN = "wrong user or password: check defaults_file, user and password_file of this server"
 _OPEN_FILES = "raise the limit of open files (LimitNOFILE) for the backup service"
 _PAGE = "a page of the server's own files is damaged: CHECK TABLE the table that is named"
 _READER = "the tool must run as a user who may read the server's datadir"
@@ -204,7 +204,7 @@ _XTRABACKUP_HINTS: Mapping[str, str] = {
     "Access denied": _LOGIN,
     "missing required privilege": _GRANT,
     "Can't connect to": "is the server running, and are its socket or host and port right?",
-    "gone away": "the server ended while the backup ran: look at its error log",
+    "gone away": "the server stopped during the backup: check its error log",
     "page corruption detected": _PAGE,
     "seems to be corrupted": _PAGE,
     "Too many open files": _OPEN_FILES,

@@ -48,7 +48,7 @@ _NO_SOCKET = 2002
 _HINTS: Mapping[int, str] = {
     1040: "the server has no free connection slot: raise max_connections or close idle clients",
     1044: "grant the account what it needs; `backupd check` names each missing privilege",
-    1045: "wrong user or password: look at defaults_file, user and password_file of this server",
+    1045: "wrong user or password: check defaults_file, user and password_file of this server",
     1129: "the server blocked this host after too many failures: run FLUSH HOSTS there",
     1130: "the server does not accept this account from this host",
     1142: "grant the account what it needs; `backupd check` names each missing privilege",
@@ -58,8 +58,8 @@ _HINTS: Mapping[int, str] = {
     2002: "is the server running, and is the socket path right?",
     2003: "is the server running, and are host and port right?",
     2005: "the host name cannot be resolved",
-    2006: "the server closed the connection: look at its error log",
-    2013: "the server closed the connection: look at its error log",
+    2006: "the server closed the connection: check its error log",
+    2013: "the server closed the connection: check its error log",
 }
 
 
