@@ -19,6 +19,19 @@ PART = 1 << 20
 KEY = layout.object_key("ab" * 32 + "-" + "01" * 8)
 OTHER = layout.object_key("cd" * 32 + "-" + "02" * 8)
 TREE = layout.tree_name("shop", "20261121T042512Z-7f3a9c01")
+SLOW_SOURCE = """
+import io, sys
+
+class Slow(io.RawIOBase):
+    count = 0
+    def read(self, size=-1, /):
+        self.count += 1
+        if self.count == 3:
+            print("midway", flush=True)
+            sys.stdin.read()
+        return b"x" * size
+"""
+"""Python that defines a stream which says "midway" at its third read, and waits there for its parent."""
 
 
 def put(destination: Destination, key: str, content: bytes) -> None:

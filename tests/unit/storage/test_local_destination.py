@@ -19,8 +19,7 @@ from backupd.model.errors import DestinationError, DestinationFullError, ObjectM
 from storage import layout
 from storage.destination import Capability
 from storage.filesystem import FilesystemDestination
-from tests.contract.destination import KEY, OTHER, PART, TREE, TreeContract, get, keys, put
-from tests.support.stores.slow_source import SLOW_SOURCE
+from tests.contract.destination import KEY, OTHER, PART, SLOW_SOURCE, TREE, TreeContract, get, keys, put
 
 NOW = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)
 

@@ -22,9 +22,8 @@ from storage.filesystem import FilesystemDestination
 from storage.sftp.destination import SftpDestination
 from storage.sftp.session import Sessions, known_host
 from storage.sftp.wire import FSYNC, POSIX_RENAME, STATVFS, Wire
-from tests.contract.destination import KEY, OTHER, PART, DestinationContract, get, keys, put
+from tests.contract.destination import KEY, OTHER, PART, SLOW_SOURCE, DestinationContract, get, keys, put
 from tests.support.dice import rounds, thrown
-from tests.support.stores.slow_source import SLOW_SOURCE
 from tests.support.stores.ssh_server import SshServer, make_key, ssh_server, why_not
 
 __all__ = ["ssh_server"]
