@@ -331,11 +331,15 @@ def is_listed(destination: Destination, key: str) -> bool:
 
 def exists(destination: Destination, key: str) -> bool:
     """Is anything stored under ``key``? One request. Raises DestinationError."""
+    return size_of(destination, key) is not None
+
+
+def size_of(destination: Destination, key: str) -> int | None:
+    """Bytes of what is stored under ``key``, None where nothing is. One request. Raises DestinationError."""
     try:
-        destination.stat(key)
+        return destination.stat(key).size
     except ObjectMissingError:
-        return False
-    return True
+        return None
 
 
 def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:

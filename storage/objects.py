@@ -18,7 +18,7 @@ from backupd.model.errors import ArchivedError, DamagedError, DestinationError, 
 from backupd.model.manifest import StoredObject
 from backupd.model.text import format_time
 from storage import layout
-from storage.destination import Destination, read_note, write_note
+from storage.destination import Destination, read_note, size_of, write_note
 
 POOL_LIMIT = 80 * 1024 * 1024
 """Most bytes of an object in the pool, or of a part of a binary log, which hold 16 MiB; a file with holes costs its
@@ -52,11 +52,7 @@ def named(object_identity: str, sealed: bytes) -> StoredObject:
 def store(destination: Destination, item: StoredObject, sealed: bytes) -> None:
     """Put ``sealed``, which ``named`` called ``item``, into the pool; where it is already it stays as it is."""
     key = layout.object_key(item.name)
-    try:
-        present = destination.stat(key).size == item.size
-    except ObjectMissingError:
-        present = False
-    if not present:
+    if size_of(destination, key) != item.size:
         destination.put(key, io.BytesIO(sealed))
 
 
@@ -72,19 +68,19 @@ def fetch_side(destination: Destination, key: str, item: StoredObject) -> bytes:
 
 def _verified(destination: Destination, key: str, item: StoredObject, limit: int) -> bytes:
     if item.size > limit:
-        raise _damaged(destination, key, f"it is said to hold {item.size} bytes, where none of ours has over {limit}")
+        raise damaged(destination, key, f"it is said to hold {item.size} bytes, where none of ours has over {limit}")
     try:
         # One byte more than promised, so that bytes appended to an object are noticed and never all read.
         with destination.get(key, length=item.size + 1) as stream:
             data = stream.read()
     except ObjectMissingError as error:
-        raise _damaged(destination, key, "it is missing") from error
+        raise damaged(destination, key, "it is missing") from error
     if len(data) != item.size:
         more = "more than " if len(data) > item.size else ""
         told = item.size if more else len(data)
-        raise _damaged(destination, key, f"it holds {more}{told} bytes where {item.size} were stored")
+        raise damaged(destination, key, f"it holds {more}{told} bytes where {item.size} were stored")
     if hashlib.sha256(data).hexdigest() != item.sha256:
-        raise _damaged(destination, key, f"its {item.size} bytes are not those that were stored (SHA-256 differs)")
+        raise damaged(destination, key, f"its {item.size} bytes are not those that were stored (SHA-256 differs)")
     return data
 
 
@@ -107,9 +103,10 @@ def problem(destination: Destination, key: str, item: StoredObject) -> str:
     return "" if digest.hexdigest() == item.sha256 else "holds other bytes than were stored (SHA-256 differs)"
 
 
-def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
+def damaged(destination: Destination, key: str, what: str, *, kind: str = "an object") -> DamagedError:
+    """The error for stored bytes of ``kind`` under ``key`` that cannot be used. ``what``: what is wrong with them."""
     return DamagedError(
-        f"an object at destination {destination.name} is damaged",
+        f"{kind} at destination {destination.name} is damaged",
         [f"{destination.name}: {key}: {what}"],
         hint="restore from another destination's copy; then run backupd verify to see what else is hit",
     )

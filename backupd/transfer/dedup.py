@@ -33,7 +33,7 @@ from backupd.transfer.holds_and_locks import each, is_withdrawn
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import backup_ids, read
 from storage import layout, objects
-from storage.destination import Destination, as_tree
+from storage.destination import Destination, as_tree, size_of
 from storage.objects import quarantined
 
 KEY_SIZE = 32
@@ -117,7 +117,11 @@ def confirm(destination: Destination, objects: Iterable[StoredObject]) -> list[s
     # Tombstones first. A sweep removes the object before its tombstone, so whoever finds no tombstone and then the
     # object itself has seen it before any removal; in the other order both looks could fall around one.
     unusable = _tombstoned(destination) | quarantined(destination)
-    return [item.name for item in objects if item.name in unusable or not _is_there(destination, item)]
+    return [
+        item.name
+        for item in objects
+        if item.name in unusable or size_of(destination, layout.object_key(item.name)) != item.size
+    ]
 
 
 def unusable_objects(destination: Destination) -> tuple[frozenset[str], frozenset[str]]:
@@ -133,13 +137,6 @@ def missing(destination: Destination, items: Iterable[StoredObject]) -> list[str
         if wanted.get(name := layout.name_in(info.key)) == info.size:
             del wanted[name]
     return list(wanted)
-
-
-def _is_there(destination: Destination, item: StoredObject) -> bool:
-    try:
-        return destination.stat(layout.object_key(item.name)).size == item.size
-    except ObjectMissingError:
-        return False
 
 
 def _tombstoned(destination: Destination) -> frozenset[str]:

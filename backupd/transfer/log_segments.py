@@ -49,10 +49,11 @@ from backupd.transfer.records.segment_documents import (
 )
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
-from storage.destination import Destination, ObjectInfo
+from storage.destination import Destination, ObjectInfo, size_of
 
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted upload that are younger than this need not be put again."""
+_LOG = "a binary log"
 SETTLED = timedelta(days=1)
 """Parts without a ``segment.json`` that are older than this are nobody's."""
 
@@ -108,7 +109,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
             _put_part(destination, sealed, item, now)
     if present is None:
         _commit(destination, header)
-    gone = [item.name for item in header.sealed if _size(destination, header.folder + item.name) != item.size]
+    gone = [item.name for item in header.sealed if size_of(destination, header.folder + item.name) != item.size]
     if gone:
         raise _lost(destination, header.folder + gone[0], "vanished while it was being stored")
     return Stored(header)
@@ -304,7 +305,8 @@ def fetch(
                 while view:
                     view = view[file.write(view) :]
             if digest.hexdigest() != header.segment.sha256:
-                raise _damaged(destination, header.key, "its parts together are not the binary log that was archived")
+                what = "its parts together are not the binary log that was archived"
+                raise objects.damaged(destination, header.key, what, kind=_LOG)
         except BaseException:
             os.ftruncate(file.fileno(), before)
             if not append:
@@ -359,16 +361,8 @@ def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart,
     key = header.folder + part.stored.name
     plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=min(part.size, PLAIN_LIMIT))
     if len(plain) != part.size or hashlib.sha256(plain).hexdigest() != part.sha256:
-        raise _damaged(destination, key, "what is sealed in it is not what was archived")
+        raise objects.damaged(destination, key, "what is sealed in it is not what was archived", kind=_LOG)
     return plain
-
-
-def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
-    return DamagedError(
-        f"a binary log at destination {destination.name} is damaged",
-        [f"{destination.name}: {key}: {what}"],
-        hint="restore from another destination's copy; then run backupd verify to see what else is hit",
-    )
 
 
 # Checking and removing
@@ -408,13 +402,6 @@ def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, s
         for item in header.sealed
         if present.get(key := header.folder + item.name) != item.size
     ]
-
-
-def _size(destination: Destination, key: str) -> int:
-    try:
-        return destination.stat(key).size
-    except ObjectMissingError:
-        return -1
 
 
 def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:

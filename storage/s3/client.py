@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
 import botocore.loaders
@@ -395,6 +395,10 @@ class Bucket:
     def full(self, key: str) -> str:
         """``key`` as the bucket knows it."""
         return self.prefix + key
+
+    def where(self, key: str) -> dict[str, Any]:
+        """The parameters of a request about ``key``."""
+        return {"Bucket": self.config.bucket, "Key": self.full(key)}
 
     def call(
         self,

@@ -186,7 +186,7 @@ class S3Destination:
         layout.check_key(key)
         doing = f"deleting {key}"
         self._require(doing)
-        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key)}
+        where = self._bucket.where(key)
         try:
             if not self._config.delete:
                 self._head(key, doing)
@@ -276,7 +276,7 @@ class S3Destination:
 
     def is_initialised(self) -> bool:
         """Is the marker in the bucket? False also for a bucket that does not exist."""
-        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(layout.REPOSITORY)}
+        where = self._bucket.where(layout.REPOSITORY)
         try:
             # Only an answer with a body tells a missing bucket from a missing key.
             self._bucket.call(
@@ -328,11 +328,11 @@ class S3Destination:
 
     def _give_up(self, key: str, upload: str) -> bool:
         """False when somebody else was faster."""
-        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key), "UploadId": upload}
+        where = self._bucket.where(key)
         try:
             self._bucket.call(
                 "clearing leftovers",
-                lambda client: client.abort_multipart_upload(**where),
+                lambda client: client.abort_multipart_upload(**where, UploadId=upload),
                 expect=lambda error: code_of(error) == "NoSuchUpload",
             )
         except ClientError:
@@ -384,7 +384,7 @@ class S3Destination:
 
     def _head(self, key: str, doing: str) -> HeadObjectOutputTypeDef:
         self._require(doing)
-        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key)}
+        where = self._bucket.where(key)
         try:
             return self._bucket.call(doing, lambda client: client.head_object(**where, ChecksumMode="ENABLED"), key=key)
         except ObjectMissingError:

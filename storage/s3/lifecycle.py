@@ -173,13 +173,12 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
 def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], headers: Mapping[str, Any]) -> None:
     """See ``VersionedDestination.bring_back``. ``headers``: what a put of the key would ask for."""
     doing = f"bringing back {version.key}"
-    where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key)}
+    where = bucket.where(version.key)
     if above and bucket.config.delete:
         for marker in above:
             ask(bucket, "s3:DeleteObjectVersion", doing, partial(_uncover, {**where, "VersionId": marker.id}))
         return
-    source = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key), "VersionId": version.id}
-    fields = {**where, **headers, "CopySource": source}
+    fields = {**where, **headers, "CopySource": {**where, "VersionId": version.id}}
     ask(
         bucket,
         "s3:GetObjectVersion and s3:PutObject" + (" and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""),
@@ -234,12 +233,7 @@ def _uncover(named: Mapping[str, Any], client: S3Client) -> None:
 
 
 def _head(bucket: Bucket, version: Version) -> HeadObjectOutputTypeDef:
-    where: dict[str, Any] = {
-        "Bucket": bucket.config.bucket,
-        "Key": bucket.full(version.key),
-        "VersionId": version.id or _NONE,
-        "ChecksumMode": "ENABLED",
-    }
+    where = bucket.where(version.key) | {"VersionId": version.id or _NONE, "ChecksumMode": "ENABLED"}
     return ask(
         bucket,
         "s3:GetObjectVersion",
@@ -293,11 +287,7 @@ def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime)
     if is_locked(head, until):
         return False
     mode = head.get("ObjectLockMode") or str(bucket.config.object_lock).upper()
-    fields: dict[str, Any] = {
-        "Bucket": bucket.config.bucket,
-        "Key": bucket.full(key),
-        "Retention": {"Mode": mode, "RetainUntilDate": until + SPARE},
-    }
+    fields = bucket.where(key) | {"Retention": {"Mode": mode, "RetainUntilDate": until + SPARE}}
     if version := head.get("VersionId"):
         fields["VersionId"] = version
     bucket.call(f"locking {key} for longer", lambda client: client.put_object_retention(**fields), key=key)

@@ -74,7 +74,7 @@ class Upload:
         self._headers = headers
         self._taken = taken
         self._token = secrets.token_hex(16)
-        self._where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(key)}
+        self._where = bucket.where(key)
 
     def store(self, stream: BinaryIO, running: set[str]) -> Uploaded:
         """Everything ``stream`` yields. ``running`` holds the id of an upload in parts while it is under way."""
@@ -443,14 +443,14 @@ class Download(io.RawIOBase):
             if self._at == 0 and self._end is None
             else f"bytes={self._at}-" + ("" if self._end is None else str(max(self._end, self._at + 1) - 1))
         )
-        fields = {"Bucket": self._bucket.config.bucket, "Key": self._bucket.full(self._key)}
+        fields = self._bucket.where(self._key)
         if wanted:
             fields["Range"] = wanted
         if self._version:
             fields["VersionId"] = self._version
         if self._etag not in {"", "-"}:
             fields["IfMatch"] = self._etag
-        answer = client.get_object(**fields)  # type: ignore[arg-type]  # optional fields
+        answer = client.get_object(**fields)
         told = answer.get("ContentRange", "")
         begin, size = 0, answer["ContentLength"]
         if told:
