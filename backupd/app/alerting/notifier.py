@@ -33,7 +33,7 @@ from backupd.alerts.rules import (
 )
 from backupd.app.alerting.sender import CHANNELS, EMAIL, names, recipient, site_of, usable_channels, written
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import LEG
 from backupd.app.runtime.clock_check import ClockWatch, boottime
@@ -336,32 +336,21 @@ def _of_service(settings: Settings, topic: str, subject: str) -> str:
 
 
 def _of_policy(settings: Settings, incident: Incident, topic: str) -> str:
-    server, place = settings.server(incident.server), incident.subject
+    server, place, needs = settings.server(incident.server), incident.subject, rule_of_incident(incident).needs
     if not server.usable:
         return ""
-    return _of_promise(server, topic, place) or _of_paths(server, incident, topic)
-
-
-def _of_promise(server: ServerSettings, topic: str, place: str) -> str:
-    promised = server.policy.objectives
-    if topic in (RPO.broken, PLACE_RPO.broken) and promised.rpo is None:
-        return f"objectives.rpo of {server.name} is no longer set"
-    if topic == RTO.broken and promised.rto is None:
-        return f"objectives.rto of {server.name} is no longer set"
-    if topic == PLACE_RPO.broken and (place not in server.preferred or len(server.preferred) < 2):
-        return f"{place} is no longer one of several destinations of {server.name}"
-    return ""
-
-
-def _of_paths(server: ServerSettings, incident: Incident, topic: str) -> str:
-    place, needs = incident.subject, rule_of_incident(incident).needs
     if topic == JOB and place.startswith(LEG):
         place, needs = place.removeprefix(LEG), Need.COPIES
-    if needs is Need.COPIES and place not in server.preferred:
-        return f"{place} is no longer a destination of {server.name}"
-    if needs is Need.STREAM and not streams(server.policy):
-        return f"the binary log of {server.name} is no longer streamed"
-    return ""
+    name, promised, named = server.name, server.policy.objectives, place in server.preferred
+    gone = {
+        f"objectives.rpo of {name} is no longer set": topic in (RPO.broken, PLACE_RPO.broken) and promised.rpo is None,
+        f"objectives.rto of {name} is no longer set": topic == RTO.broken and promised.rto is None,
+        f"{place} is no longer one of several destinations of {name}": topic == PLACE_RPO.broken
+        and not (named and len(server.preferred) > 1),
+        f"{place} is no longer a destination of {name}": needs is Need.COPIES and not named,
+        f"the binary log of {name} is no longer streamed": needs is Need.STREAM and not streams(server.policy),
+    }
+    return next((why for why, holds in gone.items() if holds), "")
 
 
 def _of_channel(settings: Settings, channel: str) -> str:
