@@ -6,17 +6,18 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from backupd.app.backup_records import add_row, clock_warning, record_of
+from backupd.app.backup_records import add_row, behind, clock_warning, record_of
 from backupd.app.backups.limits import throttled
-from backupd.app.backups.shared_fields import shared_fields
 from backupd.app.context.server_identity import meet, problem_of, reason_of
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.trust import require_signing
-from backupd.app.context.wiring import JobRun, Wiring
+from backupd.app.context.trust import require_signing, signed_servers
+from backupd.app.context.wiring import JobRun, Wiring, worker_count
+from backupd.backup.commit import Documents
 from backupd.backup.host_configuration import collect
 from backupd.backup.logical import LogicalSpec, execute
 from backupd.engine.dump.selection import dump_tools, select
@@ -25,11 +26,13 @@ from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
+from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
 from backupd.model.table import DumpedTable, TablePattern
 from policies.document import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.backup_runbook import render_logical_runbook
+from restore.runbook.shared_steps import render_unpack
 from storage.destination import Destination
 
 BY_HAND = "by hand"
@@ -240,3 +243,56 @@ def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdErro
         "then take "
         "the backup again",
     )
+
+
+class SharedFields(TypedDict):
+    """What is decided alike about a backup of any kind: these fields of its ``BackupSpec``."""
+
+    backup_id: str
+    server: str
+    destinations: tuple[Destination, ...]
+    gnupg_home: Path
+    identity_key: bytes
+    started_at: datetime
+    documents: Callable[[Body, Header], Documents]
+    behind: timedelta
+    level: int
+    workers: int
+    announce: Callable[[str], None]
+
+
+def shared_fields(
+    wiring: Wiring,
+    server: ServerSettings,
+    run: JobRun,
+    destinations: tuple[Destination, ...],
+    render: Callable[..., str],
+) -> SharedFields:
+    """``render`` makes the runbook of this kind. Raises RefusedError for an
+    identity key that cannot be used, CatalogError."""
+    encryption = wiring.settings.encryption
+    late = behind(wiring, server.name)
+
+    def documents(body: Body, header: Header) -> Documents:
+        runbook = render(
+            header,
+            body,
+            destinations=[d.name for d in destinations],
+            places={**server.required, **server.others},
+            signed=server.name in signed_servers(wiring.settings),
+        )
+        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
+
+    return {
+        "backup_id": run.job.id,
+        "server": server.name,
+        "destinations": destinations,
+        "gnupg_home": encryption.gnupg_home,
+        "identity_key": wiring.identity_key(),
+        "started_at": wiring.clock() + late,
+        "documents": documents,
+        "behind": late,
+        "level": encryption.compression_level,
+        "workers": worker_count(),
+        "announce": partial(wiring.catalog.backups.announce, run.job.id),
+    }

@@ -16,9 +16,8 @@ from pathlib import Path
 from backupd.app.backup_records import add_row, adopt_unknown, clock_warning, record_of
 from backupd.app.backups.chains import Circumstances, Decision
 from backupd.app.backups.limits import throttled
-from backupd.app.backups.logical import dump_tables
+from backupd.app.backups.logical import dump_tables, shared_fields
 from backupd.app.backups.rotation_hooks import away
-from backupd.app.backups.shared_fields import shared_fields
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_stranger
 from backupd.app.context.settings import ServerSettings
