@@ -234,7 +234,9 @@ class Stocktaking:
         self._session: Session | None = None
         self._dialect: Dialect | None = None
         self._datadir = Path()
-        self._began = time.time()
+        self._began, self._began_steady = time.time(), time.monotonic()
+        self._unseen = ""
+        """Why files of tables could not be looked at."""
         self._places: tuple[Position, ...] = ()
         """Of the server: before anything was looked at, when the files were open, and after the list was read."""
         self._held: dict[TableName, list[_Held]] = {}
@@ -383,6 +385,9 @@ class Stocktaking:
             if hidden:
                 self.is_whole = False
                 self.problem = f"the account does not see the tables of {', '.join(hidden[:5])}: grant it SELECT on *.*"
+            if self._unseen and any(table.engine.lower() == "aria" for table in tables):
+                self.is_whole = False
+                self.problem = f"whether Aria tables were emptied meanwhile cannot be seen: {self._unseen}"
             self.tables = tables
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
@@ -393,35 +398,42 @@ class Stocktaking:
 
     def _hold(self) -> None:
         """Open the files of tables without transactions that were made or renamed while the tool ran: their definition
-        is younger than the beginning of the backup."""
-        with contextlib.suppress(OSError):  # what is not held cannot be fetched; it is missed all the same
+        is younger than the beginning of the backup. And those of Aria tables whose content began anew."""
+        try:
             for folder in filter(Path.is_dir, self._datadir.iterdir()):
-                paths = [f"{folder.name}/{name}" for name in _names_in(folder)]
-                young = (
-                    {
-                        path.removesuffix(".frm")
-                        for path in paths
-                        if path.endswith(".frm")
-                        and stem_of(path)
-                        and (self._datadir / path).stat().st_ctime >= self._began - _EARLIER
-                    }
-                    if paths
-                    else set()
-                )
-                young -= {stem_of(path) for path in paths if path.endswith((".ibd", ".isl"))} if young else set()
-                young |= {stem_of(path) for path in paths if path.endswith(".MAI") and self._is_begun_again(path)}
-                for path in sorted(path for path in paths if stem_of(path) in young) if young else ():
+                for path in self._young([f"{folder.name}/{name}" for name in _names_in(folder)]):
                     if sum(map(len, self._held.values())) >= _MOST_OPEN:
-                        break
-                    self._open(path)
+                        break  # what is not held cannot be fetched; it is missed all the same
+                    with contextlib.suppress(FileNotFoundError):  # a temporary one
+                        self._open(path)
+        except OSError as error:
+            self._unseen = f"{error.filename}: {error.strerror}"
+
+    def _young(self, paths: list[str]) -> list[str]:
+        """Those of the files to hold. Raises OSError."""
+        of_innodb = {stem_of(path) for path in paths if path.endswith((".ibd", ".isl"))}
+        young = {
+            path.removesuffix(".frm")
+            for path in paths
+            if path.endswith(".frm") and stem_of(path) and stem_of(path) not in of_innodb and self._is_young(path)
+        }
+        young |= {stem_of(path) for path in paths if path.endswith(".MAI") and self._is_begun_again(path)} - {""}
+        return sorted(path for path in paths if stem_of(path) in young) if young else []
+
+    def _is_young(self, path: str) -> bool:
+        """Was it made or changed since the backup began? A clock that was set back meanwhile makes it seem older."""
+        began = min(self._began, time.time() - (time.monotonic() - self._began_steady))
+        try:
+            return (self._datadir / path).stat().st_ctime >= began - _EARLIER
+        except FileNotFoundError:  # a temporary one
+            return False
 
     def _is_begun_again(self, path: str) -> bool:
         """May the copy of this Aria table be older than its present content? Keeps where that begins. Raises
         OSError."""
-        file = self._datadir / path
-        if file.stat().st_ctime < self._began - _EARLIER:
+        if not self._is_young(path):
             return False
-        descriptor = open_plain(file, follow=True)
+        descriptor = open_plain(self._datadir / path, follow=True)
         try:
             begun = aria_begun(os.pread(descriptor, _ARIA_HEAD, 0))
         finally:
