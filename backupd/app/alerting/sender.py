@@ -175,7 +175,7 @@ def findings(wiring: Wiring) -> list[Finding]:
     return found or [
         fine(
             "alerts",
-            f"alert channels: {', '.join(names(wiring.settings))} (not tested: `backupd alerts test` sends a message "
+            f"alert channels: {', '.join(names(wiring.settings))} (not probed: `backupd alerts test` sends a message "
             f"to each)",
         )
     ]

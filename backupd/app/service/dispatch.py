@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from backupd.app.context.access import REFUSALS, Facade, require_known, require_target
 from backupd.app.context.logging_setup import job_log, say
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
-from backupd.app.copies.missing_copies import destinations_of
 from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of, queued
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
@@ -479,6 +478,8 @@ class Foreground(Facade):
 
     def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
+        from backupd.app.copies.missing_copies import destinations_of
+
         return tuple(
             self._do("replicate-requested", one, JobKind.REPLICATE, name, report, {"destination": one}).outcome
             for name, one in destinations_of(self._wiring, server, place)

@@ -74,7 +74,7 @@ def test_a_backup_of_another_server_cannot_be_filed_under_this_one(shared_server
         newest = house.backup()["id"]
         assert {one["id"] for one in house.backups()} == {own, newest}, "the next backup does not take it in"
         told = burnt(house)
-        assert any(theirs in problem and "was not taken in" in problem for problem in told["problems"])
+        assert any(theirs in problem and "was not imported" in problem for problem in told["problems"])
         assert house.ok("plan", SERVER, "--to", "latest")["backup"] == newest
         out = house.fails(
             "restore",

@@ -188,7 +188,7 @@ def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_nee
         (found,) = findings(wiring)
         assert (found.severity, found.message) == (
             Grade.OK,
-            "alert channels: email (not tested: `backupd alerts test` sends a message to each)",
+            "alert channels: email (not probed: `backupd alerts test` sends a message to each)",
         )
     word, chats, url = tmp_path / "word", tmp_path / "chats", tmp_path / "url"
     extra = MAIL.format(url=NO_SERVER).replace("timeout: 4m", f"user: ops, password_file: {word}") + (

@@ -102,7 +102,7 @@ def test_a_spool_on_a_full_disk_is_not_told_to_raise_what_it_may_hold(desk: Desk
     desk.beat(StreamState.PAUSED, NO_ROOM)
     (event,) = desk.scribe.catalog.events.list(limit=1)
     assert event.detail == NO_ROOM
-    assert "make room there" in event.hint
+    assert "free space there" in event.hint
     assert "max_spool" not in event.hint
 
 

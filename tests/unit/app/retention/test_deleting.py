@@ -334,7 +334,7 @@ def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_wi
     one.places = ("local",)
     one.write("")
     done = delete(one.wiring, older, now=False)
-    assert "offsite is not configured" in done.forgotten[0]
+    assert "offsite is no longer configured" in done.forgotten[0]
     assert one.copies(older) == {"local": "deleted"}
     assert one.state(older) is BackupState.DELETED
     assert undelete(one.wiring, older) == [older]
