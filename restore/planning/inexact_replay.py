@@ -71,33 +71,21 @@ def over_temporary(replayed: Iterable[Transaction], before: Counter[str], *, kno
             continue
         for name, made, unless in _deeds(one.statement):
             if made and unless and not inside[name] and (before[name] or not known):
-                doubted.setdefault(
-                    name,
-                    "was open at the position of backup"
-                    if before[name]
-                    else "may have been open at the position of backup",
-                )
+                doubted.setdefault(name, "was open" if before[name] else "may have been open")
             if not made and not inside[name] and not before[name]:
-                doubted.setdefault(name, "was open at the position of backup")
+                doubted.setdefault(name, "was open")
             inside[name] = inside[name] + 1 if made else max(inside[name] - 1, 0)
         rest = _DEED.sub(" ", one.statement)
         if not _READS.search(rest):
             continue
         cut = len(one.statement) >= STATEMENT_SIZE
         words = {_plain(word) for word in _WORD.findall(rest)}
-        used = next(
-            (
-                name
-                for name in [*doubted, *(name for name in before if not inside[name])]
-                if name in words or (cut and name in doubted)
-            ),
-            "",
-        )
+        outside = [*doubted, *(name for name in before if not inside[name])]
+        used = next((name for name in outside if name in words or (cut and name in doubted)), "")
         if used:
-            why = doubted.get(used, "was open at the position of backup")
             return (
-                f"{one.gtid or f'the transaction at byte {one.start}'} of {format_time(one.at)} uses the temporary "
-                f"table {used}, which {why} {backup} and is in no backup"
+                f"{_named(one)} uses the temporary table {used}, which {doubted.get(used, 'was open')} at the position "
+                f"of backup {backup} and is in no backup"
             )
     return ""
 
@@ -115,7 +103,7 @@ def refuse_pipe(replayed: Iterable[Transaction], *, exclude: bool) -> None:
             "this replay cannot go through the pipe: the logs hold XA transactions, and one session cannot hold a "
             "prepared one and go on",
             hint=hint,
-            detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)} is one",
+            detail=f"{_named(found)} is one",
         )
 
 
@@ -123,18 +111,18 @@ def beyond_replay(replayed: Iterable[Transaction]) -> RefusedError | None:
     """The error for a statement that a private server cannot execute, since it makes files where the server that it
     came from has its own; None without one."""
     found = next((one for one in replayed if one.statement and makes_elsewhere(one.statement)), None)
-    return (
-        None
-        if found is None
-        else RefusedError(
-            "this replay would stop at a statement that makes files outside of the data directory",
-            detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)}: "
-            f"{found.statement[:_SHOWN]}",
-            hint="choose a target before it, or after the next backup; single tables that it does not name come back "
-            "with "
-            "--tables; for moments from now on take a full backup now",
-        )
+    if found is None:
+        return None
+    return RefusedError(
+        "this replay would stop at a statement that makes files outside of the data directory",
+        detail=f"{_named(found)}: {found.statement[:_SHOWN]}",
+        hint="choose a target before it, or after the next backup; single tables that it does not name come back with "
+        "--tables; for moments from now on take a full backup now",
     )
+
+
+def _named(one: Transaction) -> str:
+    return f"{one.gtid or f'the transaction at byte {one.start}'} of {format_time(one.at)}"
 
 
 def _deeds(text: str) -> Iterator[tuple[str, bool, bool]]:

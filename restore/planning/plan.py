@@ -7,7 +7,7 @@ Its steps tell what each works on, and how long it will take by the rates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,13 @@ class Rate:
         speed = "nearly no time" if self.bytes_per_second > _AT_ONCE else f"{self.bytes_per_second / 1e6:.0f} MB/s"
         if self.seconds >= 1:
             speed += f" + {self.seconds:.0f} s"
-        if self.samples and self.speed_assumed:
-            return (
-                f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
-                f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s"
-            )
-        if self.samples:
-            return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
-        return f"assumed, nothing measured yet: {speed}"
+        if not self.samples:
+            return f"assumed, nothing measured yet: {speed}"
+        runs = f"{self.samples} run{'s' if self.samples != 1 else ''}"
+        if self.speed_assumed:
+            assumed = f"assumed: {self.bytes_per_second / 1e6:.0f} MB/s"
+            return f"measured here: {self.seconds:.1f} s to begin over {runs}; {assumed}"
+        return f"measured here: {speed} over {runs}"
 
 
 def bytes_of(phase: str, sizes: Sequence[int]) -> int:
@@ -85,11 +84,6 @@ DEFAULT_RATES: Mapping[str, Rate] = {
 
 PIPE_RATE = Rate(2e6, 1.0)
 """Of a replay through a client, which is one session."""
-
-
-def replay_rate(replay: ReplaySpec, rates: Mapping[str, Rate]) -> Rate:
-    """How fast it goes, by its method."""
-    return PIPE_RATE if replay.method is ReplayMethod.PIPE else rates["rolled_forward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +159,6 @@ def steps(
     datadir: Path | None = None,
     start: bool = False,
     verify: bool = False,
-    commands: Mapping[str, tuple[str, ...]] | None = None,
     replay: ReplaySpec | None = None,
 ) -> tuple[Step, ...]:
     """``rates``: of every phase."""
@@ -185,7 +178,7 @@ def steps(
     wanted = {"started": start, "verified": verify}
     sizes = [b.stats.bytes_source for b in chain]
     work = {name: (title, bytes_of(name, sizes)) for name, title in titles.items() if wanted.get(name, True)}
-    return tuple(replace(step, commands=(commands or {}).get(step.name, ())) for step in estimated(work, rates, replay))
+    return tuple(estimated(work, rates, replay))
 
 
 def estimated(
@@ -196,7 +189,8 @@ def estimated(
         if name != "rolled_forward":
             yield _step(name, title, size, rates[name])
         elif replay is not None:
-            yield _step(name, title, replay.size, replay_rate(replay, rates))
+            rate = PIPE_RATE if replay.method is ReplayMethod.PIPE else rates[name]
+            yield _step(name, title, replay.size, rate)
 
 
 def _step(name: str, title: str, size: int, rate: Rate) -> Step:

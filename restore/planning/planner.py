@@ -40,11 +40,10 @@ class Preferences:
 
     ``destinations``: names, the one to read from first; those not named come after, those that a backup does
     not lie at are left out. ``datadir``: where the server will live, None for a throw-away copy.
-    ``commands``: per phase, what will be run, already rendered for people. ``rto``: what the policy allows.
-    ``replay_with``: how binary logs are replayed, None for the planner's choice; ``no_applier``: why the server's own
-    applier cannot be used here, "" where it can; ``exclude``: GTIDs to leave out. ``base``: the only backup to
-    begin from, None for the planner's choice. ``stream``: how the stream of the server stands, None where its policy
-    asks for none. ``accept_older``: plan ``latest`` although something later is known to exist.
+    ``rto``: what the policy allows. ``replay_with``: how binary logs are replayed, None for the planner's choice;
+    ``exclude``: GTIDs to leave out. ``base``: the only backup to begin from, None for the planner's choice. ``stream``:
+    how the stream of the server stands, None where its policy asks for none. ``accept_older``: plan ``latest`` although
+    something later is known to exist.
     """
 
     destinations: tuple[str, ...] = ()
@@ -52,10 +51,8 @@ class Preferences:
     datadir: Path | None = None
     start: bool = False
     verify: bool = False
-    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rto: timedelta | None = None
     replay_with: ReplayMethod | None = None
-    no_applier: str = ""
     exclude: tuple[str, ...] = ()
     base: str | None = None
     stream: Stream | None = None
@@ -131,7 +128,6 @@ def make_plan(
             datadir=preferences.datadir,
             start=preferences.start,
             verify=preferences.verify,
-            commands=preferences.commands,
             replay=replay,
         ),
         warnings=tuple(warnings),
@@ -248,16 +244,10 @@ def _by_logs(
 
 
 def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
-    asked = preferences.replay_with is ReplayMethod.PIPE
-    if asked or (preferences.no_applier and preferences.replay_with is None):
-        why = "asked for" if asked else preferences.no_applier
-        return Manner(ReplayMethod.PIPE, why, PIPE_RATE, preferences.exclude)
-    return Manner(
-        ReplayMethod.APPLIER,
-        "the server's own applier, in parallel where it can",
-        rates["rolled_forward"],
-        preferences.exclude,
-    )
+    if preferences.replay_with is ReplayMethod.PIPE:
+        return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
+    why = "the server's own applier, in parallel where it can"
+    return Manner(ReplayMethod.APPLIER, why, rates["rolled_forward"], preferences.exclude)
 
 
 def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None) -> BackupRecord | None:

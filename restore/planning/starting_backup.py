@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import OF_TEMPORARY, STATEMENTS, ReplayLeg, ReplayMethod, ReplaySpec, Stop
@@ -198,33 +199,25 @@ def _neighbours(
     usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition
 ) -> tuple[list[BackupRecord], list[BackupRecord]]:
     """At most one backup on each side, the nearest, where the two can be ordered at all."""
-    key: Sequence[tuple[tuple[int, ...], BackupRecord]]
+    wanted: Any
+    key: list[tuple[Any, BackupRecord]]
     if isinstance(goal, AtTime):
-        wanted: tuple[int, ...] = (_micros(goal.moment),)
-        key = [((_micros(b.finished_at),), b) for b in usable]
+        wanted = goal.moment
+        key = [(b.finished_at, b) for b in usable]
     elif isinstance(goal, AtPosition):
-        base = goal.file.rpartition(".")[0]
-        wanted = (int(goal.file.rpartition(".")[2]), goal.pos)
-        key = [
-            ((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
-            for b in usable
-            if b.position.file and b.position.file.rpartition(".")[0] == base
-        ]
+        wanted = _place(Position(goal.file, goal.pos))[2:]
+        places = [(_place(b.position)[2:], b) for b in usable]
+        key = [(place, b) for place, b in places if place[0] and place[0] == wanted[0]]
     else:
-        domain, sequence = _sequence(goal.gtid)
-        wanted = (sequence,)
+        domain, wanted = _sequence(goal.gtid)
         found = [(_sequence(b.position.gtid), b) for b in usable]
-        key = [((number,), b) for (where, number), b in found if where and where == domain]
+        key = [(number, b) for (where, number), b in found if where and where == domain]
     ordered = sorted(key, key=lambda item: item[0])
     # A before-gtid target lies in front of the place its GTID names, so an equal one is after it.
     at_or_after = isinstance(goal, AtGtid) and goal.before
     before = [b for place, b in ordered if place < wanted or (place == wanted and not at_or_after)]
     after = [b for place, b in ordered if place > wanted or (place == wanted and at_or_after)]
     return before[-1:], after[:1]
-
-
-def _micros(moment: datetime) -> int:
-    return int(moment.timestamp() * 1_000_000)
 
 
 def _sequence(gtid: str) -> tuple[str, int]:
@@ -329,7 +322,9 @@ def _spec(
     legs: list[ReplayLeg] = []
     materials: list[Material] = []
     for leg in way.legs:
-        stop = resolution.stop if leg.until == resolution.stop.position else _end_of(leg, archive)
+        stop = resolution.stop
+        if leg.until != stop.position:  # another leg follows: at the fork
+            stop = archive.exactly(archive.histories.branch(leg.branch), leg.until)
         material = resolver.material(leg, stop)
         _prove(leg, material, stop)
         legs.append(ReplayLeg(material.segments, leg.start, stop, material.size, material.transactions))
@@ -347,21 +342,13 @@ def _spec(
         remark for part in materials for remark in part.remarks if remark != STATEMENTS and remark not in OF_TEMPORARY
     )
     if written := sum(part.by_statements for part in materials):
-        remarks[_by_statements(written, sum(len(part.segments) for part in materials))] = None
+        total = sum(len(part.segments) for part in materials)
+        remarks[
+            f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
+            "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
+            "without ORDER BY)"
+        ] = None
     return spec, tuple(remarks)
-
-
-def _by_statements(written: int, total: int) -> str:
-    return (
-        f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
-        "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
-        "without ORDER BY)"
-    )
-
-
-def _end_of(leg: RouteLeg, archive: Archive) -> Stop:
-    """Where a leg ends that another follows: at the fork."""
-    return archive.exactly(archive.histories.branch(leg.branch), leg.until)
 
 
 def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:

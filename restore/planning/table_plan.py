@@ -133,15 +133,10 @@ class Candidate:
     missing: tuple[TableName, ...] = ()
 
     @property
-    def has_replay(self) -> bool:
-        """Are binary logs replayed on it?"""
-        return self.base.replay is not None
-
-    @property
     def title(self) -> str:
         """In words, what the tables come out of."""
         kind = "the logical backup" if self.way is Source.LOGICAL else "the table's own files of the physical backup"
-        return f"{kind} {self.base.backup_id}" + (" and the binary logs" if self.has_replay else "")
+        return f"{kind} {self.base.backup_id}" + (" and the binary logs" if self.base.replay is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +171,20 @@ class TablePlan:
 
     def as_json(self) -> dict[str, Any]:
         """The JSON of a plan, with ``way``, ``tables`` and ``others``."""
-        seconds = round(self.seconds, 1)
-        objective = self.base.rto
+        of_tables = replace(
+            self.base,
+            reason=self.reason,
+            bytes_stored=self.chosen.stored,
+            bytes_source=self.chosen.source,
+            steps=self.steps,
+            warnings=self.warnings,
+        )
         return {
-            **self.base.as_json(),
+            **of_tables.as_json(),
             "way": str(self.chosen.way),
             "tables": [goal.as_json() for goal in self.goals],
             "needed": [name.shown for name in self.chosen.needed],
-            "reason": self.reason,
             "others": list(self.others),
-            "bytes": self.chosen.stored,
-            "bytes_stored": self.chosen.stored,
-            "bytes_source": self.chosen.source,
-            "seconds": seconds,
-            "steps": [step.as_json() for step in self.steps],
-            "warnings": list(self.warnings),
-            "rto": {"objective": objective, "kept": None if objective is None else seconds <= objective},
         }
 
 

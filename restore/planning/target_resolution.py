@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Protocol
 
 from backupd.model.backup_record import BackupRecord
@@ -342,16 +342,9 @@ class Archive:
 
     def _nearest(self, line: Sequence[Branch], moment: datetime) -> Iterator[tuple[BackupRecord, Branch]]:
         """The newest backups before ``moment`` of the branches of a descent."""
-        found = 0
-        for base in reversed(self._usable):
-            if base.finished_at > moment:
-                continue
-            home = self.histories.branch_of(base)
-            if home is not None and home in line:
-                yield base, home
-                found += 1
-            if found == _MOST_NEAREST:
-                return
+        before = (base for base in reversed(self._usable) if base.finished_at <= moment)
+        homes = ((base, self.histories.branch_of(base)) for base in before)
+        return islice(((base, home) for base, home in homes if home is not None and home in line), _MOST_NEAREST)
 
     def _first_later(self, base: BackupRecord, line: Sequence[Branch], moment: datetime) -> Stop:
         """Before the first transaction behind ``base`` that committed later, in the history that ``line`` ends with.
@@ -484,12 +477,9 @@ class Archive:
 
     def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Resolution:
         ways = tuple(self._ways(stop, moment))
-        run = self._run_of(stop)
-        return Resolution(stop, ways, last_of(run) if run else place_of(stop.position) or (0, 0), tuple(remarks))
-
-    def _run_of(self, stop: Stop) -> Run | None:
         place = place_of(stop.position)
-        return self.histories.run_at(stop.branch, place) if place is not None else None
+        run = self.histories.run_at(stop.branch, place) if place is not None else None
+        return Resolution(stop, ways, last_of(run) if run else place or (0, 0), tuple(remarks))
 
     def _ways(self, stop: Stop, moment: datetime | None) -> Iterator[Way]:
         """Raises RefusedError, that of the nearest backup, where there is none."""
