@@ -71,7 +71,7 @@ from restore.datadir.start import (
     start_for_good,
     starting,
 )
-from restore.fetch.chain import build, compare_named, data_bytes
+from restore.fetch.chain import assemble, compare_named, data_bytes, fetch_members
 from restore.fetch.objects import default_workers
 from restore.fetch.sources import (
     Loaded,
@@ -421,7 +421,8 @@ class _Restore:
         spec, site, context = self._spec, self._site, self._context
         with passable(site), pinned(self._sources, spec.restore_id, spec.server, spec.chain, context) as said:
             self._warnings += said
-            built = build(chain, site.folder, self._sources, programs.tool, context, final_store=site.final_store)
+            self._warnings += fetch_members(chain, site.folder, self._sources, context)
+            built = assemble(chain, site.folder, programs.tool, context, final_store=site.final_store)
         self._warnings += built.warnings
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))

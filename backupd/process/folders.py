@@ -22,7 +22,7 @@ import platform
 import pwd
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,23 +66,22 @@ def _locked(folder: Path, mode: int) -> int:
         os.close(descriptor)
 
 
-def remove_dead(base: Path, prefix: str) -> tuple[str, ...]:
-    """Remove the folders in ``base`` that begin with ``prefix`` and that nobody holds. Gives their names."""
+def remove_dead(
+    base: Path, prefix: str, *, condemned: Callable[[Path], bool] = lambda _folder: True
+) -> tuple[str, ...]:
+    """Remove the folders in ``base`` that begin with ``prefix``, that nobody holds and that are ``condemned``, which is
+    asked while they are locked. Gives their names."""
     removed = []
     for folder in sorted(base.glob(f"{prefix}*")):
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # not a folder of ours, or just removed
-        try:
+        # It may be no folder of ours, just removed, or somebody's.
+        with (
+            contextlib.suppress(OSError),
+            opened(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor,
+        ):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder.name)
-        finally:
-            os.close(descriptor)
+            if condemned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder.name)
     return tuple(removed)
 
 
@@ -105,11 +104,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make names that were added, moved or removed in ``folder`` durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 PRIVATE = 0o600
@@ -199,12 +195,17 @@ def read_plain(path: Path, limit: int, *, follow: bool = False) -> bytes:
 
 
 @contextmanager
-def _folder(path: Path, flags: int = os.O_NOFOLLOW) -> Iterator[int]:
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+def opened(path: Path, flags: int, mode: int = PRIVATE) -> Iterator[int]:
+    """A descriptor of what ``os.open`` opens with these ``flags``, closed at the end. Raises OSError."""
+    descriptor = os.open(path, os.O_CLOEXEC | flags, mode)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _folder(path: Path, flags: int = os.O_NOFOLLOW) -> contextlib.AbstractContextManager[int]:
+    return opened(path, os.O_PATH | os.O_DIRECTORY | flags)
 
 
 def write_anew(path: Path, content: bytes, *, owner: tuple[int, int] | None = None, mode: int = PRIVATE) -> None:

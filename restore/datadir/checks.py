@@ -1,16 +1,14 @@
 """Questions asked of restored data: does every table open, do the policy's statements hold, is it what the
-witness saw.
-
-``make_proof`` puts together what a test restore proved by them.
+witness saw; and what a test restore proved by them (``verdict``).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -25,7 +23,7 @@ from backupd.engine.witness import checksums, object_counts
 from backupd.model import proof as proofs
 from backupd.model.errors import ServerError
 from backupd.model.job import Progress
-from backupd.model.proof import Check, Phase, Proof, Tally, Witness
+from backupd.model.proof import Check, Tally, Witness
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName, quote_name
 from backupd.process.run_context import RunContext
@@ -82,8 +80,8 @@ def check_tables(connection: Connection, context: RunContext) -> Check:
     wrong = sorted(text for is_error, text in found if is_error)
     remarks = sorted(text for is_error, text in found if not is_error)
     if wrong:
-        return Check(CHECK_TABLES, FAILED, f"{len(wrong)} of {len(tables)} tables: {_joined(wrong)}")
-    return Check(CHECK_TABLES, PASSED, f"{len(tables)} tables" + (f"; {_joined(remarks)}" if remarks else ""))
+        return Check(CHECK_TABLES, FAILED, f"{len(wrong)} of {len(tables)} tables: {joined(wrong)}")
+    return Check(CHECK_TABLES, PASSED, f"{len(tables)} tables" + (f"; {joined(remarks)}" if remarks else ""))
 
 
 def _check_one(session: Session, table: TableName) -> tuple[bool, str] | None:
@@ -168,21 +166,11 @@ def compare_with_witness(
     Compared only where the witness saw the very position that was restored; else it says so and gives both.
     """
     if witness is None:
-        return [
-            Check(
-                CHECKSUMS,
-                SKIPPED,
-                "there is no witness between this backup and the target, so there is nothing to compare with",
-            )
-        ], Tally()
+        why = "there is no witness between this backup and the target, so there is nothing to compare with"
+        return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     if not same_position(witness.position, position):
-        return [
-            Check(
-                CHECKSUMS,
-                SKIPPED,
-                f"the witness was taken at {_place(witness.position)}, restored is {_place(position)}",
-            )
-        ], Tally()
+        why = f"the witness was taken at {_place(witness.position)}, restored is {_place(position)}"
+        return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     wanted = sorted(TableName.parse(name) for name in {*witness.checksums, *witness.rows})
 
     def look(session: Session, table: TableName) -> str | None:
@@ -199,7 +187,7 @@ def compare_with_witness(
     there, tally = _compare_definitions(connection, witness)
     compared = len(wanted)
     detail = (
-        f"{len(wrong)} of {compared} tables differ: {_joined(wrong)}"
+        f"{len(wrong)} of {compared} tables differ: {joined(wrong)}"
         if wrong
         else f"{len(witness.checksums)} tables at {_place(position)}; {tally}"
     )
@@ -251,13 +239,13 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
     tally = Tally(len(witness.checksums), len(present - witness.checksums.keys()), len(unread))
     wrong = missing if witness.version != version else [*missing, *changed]
     if wrong:
-        return Check(DEFINITIONS, FAILED, f"{len(wrong)}: {_joined(wrong)}"), tally
+        return Check(DEFINITIONS, FAILED, f"{len(wrong)}: {joined(wrong)}"), tally
     number = sum(map(len, wanted.values()))
     told = f"{number} objects, {sum(map(len, found.values())) - len(unread)} definitions compared"
     if changed:
-        told += f"; printed differently by {version} than by the source's {witness.version}: {_joined(changed)}"
+        told += f"; printed differently by {version} than by the source's {witness.version}: {joined(changed)}"
     if unread:
-        told += f"; not looked at: {_joined(unread)}"
+        told += f"; not looked at: {joined(unread)}"
     return Check(DEFINITIONS, PASSED, told), tally
 
 
@@ -287,30 +275,22 @@ def _spread(
     context: RunContext,
 ) -> list[_Answer]:
     """Ask about each table, on as many connections as there are workers."""
-    workers = context.workers or _WORKERS
-    waiting: queue.SimpleQueue[TableName] = queue.SimpleQueue()
-    for table in tables:
+    workers = max(1, min(context.workers or _WORKERS, len(tables)))
+    waiting: queue.SimpleQueue[TableName | None] = queue.SimpleQueue()
+    for table in (*tables, *[None] * workers):  # the last ones end a worker each
         waiting.put(table)
-    lock = threading.Lock()
-    done = 0
+    done = itertools.count(1)
 
-    def work() -> Iterator[_Answer]:
-        nonlocal done
+    def work(_worker: int) -> list[_Answer]:
+        answers = []
         with connection.connect() as session:
-            while True:
-                try:
-                    table = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                yield look(session, table)
-                with lock:
-                    done += 1
-                    number = done
-                context.report(Progress("verify", files_done=number, files_total=len(tables), note=str(table)))
+            for table in iter(waiting.get, None):
+                answers.append(look(session, table))
+                context.report(Progress("verify", files_done=next(done), files_total=len(tables), note=str(table)))
+        return answers
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="check") as pool:
-        shares = [pool.submit(lambda: list(work())) for _ in range(max(1, min(workers, len(tables))))]
-        return [answer for share in shares for answer in share.result()]
+        return list(itertools.chain.from_iterable(pool.map(work, range(workers))))
 
 
 def _place(position: Position) -> str:
@@ -319,56 +299,32 @@ def _place(position: Position) -> str:
     return f"{position.file}:{position.pos}" + (f" (GTID {position.gtid})" if position.gtid else "")
 
 
-def _joined(lines: Sequence[str]) -> str:
+def joined(lines: Sequence[str]) -> str:
+    """The first ones in one line, and how many more there are."""
     return "; ".join(lines[:_NAMED]) + (f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else "")
 
 
-def make_proof(
-    *,
-    proof_id: str,
-    server: str,
-    backup_id: str,
-    target: str,
-    started_at: datetime,
-    finished_at: datetime,
-    phases: Sequence[Phase],
+def verdict(
     checks: Sequence[Check],
     tally: Tally,
+    *,
     error: str = "",
     obstacle: str = "",
-    warnings: Sequence[str] = (),
     older: bool = False,
     inexact: bool = False,
-) -> Proof:
-    """``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
+) -> tuple[str, str]:
+    """The outcome of a test restore for its proof, and the error where there is one.
+
+    ``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
     something else ended the test early (``obstacle``: the whole text), ``inexact`` when the replay may have given other
     rows (a check that failed then says no more than that), ``proved`` when tables were compared with a witness,
     ``restored`` when there was none to compare with or not all of it could be looked at, or when what was restored is
-    ``older`` than what is known
-    to exist."""
+    ``older`` than what is known to exist."""
     told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
     if error or (told and not inexact):
-        outcome, error = proofs.FAILED, error or told
-    elif obstacle:
-        outcome, error = proofs.UNDECIDED, obstacle
-    elif inexact:
-        outcome, error = proofs.INEXACT, told
-    else:
-        outcome = proofs.PROVED if tally.equal and not tally.unseen and not older else proofs.RESTORED
-    return Proof(
-        id=proof_id,
-        server=server,
-        backup_id=backup_id,
-        target=target,
-        outcome=outcome,
-        started_at=started_at,
-        finished_at=finished_at,
-        phases=tuple(phases),
-        checks=tuple(checks),
-        tables_compared=tally.equal,
-        tables_present=tally.present,
-        not_looked_at=tally.unseen,
-        error=error,
-        warnings=tuple(warnings),
-        older=older,
-    )
+        return proofs.FAILED, error or told
+    if obstacle:
+        return proofs.UNDECIDED, obstacle
+    if inexact:
+        return proofs.INEXACT, told
+    return proofs.PROVED if tally.equal and not tally.unseen and not older else proofs.RESTORED, ""

@@ -28,7 +28,7 @@ from backupd.engine.server.sandbox import out_of_reach, worker
 from backupd.model.errors import DamagedError, RefusedError, ToolError
 from backupd.model.manifest import Entry, StoredObject
 from backupd.model.text import format_size
-from backupd.process.folders import closed_words, give, give_in, read_plain
+from backupd.process.folders import closed_words, give, give_in, opened, read_plain
 from restore.datadir.staging import INSIDE, MARKER, reserved
 from storage.layout import REPOSITORY
 
@@ -42,6 +42,7 @@ _NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
 """What tells that a folder is, or is about to be, a data directory."""
 _LISTED = 20
 _PID_LIMIT = 64
+_PROC = Path("/proc")
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
 
@@ -122,14 +123,6 @@ def hand_over(folder: Path, account: Account, *, folder_mode: int) -> None:
     give(folder, owner, folder_mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Occupant:
-    """A sign of life: a process id (0 when unknown), and what gives it away."""
-
-    pid: int
-    evidence: str
-
-
 def foreign_entries(datadir: Path, ours: Collection[str] = ()) -> list[str]:
     """Names inside ``datadir`` that are neither ``ours`` nor the file system's own ``lost+found``, sorted.
 
@@ -199,29 +192,25 @@ def refuse_occupied(datadir: Path) -> None:
     if occupants:
         raise RefusedError(
             f"the data directory {datadir} is in use",
-            detail="\n".join(o.evidence for o in occupants[:_LISTED]),
+            detail="\n".join(occupants[:_LISTED]),
             hint="stop that server (or leave that directory) and repeat the command",
         )
 
 
-def find_occupants(datadir: Path, proc: Path = Path("/proc")) -> Iterator[Occupant]:
-    """Every sign of a process at work in ``datadir``: locks, sockets, pid files, open files, working
+def find_occupants(datadir: Path) -> Iterator[str]:
+    """In words, every sign of a process at work in ``datadir``: locks, sockets, pid files, open files, working
     directories."""
-    if not datadir.is_dir():
-        return
-    real = datadir.resolve()
-    yield from _lock_holders(real)
-    yield from _listeners(real)
-    yield from _pid_files(real, proc)
-    yield from _inhabitants(real, proc)
+    if datadir.is_dir():
+        for look in (_lock_holders, _listeners, _pid_files, _inhabitants):
+            yield from look(datadir.resolve())
 
 
-def not_looked_at(datadir: Path, proc: Path = Path("/proc")) -> list[str]:
+def not_looked_at(datadir: Path) -> list[str]:
     """What is to be said where we may not see what every process does: then nobody knows whether one uses
     ``datadir``."""
     hidden = 0
-    above = {1, *_ancestors(proc)}  # who has started us, and everything, is no database server
-    for process in proc.iterdir():
+    above = {1, *_ancestors()}  # who has started us, and everything, is no database server
+    for process in _PROC.iterdir():
         if process.name.isdigit() and int(process.name) not in above:
             try:
                 (process / "cwd").readlink()
@@ -235,74 +224,69 @@ def not_looked_at(datadir: Path, proc: Path = Path("/proc")) -> list[str]:
     return [f"{told} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
 
 
-def _lock_holders(datadir: Path) -> Iterator[Occupant]:
+def _lock_holders(datadir: Path) -> Iterator[str]:
     for name in _LOCKED_FILES:
         path = datadir / name
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            continue  # not there, or not a file a server could lock
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+            except OSError:
+                continue  # not there, or not a file a server could lock
             answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             kind, _whence, _start, _length, pid = _FLOCK.unpack(answer)
             if kind != fcntl.F_UNLCK:
-                yield Occupant(max(pid, 0), f"{path} is locked by {_who(pid)}")
-        finally:
-            os.close(descriptor)
+                yield f"{path} is locked by {_who(pid)}"
 
 
-def _listeners(datadir: Path) -> Iterator[Occupant]:
+def _listeners(datadir: Path) -> Iterator[str]:
     for path in sorted(datadir.glob("*.sock")):
         if not path.is_socket():
             continue
         with socket.socket(socket.AF_UNIX) as knock, contextlib.suppress(OSError):
             knock.settimeout(2)
             # Through the folder's descriptor: a socket's own path may have 107 bytes only.
-            folder = os.open(datadir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with opened(datadir, os.O_PATH | os.O_DIRECTORY) as folder:
                 knock.connect(f"/proc/self/fd/{folder}/{path.name}")
-            finally:
-                os.close(folder)
-            yield Occupant(0, f"a server answers at {path}")
+            yield f"a server answers at {path}"
 
 
-def _pid_files(datadir: Path, proc: Path) -> Iterator[Occupant]:
+def _pid_files(datadir: Path) -> Iterator[str]:
     for path in sorted(datadir.glob("*.pid")):
         try:
             pid = int(read_plain(path, _PID_LIMIT).decode("ascii").strip())
-            name = (proc / str(pid) / "comm").read_text().strip()
+            name = (_PROC / str(pid) / "comm").read_text().strip()
         except (OSError, ValueError):
             continue  # stale: nobody has that number
         if name in ("mysqld", "mariadbd", "mysqld_safe", "mariadbd-safe"):
-            yield Occupant(pid, f"{path} names {_who(pid)}")
+            yield f"{path} names {_who(pid)}"
 
 
-def _inhabitants(datadir: Path, proc: Path) -> Iterator[Occupant]:
+def _inhabitants(datadir: Path) -> Iterator[str]:
     """Processes with open files in ``datadir``, or working there (an operator's own shell does not count)."""
-    ancestors = set(_ancestors(proc))
-    for process in proc.iterdir():
+    ancestors = set(_ancestors())
+    for process in _PROC.iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         pid = int(process.name)
         # Processes end while we look, and not everybody may look at all of them.
         with contextlib.suppress(OSError):
             if pid not in ancestors and _inside(process / "cwd", datadir):
-                yield Occupant(pid, f"{_who(pid)} has its working directory here")
+                yield f"{_who(pid)} has its working directory here"
                 continue
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if _inside(descriptor, datadir):
-                        yield Occupant(pid, f"{_who(pid)} has {descriptor.readlink()} open")
+                        yield f"{_who(pid)} has {descriptor.readlink()} open"
                         break
 
 
-def _ancestors(proc: Path) -> Iterator[int]:
+def _ancestors() -> Iterator[int]:
     pid = os.getppid()
     while pid > 1:
         yield pid
         try:
             # The name in brackets may hold anything, so read behind its last bracket: state, then the parent.
-            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+            pid = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             return
 
@@ -316,10 +300,9 @@ def _who(pid: int) -> str:
     if pid <= 0:
         return "a process outside this container"
     try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        return f"process {pid} ({(_PROC / str(pid) / 'comm').read_text().strip()})"
     except OSError:
         return f"process {pid}"
-    return f"process {pid} ({name})"
 
 
 MIB = 1024 * 1024
@@ -334,30 +317,15 @@ _DELTA = ".delta"
 """Pages of one increment; those of the next come on top."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """``bytes`` to give to the tool, a whole number of MiB, and why that many."""
-
-    bytes: int
-    reason: str
-
-
-def choose_memory(*, redo: int, available: int, cap: int = DEFAULT_CAP) -> Memory:
-    """Memory for a prepare: grows with the redo to apply and with free memory, up to ``cap`` (all in bytes).
+def choose_memory(*, redo: int, available: int, cap: int = DEFAULT_CAP) -> int:
+    """Memory for a prepare, a whole number of MiB: grows with the redo to apply and with free memory, up to ``cap``
+    (all in bytes).
 
     Twice the redo for its hash table, plus an eighth of the free memory for pages; never more than half of
     the free memory, because page cache and the server next door need some too.
     """
-    wanted = 2 * redo + available // 8
-    limits = {"half of the free memory": available // 2, "the configured cap": cap}
-    name, limit = min(limits.items(), key=lambda item: item[1])
-    chosen = min(wanted, limit)
-    reason = f"twice the redo ({format_size(redo)}) and an eighth of the free memory ({format_size(available)})"
-    if chosen < wanted:
-        reason = f"{name} ({format_size(limit)})"
-    if chosen < FLOOR:
-        chosen, reason = FLOOR, f"the least that recovery needs; {reason} would be less"
-    return Memory(chosen // MIB * MIB, reason)
+    chosen = min(2 * redo + available // 8, available // 2, cap)
+    return max(chosen, FLOOR) // MIB * MIB
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -29,7 +29,7 @@ from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
-from backupd.process.folders import PASSABLE, PRIVATE, read_plain, sync_folder, write_anew
+from backupd.process.folders import PASSABLE, PRIVATE, opened, read_plain, sync_folder, write_anew
 
 DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""
@@ -186,15 +186,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def sync_filesystem(path: Path) -> None:
     """Force everything written on ``path``'s file system to disk: one call instead of one per file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
             raise BackupdError(
                 f"cannot write {path} to disk: {os.strerror(ctypes.get_errno())}",
                 hint="the disk is failing or full; check the kernel log",
             )
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,22 +392,14 @@ def exclusive(*folders: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         for folder in folders:
-            if folder.is_dir():
-                held.enter_context(_locked(folder))
+            if not folder.is_dir():
+                continue
+            with workable(folder):
+                descriptor = held.enter_context(opened(folder, os.O_RDONLY | os.O_DIRECTORY))
+            _lock(descriptor, folder)
+            if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
+                raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
         yield
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with workable(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _lock(descriptor, folder)
-        if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
-            raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -34,7 +34,7 @@ from backupd.model.document import Document
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.server_facts import ServerInfo
 from backupd.process.command import Command
-from backupd.process.folders import read_plain, sync_folder, write_anew
+from backupd.process.folders import opened, read_plain, sync_folder, write_anew
 from backupd.process.pipeline import run
 from backupd.process.run_context import RunContext
 from backupd.process.runtime import runtime_directory
@@ -316,13 +316,9 @@ def remove_dead_folders() -> tuple[str, ...]:
 
 @contextmanager
 def _gate(operation: int) -> Iterator[None]:
-    path = runtime_directory().parent / _GATE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with opened(runtime_directory().parent / _GATE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as descriptor:
         fcntl.flock(descriptor, operation)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _commands() -> list[bytes]:

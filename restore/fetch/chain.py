@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -120,21 +120,6 @@ def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
         before = found.get(phase.name, Phase(phase.name, 0.0))
         found[phase.name] = Phase(phase.name, before.seconds + phase.seconds, before.bytes + phase.bytes)
     return tuple(found.values())
-
-
-def build(
-    chain: Sequence[Loaded],
-    folder: Path,
-    sources: Sources,
-    tool: PhysicalTool,
-    context: RunContext,
-    *,
-    final_store: Path | None = None,
-) -> Built:
-    """``fetch_members``, then ``assemble``."""
-    repaired = fetch_members(chain, folder, sources, context)
-    built = assemble(chain, folder, tool, context, final_store=final_store)
-    return replace(built, warnings=(*repaired, *built.warnings))
 
 
 def data_bytes(chain: Sequence[Loaded]) -> int:
@@ -268,7 +253,7 @@ def assemble(
             increments,
             chain[-1].body.facts.receipts,
             context,
-            memory=memory.bytes,
+            memory=memory,
             logs=folder / "logs",
             left_out=left_out,
         )

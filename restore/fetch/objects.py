@@ -19,7 +19,7 @@ import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
@@ -32,10 +32,11 @@ from backupd.model.errors import (
     StreamError,
 )
 from backupd.model.job import Progress
-from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, StoredObject
+from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, Part, StoredObject
+from backupd.process.folders import opened
 from backupd.process.run_context import RunContext
 from restore.datadir.staging import sync_filesystem
-from restore.fetch.sources import Loaded, Sources
+from restore.fetch.sources import Loaded, Sources, folders_above
 from storage import layout, objects
 from storage.destination import Destination
 
@@ -47,10 +48,13 @@ MOST_WORKERS = 4
 """Each holds one object, sealed and open, at most about 2.5 parts of 16 MiB; the daemon's memory is bounded
 by it."""
 _NAMED = 5
+_LINE = 400
+_READ = os.O_RDONLY | os.O_NOFOLLOW
 _TAR_PER_MEMBER = 8 * 1024
 _TAR_END = 64 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class Assembly:
     """One entry at ``path``. Slices are its parts, or the whole file where it comes out of a bundle.
 
@@ -59,78 +63,58 @@ class Assembly:
     slices arrive in order.
     """
 
-    __slots__ = (
-        "_fresh",
-        "_hasher",
-        "_judged",
-        "_lock",
-        "_next",
-        "_offsets",
-        "_slices",
-        "_written",
-        "entry",
-        "path",
-    )
+    entry: Entry
+    path: Path
+    fresh: bool
+    _slices: Sequence[Entry | Part] = field(init=False)
+    _offsets: list[int] = field(init=False)
+    _hasher: hashlib._Hash | None = field(init=False)
+    _written: set[int] = field(default_factory=set)
+    _next: int = 0
+    _judged: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, entry: Entry, path: Path, *, fresh: bool) -> None:
-        self.entry = entry
-        self.path = path
-        self._fresh = fresh
-        # (size, SHA-256) of each slice
-        self._slices = (
-            [(entry.size, entry.sha256)]
-            if entry.bundle or not entry.parts
-            else [(part.size, part.sha256) for part in entry.parts]
-        )
-        self._offsets = [0, *accumulate(size for size, _ in self._slices)]
-        self._written: set[int] = set()
-        self._next = 0
+    def __post_init__(self) -> None:
+        self._slices = [self.entry] if self.entry.bundle or not self.entry.parts else self.entry.parts
+        self._offsets = [0, *accumulate(one.size for one in self._slices)]
         self._hasher = hashlib.sha256() if len(self._slices) > 1 else None
-        self._judged = False
-        self._lock = threading.Lock()
 
     def size_of(self, index: int) -> int:
         """Bytes of the slice of that number (from 0)."""
-        return self._slices[index][0]
+        return self._slices[index].size
 
     def digest_of(self, index: int) -> str:
         """SHA-256 (hex) of the slice of that number (from 0)."""
-        return self._slices[index][1]
+        return self._slices[index].sha256
 
     def intact(self, index: int) -> bool:
         """Does the disk hold this slice already, by its hash? Then it is taken as written."""
-        if self._fresh:
+        if self.fresh or not self._holds(self._offsets[index], self._slices[index]):
             return False
-        size, digest = self._slices[index]
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            if os.fstat(descriptor).st_size != self.entry.size:
-                return False
-            if size and not self.entry.sparse and _is_hole(descriptor, self._offsets[index], size):
-                return False
-            if _digest(descriptor, self._offsets[index], size) != digest:
-                return False
-        finally:
-            os.close(descriptor)
         self._note(index, None)
         return True
+
+    def _holds(self, offset: int, wanted: Entry | Part) -> bool:
+        try:
+            with opened(self.path, _READ) as descriptor:
+                if os.fstat(descriptor).st_size != self.entry.size:
+                    return False
+                if wanted.size and not self.entry.sparse and _is_hole(descriptor, offset, wanted.size):
+                    return False
+                hasher = hashlib.sha256()
+                _hash_range(hasher, descriptor, offset, wanted.size)
+                return hasher.hexdigest() == wanted.sha256
+        except FileNotFoundError:
+            return False
 
     def write(self, index: int, payload: bytes | memoryview) -> None:
         """Put a verified slice in its place. Raises BackupdError when the file system will not take it."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
+            with opened(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as descriptor:
                 if os.fstat(descriptor).st_size != self.entry.size:
                     os.ftruncate(descriptor, self.entry.size)
-                if self.entry.sparse and self._fresh:
-                    _write_sparse(descriptor, self._offsets[index], memoryview(payload))
-                else:
-                    _write(descriptor, self._offsets[index], memoryview(payload))
-            finally:
-                os.close(descriptor)
+                write = _write_sparse if self.entry.sparse and self.fresh else _write
+                write(descriptor, self._offsets[index], memoryview(payload))
         except OSError as error:
             raise BackupdError(
                 f"cannot write {self.path}: {os.strerror(error.errno or 0)}",
@@ -151,13 +135,10 @@ class Assembly:
                 self._next += 1
             if self._next not in self._written:
                 return
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with opened(self.path, _READ) as descriptor:
                 while self._next in self._written:
                     _hash_range(self._hasher, descriptor, self._offsets[self._next], self.size_of(self._next))
                     self._next += 1
-            finally:
-                os.close(descriptor)
 
     def judge(self) -> bool | None:
         """Once, when every slice is there: is it, as a whole, the file that was backed up? None before and
@@ -172,19 +153,12 @@ class Assembly:
 def lay_out(entries: Sequence[Entry], folder: Path) -> list[Assembly]:
     """Make the folders, remove what does not belong, and see which files are there already."""
     wanted = {entry.path for entry in entries}
-    folders = {parent for path in wanted for parent in _parents(path)}
+    folders = {parent for path in wanted for parent in folders_above(path)}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     present = set(_tidy(folder, wanted, folders))
     for path in sorted(folders):
         (folder / path).mkdir(mode=0o700, exist_ok=True)
     return [Assembly(entry, folder / entry.path, fresh=entry.path not in present) for entry in entries]
-
-
-def _parents(path: str) -> Iterator[str]:
-    parent = path.rpartition("/")[0]
-    while parent:
-        yield parent
-        parent = parent.rpartition("/")[0]
 
 
 def _tidy(folder: Path, wanted: set[str], folders: set[str], prefix: str = "") -> Iterator[str]:
@@ -210,12 +184,6 @@ def _is_hole(descriptor: int, offset: int, size: int) -> bool:
         return os.lseek(descriptor, offset, os.SEEK_DATA) >= offset + size
     except OSError as error:
         return error.errno == errno.ENXIO
-
-
-def _digest(descriptor: int, offset: int, size: int) -> str:
-    hasher = hashlib.sha256()
-    _hash_range(hasher, descriptor, offset, size)
-    return hasher.hexdigest()
 
 
 def _hash_range(hasher: hashlib._Hash, descriptor: int, offset: int, size: int) -> None:
@@ -378,7 +346,7 @@ class _Job:
             if isinstance(error, ArchivedError):
                 with self._lock:
                     self._archived.add(item.stored.name)
-            return _one_line(error), False
+            return error.line[:_LINE], False
         try:
             plain = self._sources.unsealer.unseal(sealed, limit=item.limit)
             del sealed
@@ -386,7 +354,7 @@ class _Job:
             for assembly, index, content in slices:
                 _verify(assembly, index, content)
         except (DamagedError, StreamError) as error:
-            return f"{destination.name}: {layout.object_key(item.stored.name)}: {_one_line(error)}", True
+            return f"{destination.name}: {layout.object_key(item.stored.name)}: {error.line[:_LINE]}", True
         for assembly, index, content in slices:
             assembly.write(index, content)
         return None
@@ -480,7 +448,3 @@ def _names(item: _Item) -> str:
     paths = sorted({assembly.entry.path for assembly, _ in item.uses})
     shown = ", ".join(repr(path) for path in paths[:_NAMED])
     return shown if len(paths) <= _NAMED else f"{shown} and {len(paths) - _NAMED} more files"
-
-
-def _one_line(error: BackupdError) -> str:
-    return error.line[:400]

@@ -14,10 +14,11 @@ import fnmatch
 import os
 import tempfile
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.datafiles import LINK_SUFFIX
@@ -50,41 +51,24 @@ _TRIES = 3
 _SHOWN = 20
 
 
-class ThawWait(Protocol):
-    """Every method may ask destinations, and raises DestinationError when nothing can come of waiting."""
+class ThawWait:
+    """As it is, everything is read at once, and what is archived is refused. Every method of one that waits may ask
+    destinations, and raises DestinationError when nothing can come of waiting."""
 
-    def is_open(self, part: str) -> bool:
+    def is_open(self, part: str) -> bool:  # noqa: ARG002  of one that waits
         """Can it be read now?"""
-        ...
-
-    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        """Return when it can be read. Raises CancelledError."""
-        ...
-
-    def reopen(self, part: str) -> bool:
-        """Something of it could not be read, because it is archived (again): ask for it. False where nothing is asked
-        for: nobody wants to pay for that."""
-        ...
-
-
-class NoThawWait:
-    """Everything is read at once; what is archived is refused."""
-
-    def is_open(self, part: str) -> bool:
-        """Always."""
-        del part
         return True
 
     def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        """Nothing to wait for."""
+        """Return when it can be read. Raises CancelledError."""
 
-    def reopen(self, part: str) -> bool:
-        """Never: nothing is asked of an archive."""
-        del part
+    def reopen(self, part: str) -> bool:  # noqa: ARG002  of one that waits
+        """Something of it could not be read, because it is archived (again): ask for it. False where nothing is asked
+        for: nobody wants to pay for that."""
         return False
 
 
-NO_THAW_WAIT = NoThawWait()
+NO_THAW_WAIT = ThawWait()
 
 
 def read_when_thawed(thaw: ThawWait, part: str, read: Callable[[], T], context: RunContext) -> T:
@@ -148,19 +132,16 @@ def _hostile(entries: Iterable[Entry]) -> list[str]:
 
 
 def _doubled(entries: Sequence[Entry]) -> list[str]:
-    problems = []
-    files: set[str] = set()
-    for entry in entries:
-        if entry.path in files:
-            problems.append(f"{entry.path!r}: listed twice")
-        files.add(entry.path)
-    for path in files:
-        folder = path.rpartition("/")[0]
-        while folder:
-            if folder in files:
-                problems.append(f"{path!r}: {folder!r} is a file and a folder at once")
-            folder = folder.rpartition("/")[0]
-    return problems
+    files = Counter(entry.path for entry in entries)
+    twice = [f"{path!r}: listed twice" for path, times in files.items() if times > 1]
+    both = [(path, folder) for path in files for folder in folders_above(path) if folder in files]
+    return [*twice, *(f"{path!r}: {folder!r} is a file and a folder at once" for path, folder in both)]
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """Of a path in a manifest, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def check_collisions(entries: Iterable[Entry], folder: Path) -> None:
@@ -184,13 +165,11 @@ def colliding(paths: Iterable[str]) -> list[tuple[str, str]]:
     seen: dict[str, str] = {}
     pairs: list[tuple[str, str]] = []
     for path in paths:
-        whole = path
-        while whole:
+        for whole in (path, *folders_above(path)):
             folded = unicodedata.normalize("NFC", whole).casefold()
             other = seen.setdefault(folded, whole)
             if other != whole and (other, whole) not in pairs:
                 pairs.append((other, whole))
-            whole = whole.rpartition("/")[0]
     return pairs
 
 
@@ -424,9 +403,8 @@ def need_of(chain: Sequence[Loaded]) -> Need:
         for entry in loaded.body.entries
         if any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in _REDO)
     )
-    stored = [{item.name: item for item in loaded.header.objects} for loaded in chain]
     return measure(
-        [(loaded.body.entries, objects) for loaded, objects in zip(chain, stored, strict=True)],
+        [(loaded.body.entries, {item.name: item for item in loaded.header.objects}) for loaded in chain],
         redo_applied=redo_applied,
         redo_log=_redo_log(info.variables),
     )

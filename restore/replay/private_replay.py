@@ -30,6 +30,7 @@ from backupd.model.server_facts import Flavour, Position, ServerInfo, Tool, Vers
 from backupd.model.table import TableName
 from backupd.process.folders import PASSABLE
 from backupd.process.run_context import RunContext
+from restore.datadir.checks import joined
 from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, worker_account
 from restore.datadir.staging import WITHOUT, Site, State, passable
 from restore.datadir.start import forget_replication, server_config, starting
@@ -120,14 +121,14 @@ class RolledForward(Document):
         """What an operator has to know of it."""
         found = list(self.warnings)
         if self.doubtful:
-            found.append(f"the logs do not tell whether these belong before the target: {_joined(self.doubtful)}")
+            found.append(f"the logs do not tell whether these belong before the target: {joined(self.doubtful)}")
         if self.prepared_xa:
             found.append(
                 f"{len(self.prepared_xa)} XA transactions are prepared and hold locks until somebody decides "
-                f"(XA COMMIT or XA ROLLBACK): {_joined(self.prepared_xa)}"
+                f"(XA COMMIT or XA ROLLBACK): {joined(self.prepared_xa)}"
             )
         if self.excluded:
-            found.append(f"left out as asked: {_joined(self.excluded)}")
+            found.append(f"left out as asked: {joined(self.excluded)}")
         return tuple(found)
 
 
@@ -233,10 +234,6 @@ def _transactions(path: Path, since: int, until: int | None) -> list[Transaction
 
 def _number(file: str) -> int:
     return int(file.rpartition(".")[2])
-
-
-def _joined(lines: Sequence[str]) -> str:
-    return "; ".join(lines[:_NAMED]) + (f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else "")
 
 
 def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:

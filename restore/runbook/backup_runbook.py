@@ -164,7 +164,7 @@ def render_runbook(
     info = facts.server
     row = row_for(info.flavour, info.version)
     redo = sum(entry.size for entry in body.entries if entry.path in ("ib_logfile0", "xtrabackup_logfile"))
-    memory = choose_memory(redo=redo, available=_ASSUMED_FREE).bytes
+    memory = choose_memory(redo=redo, available=_ASSUMED_FREE)
     chain = (*(record.id for record in earlier), header.backup_id)
     size = header.stats.bytes_source + sum(record.stats.bytes_source for record in earlier)
     applied = size - earlier[0].stats.bytes_source if earlier else 0

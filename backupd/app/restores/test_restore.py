@@ -31,7 +31,7 @@ from backupd.process.run_context import RunContext
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import windows
-from restore.datadir.checks import PASSED, compare_with_witness, examine, make_proof
+from restore.datadir.checks import PASSED, compare_with_witness, examine, verdict
 from restore.fetch.chain import merged
 from restore.planning.plan import Plan
 from restore.planning.starting_backup import none_restorable
@@ -96,21 +96,24 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         doubt(wiring, record.id, error)
     except BackupdError as error:
         obstacle = str(error)
-    proof = make_proof(
-        proof_id=scratch.scratch_id,
+    older, inexact = chosen.older is not None, bool(chosen.inexact)
+    outcome, failure = verdict(checks, tally, error=trouble, obstacle=obstacle, older=older, inexact=inexact)
+    proof = Proof(
+        id=scratch.scratch_id,
         server=server_name,
         backup_id=record.id,
         target=chosen.target if target == RANDOM else target,
+        outcome=outcome,
         started_at=started_at,
         finished_at=wiring.clock(),
         phases=merged(context.watch.phases),
-        checks=checks,
-        tally=tally,
-        error=trouble,
-        obstacle=obstacle,
+        checks=tuple(checks),
+        tables_compared=tally.equal,
+        tables_present=tally.present,
+        not_looked_at=tally.unseen,
+        error=failure,
         warnings=chosen.warnings,
-        older=chosen.older is not None,
-        inexact=bool(chosen.inexact),
+        older=older,
     )
     wiring.catalog.proofs.add(proof)
     if proof.is_good:

@@ -23,6 +23,7 @@ from backupd.model.thaw import LOGS, ColdObject, ThawPlan, ThawState
 from backupd.transfer import log_segments
 from backupd.transfer.records.manifests import load_header
 from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
+from restore.fetch.sources import ThawWait
 from restore.planning.plan import Plan, thaw_step
 from storage import layout
 from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
@@ -296,9 +297,9 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
     return (*chosen.chain, LOGS)
 
 
-class JobThawWait:
-    """See ``restore.fetch.sources.ThawWait``. The thaw is a job of its own: it goes on when the restore ends, and the
-    restore joins it when it is repeated. There are several where something had to be thawed again."""
+class JobThawWait(ThawWait):
+    """The thaw is a job of its own: it goes on when the restore ends, and the restore joins it when it is repeated.
+    There are several where something had to be thawed again."""
 
     def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:
         self._wiring, self._chosen, self._tier = wiring, chosen, tier

@@ -10,10 +10,10 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.job import Progress
-from backupd.model.proof import Check, Phase, Tally, Witness
+from backupd.model.proof import Check, Tally, Witness
 from backupd.model.server_facts import Position
 from backupd.process.run_context import RunContext
-from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in, make_proof
+from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in, verdict
 from restore.fetch.sources import Loaded
 from restore.whole_server import listed
 from tests.support import sample
@@ -181,20 +181,7 @@ def test_the_moment_is_put_in_as_a_quoted_literal_in_utc_wherever_it_stands() ->
 
 def test_a_proof_is_proved_restored_or_failed() -> None:
     def outcome(checks: list[Check], compared: int, error: str = "", unseen: int = 0) -> tuple[str, str]:
-        proof = make_proof(
-            proof_id="p",
-            server="shop",
-            backup_id="b",
-            target="latest",
-            started_at=MOMENT,
-            finished_at=MOMENT + timedelta(seconds=9),
-            phases=[Phase("fetched", 1.0)],
-            checks=checks,
-            tally=Tally(compared, 2, unseen),
-            error=error,
-        )
-        assert proof.seconds == 9
-        return proof.outcome, proof.error
+        return verdict(checks, Tally(compared, 2, unseen), error=error)
 
     good, bad = Check("a", "passed"), Check("b", "failed", "2 tables differ")
     assert outcome([good], 3) == ("proved", "")

@@ -14,7 +14,7 @@ from backupd.model.proof import Phase
 from backupd.process.run_context import RunContext, Stopwatch
 from restore.fetch.chain import fetch_members
 from restore.fetch.objects import fetch
-from restore.fetch.sources import Loaded, Sources
+from restore.fetch.sources import Loaded, Sources, ThawWait
 from storage import layout
 from storage.destination import Tier
 from tests.support.keys import Keys
@@ -25,7 +25,7 @@ from tests.support.stores.stock import FakeClock
 FULL, INCREMENT = "20261121T020000Z-00000001", "20261121T030000Z-00000002"
 
 
-class Attendant:
+class Attendant(ThawWait):
     """Thaws a part when it is waited for."""
 
     def __init__(self, place: ColdPlace, clock: FakeClock, chain: list[Loaded]) -> None:
