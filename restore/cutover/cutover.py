@@ -41,7 +41,7 @@ from backupd.model.table import TableName, quote_name
 from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory, read_keys
 from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, make_plan, shape
-from restore.cutover.staging_schema import DYING
+from restore.cutover.staging_schema import DYING, holds
 from restore.cutover.table_swap import LostError, Place, Swap, prepare
 
 _METADATA = """
@@ -64,7 +64,6 @@ _NOT_HERE = frozenset({1109, 1146})
 """No such table: a plugin that is not loaded, a performance schema that is not there."""
 
 TABLE = "backupd_handover"
-_PRESENT = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
 _READ = "SELECT id, plan, result FROM {table} ORDER BY id"
 _BEGIN = "REPLACE INTO {table} VALUES (%s, %s, NULL)"
 _FINISH = "UPDATE {table} SET result = %s WHERE id = %s"
@@ -120,16 +119,12 @@ class Entry:
 
 
 class Journal:
-    """Of the cut-overs out of one staging schema, each under its key."""
+    """Of the cut-overs out of the staging schema ``schema``, each under its key."""
 
     def __init__(self, session: Session, schema: str) -> None:
+        self.schema = schema
         self._session = session
-        self._schema = schema
         self._table = TableName(schema, TABLE)
-
-    def through(self, session: Session) -> Journal:
-        """The same one, written by another session."""
-        return Journal(session, self._schema)
 
     def create(self) -> None:
         """If it is not there. Raises ServerError."""
@@ -140,7 +135,7 @@ class Journal:
 
     def entries(self) -> tuple[Entry, ...]:
         """Raises ServerError."""
-        if not self._session.query(_PRESENT, self._table.schema, self._table.table):
+        if not holds(self._session, self.schema, TABLE):
             return ()
         return tuple(
             Entry(str(key), Plan.from_text(plan), CutOverResult.from_json(json.loads(result)) if result else None)
@@ -159,10 +154,10 @@ class Journal:
         """After everything was put back. Raises ServerError."""
         self._session.execute(_FORGET.format(table=self._table), key)
 
-    @staticmethod
-    def lock_name(schema: str) -> str:
-        """Of the server's lock that whoever hands over out of ``schema`` holds."""
-        return f"backupd/{quote_name(schema)}"[:64]
+
+def _lock_name(schema: str) -> str:
+    """Of the server's lock that whoever hands over out of ``schema`` holds."""
+    return f"backupd/{quote_name(schema)}"[:64]
 
 
 def cut_over(
@@ -359,7 +354,7 @@ class _Work:
     def _swap(self, key: str, plan: Plan) -> Swap:
         def remember(more: Plan) -> None:
             with self._session.connection.connect() as own:  # this one holds locks of other tables
-                self.journal.through(own).begin(key, more)
+                Journal(own, self.journal.schema).begin(key, more)
 
         return Swap(self._session, plan, self._within, self._patience.seconds, self._step, remember)
 
@@ -425,7 +420,7 @@ def _working(connection: Connection, staging: str, context: RunContext, patience
         with connection.connect() as session:
             number = session.thread_id
             prepare(session, patience.seconds)
-            if not session.scalar("SELECT GET_LOCK(%s, %s)", Journal.lock_name(staging), DYING):
+            if not session.scalar("SELECT GET_LOCK(%s, %s)", _lock_name(staging), DYING):
                 raise BusyError(f"another process runs a cut-over from {staging}", hint="wait until that has ended")
             yield _Work(session, staging, context, patience)
     except BackupdError:
@@ -442,7 +437,7 @@ def _stopped(connection: Connection, staging: str, number: int, patience: Patien
         with connection.connect() as session:
             with suppress(ServerError):  # it is gone already
                 session.execute(f"KILL {number}")
-            session.scalar("SELECT GET_LOCK(%s, 10)", Journal.lock_name(staging))
+            session.scalar("SELECT GET_LOCK(%s, 10)", _lock_name(staging))
         few = replace(patience, attempts=_LAST)
         if settle(connection, staging, RunContext(), patience=few) or finished(connection, staging):
             return "the new tables are in their places; repeat the command to end the restore"

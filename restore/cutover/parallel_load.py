@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -56,12 +55,9 @@ _PRIVILEGED: Mapping[str, str] = {"sql_require_primary_key": "OFF", "sql_generat
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """``rows`` of each loaded table, by the name it had in the source, the history of versioned ones included;
-    ``failed``: tables that are not there, and why; ``bytes`` of the files of the loaded ones. ``warnings``: one line
-    each."""
+    ``failed``: tables that are not there, and why. ``warnings``: one line each."""
 
     rows: Mapping[TableName, int]
-    bytes: int
-    seconds: float
     warnings: tuple[str, ...]
     failed: Mapping[TableName, str]
 
@@ -87,7 +83,7 @@ def load(
     if missing:
         raise UsageError(f"no schema to load {', '.join(missing)} into was named")
     if not staging:
-        return Loaded({}, 0, 0.0, (), {})
+        return Loaded({}, (), {})
     job = _Load(replace(connection, answer_timeout=None), folder, staging, context)
     return job.run(tables, min(max(1, context.workers or _WORKERS), MOST_WORKERS))
 
@@ -105,7 +101,6 @@ class _Load:
         self._bytes = self._total = self._done = self._tables = 0
 
     def run(self, tables: Sequence[DumpedTable], workers: int) -> Loaded:
-        started = time.monotonic()
         journal = Journal(next(iter(self._staging.values())))
         with self._connection.connect() as session:
             journal.claim(session, MOST_WORKERS)
@@ -113,11 +108,8 @@ class _Load:
                 loads = self._load(session, journal, tables, workers)
             finally:
                 journal.release(session)
-        good = [one for one in loads if one.done]
         return Loaded(
-            {one.name: one.rows for one in good},
-            sum(one.source.bytes for one in good),
-            time.monotonic() - started,
+            {one.name: one.rows for one in loads if one.done},
             tuple(self._warnings),
             {one.name: one.failure for one in loads if not one.done},
         )
@@ -146,7 +138,7 @@ class _Load:
         if settings.folds:
             _refuse_twins(loads)
         # A table may take its values from a sequence, which must be there first.
-        sequences = [one for one in loads if _is_sequence(self._folder, one.source)]
+        sequences = [one for one in loads if is_sequence(self._folder, one.name)]
         for group in (sequences, [one for one in loads if one not in sequences] if sequences else loads):
             self._run_group(session, journal, group, workers)
         return loads
@@ -319,8 +311,9 @@ def _transactional(session: Session) -> frozenset[str]:
     return frozenset(str(engine).upper() for (engine,) in rows)
 
 
-def _is_sequence(folder: Path, table: DumpedTable) -> bool:
-    with contextlib.suppress(OSError), (folder / definition_path(table.name)).open("rb") as file:
+def is_sequence(folder: Path, name: TableName) -> bool:
+    """By its definition in ``folder``."""
+    with contextlib.suppress(OSError), (folder / definition_path(name)).open("rb") as file:
         return b"CREATE SEQUENCE" in file.read(1024)
     return False
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from itertools import repeat
+from itertools import chain, count, repeat
 from types import UnionType
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
@@ -259,7 +259,7 @@ def shape(name: TableName, create: str) -> str:
 
 def digest(pairs: Iterable[tuple[TableName, TableName]]) -> str:
     """What cut-overs of the same tables (staged and target) have in common."""
-    text = json.dumps(sorted([*_name(staged), *_name(target)] for staged, target in pairs))
+    text = json.dumps(sorted([staged.schema, staged.table, target.schema, target.table] for staged, target in pairs))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -270,16 +270,12 @@ def own_name(key: ForeignKey, table: TableName, taken: Callable[[str], bool]) ->
     made = re.fullmatch(re.escape(key.child.table) + r"(_ibfk_\d+)", name)
     if made and len(table.table + made[1]) <= 64:
         name = table.table + made[1]
-    number = 1
-    found = name
-    while taken(found):
-        number += 1
-        found = f"{name[:60]}_{number}"
-    return found
+    return next(found for found in chain([name], _numbered(name[:60])) if not taken(found))
 
 
-def _name(name: TableName) -> list[str]:
-    return [name.schema, name.table]
+def _numbered(name: str) -> Iterator[str]:
+    """Other names where that is taken."""
+    return (f"{name}_{number}" for number in count(2))
 
 
 def _plain(value: Any) -> list[Any] | dict[str, Any]:
@@ -321,13 +317,9 @@ def beside(name: TableName, suffix: str, taken: Callable[[TableName], bool]) -> 
         raise UsageError(
             f"{suffix!r} cannot be appended to names of tables", hint="up to 40 ASCII letters, digits and _ can"
         )
-    number = 1
-    while True:
-        tail = suffix if number == 1 else f"{suffix}_{number}"
-        found = TableName(name.schema, _shortened(name.table, tail) + tail)
-        if not taken(found):
-            return found
-        number += 1
+    tails = chain([suffix], _numbered(suffix))
+    names = (TableName(name.schema, _shortened(name.table, tail) + tail) for tail in tails)
+    return next(found for found in names if not taken(found))
 
 
 def _shortened(stem: str, tail: str) -> str:
@@ -459,10 +451,8 @@ class _Planning:
             if live is not None and self._is_goal(TableName(goal.target.schema, holder)):
                 dropped += [pair for pair in check_clauses(live.create) if pair[0].lower() == name.lower()]
                 continue
-            number = 2
-            while f"{name[:60]}_{number}".lower() in taken:
-                number += 1
-            renamed.append((name, text.replace(quote_name(name), quote_name(f"{name[:60]}_{number}"), 1)))
+            fresh = next(one for one in _numbered(name[:60]) if one.lower() not in taken)
+            renamed.append((name, text.replace(quote_name(name), quote_name(fresh), 1)))
         return tuple(dropped), tuple(renamed)
 
     def _triggers_of(self, goal: Goal, live: ddl.TableDefinition | None) -> tuple[Trigger, ...]:

@@ -129,16 +129,13 @@ def remarks(folder: Path, schemas: Sequence[str], backup_id: str, *, replayed: b
     narrowed replay leaves these objects alone. ``chosen``: the backup may have been asked to leave them out."""
     said = []
     none = [schema for schema in schemas if not any(_path(folder, schema, part).is_file() for part in _PARTS)]
-    if chosen and none:
-        said.append(
-            f"backup {backup_id} has no views, routines or events of {', '.join(none)}: there were none, or it "
-            "was to take some tables of that schema only"
+    if none and (chosen or replayed):
+        why = (
+            "there were none, or it was to take some tables of that schema only"
+            if chosen
+            else "those that were made between it and the target are not restored"
         )
-    elif replayed and none:
-        said.append(
-            f"backup {backup_id} has no views, routines or events of {', '.join(none)}: those that were made "
-            "between it and the target are not restored"
-        )
+        said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: {why}")
     if replayed and (some := [schema for schema in schemas if schema not in none]):
         said.append(
             f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: what was done "
@@ -157,7 +154,7 @@ def create_missing(connection: Connection, folder: Path, schemas: Iterable[str])
             path = _path(folder, schema, "create")
             if present.has(schema) or not path.is_file():
                 continue
-            for statement in statements(_text(path)):
+            for statement in statements(script_text(path)):
                 session.execute(statement)
             made.add(schema)
     return frozenset(made)
@@ -334,13 +331,14 @@ def _path(folder: Path, schema: str, part: str) -> Path:
     return folder / f"{schema_folder(schema)}{part}.sql"
 
 
-def _text(path: Path) -> str:
+def script_text(path: Path) -> str:
+    """With whatever bytes it holds, and its line ends."""
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
 def _read(path: Path, schema: str) -> tuple[_Scripted, ...]:
     try:
-        return tuple(_objects(_text(path), schema)) if path.is_file() else ()
+        return tuple(_objects(script_text(path), schema)) if path.is_file() else ()
     except ValueError as error:
         raise DamagedError(
             f"{path.name} of schema {schema} is not as a backup has it",

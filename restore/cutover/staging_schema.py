@@ -321,7 +321,7 @@ def own_schemas(session: Session, journal: Journal, schemas: Sequence[str]) -> M
     Raises RefusedError for a schema with tables that no load has made, ServerError.
     """
     first = journal.schema
-    if not _holds(session, first, TABLE):
+    if not holds(session, first, TABLE):
         _make(session, first)
         journal.create(session)
     known = journal.read(session)
@@ -336,7 +336,7 @@ def own_schemas(session: Session, journal: Journal, schemas: Sequence[str]) -> M
 
 def journal_of(session: Session, schema: str) -> Mapping[str, Entry]:
     """What a load into ``schema`` and its fellows, of which it is the first, has done so far. Raises ServerError."""
-    return Journal(schema).read(session) if _holds(session, schema, TABLE) else {}
+    return Journal(schema).read(session) if holds(session, schema, TABLE) else {}
 
 
 def stagings(connection: Connection) -> tuple[Staging, ...]:
@@ -405,7 +405,7 @@ def _look(session: Session, restore_id: str, names: Sequence[str]) -> Staging:
             TABLE,
         )[0]
         tables, size = tables + int(held), size + int(taken)
-        if _holds(session, name, TABLE):
+        if holds(session, name, TABLE):
             begun = session.scalar(f"SELECT MIN(begun) FROM {quote_name(name, TABLE)}")  # noqa: S608  a quoted name
     return Staging(
         restore_id,
@@ -413,15 +413,12 @@ def _look(session: Session, restore_id: str, names: Sequence[str]) -> Staging:
         tables,
         size,
         begun.replace(tzinfo=UTC) if begun else None,
-        any(_is_active(session, name) for name in names),
+        any(session.scalar("SELECT IS_USED_LOCK(%s)", lock_name(name)) is not None for name in names),
     )
 
 
-def _is_active(session: Session, schema: str) -> bool:
-    return session.scalar("SELECT IS_USED_LOCK(%s)", lock_name(schema)) is not None
-
-
-def _holds(session: Session, schema: str, table: str) -> bool:
+def holds(session: Session, schema: str, table: str) -> bool:
+    """Is there such a table? Raises ServerError."""
     return bool(
         session.scalar(
             "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", schema, table

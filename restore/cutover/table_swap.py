@@ -10,9 +10,9 @@ RENAME is looked for after it.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -46,44 +46,17 @@ _SETTLED = 2.0
 """Seconds within which a list of tables shows all of one RENAME (MariaDB shows it as several)."""
 
 
-class Renaming:
-    """Takes over ``session`` and closes it in ``join``."""
-
-    def __init__(self, session: Session, statement: str) -> None:
-        self._session = session
-        self._statement = statement
-        self._error: ServerError | None = None
-        self._thread = threading.Thread(target=self._run, name="rename", daemon=True)
-
-    def queue(self, holder: Session) -> None:
-        """Returns when it stands in line, or ended. Raises ServerError."""
-        number = self._session.thread_id
-        self._thread.start()
-        while self._thread.is_alive():
-            # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
-            if any(
-                row["Id"] == number and "waiting" in str(row["State"]).lower()
-                for row in holder.records("SHOW PROCESSLIST", shown=True)
-            ):
-                return
-            self._thread.join(0.002)
-
-    def join(self) -> None:
-        """Wait until the statement ended, and close its session."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._session.close()
-
-    def check(self) -> None:
-        """Raises ServerError."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._session.execute(self._statement)
-        except ServerError as error:
-            self._error = error
+def await_queued(renaming: Future[None], number: int, holder: Session) -> None:
+    """Returns when ``renaming``, a statement of the session ``number``, stands in line for the locks of ``holder``, or
+    ended. Raises ServerError."""
+    while not renaming.done():
+        # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
+        if any(
+            row["Id"] == number and "waiting" in str(row["State"]).lower()
+            for row in holder.records("SHOW PROCESSLIST", shown=True)
+        ):
+            return
+        wait([renaming], 0.002)
 
 
 class Place(Enum):
@@ -130,9 +103,9 @@ class Swap:
         follow. Raises ServerError."""
         if not self.within and self.place() is Place.STAGED:
             self._move("waiting", [(move.staged, move.waiting) for move in self.plan.moves])
-        locked = self._lock(swapped=False)
-        renaming: Renaming | None = None
-        try:
+        renaming: Future[None] | None = None
+        # The other session's RENAME goes on when the locks are given back, and only then the stack waits for it.
+        with contextlib.ExitStack() as stack, self._locks(swapped=False) as locked:
             if not self._is_as_planned():
                 return False
             self._keep(replace(self.plan, touched=True))
@@ -147,17 +120,13 @@ class Swap:
                 self._arrange(swapped=True, triggers=True)
             else:
                 self.step("rename")
-                renaming = Renaming(self._another_session(), self.plan.rename)
-                renaming.queue(self.session)
-        finally:
-            try:
-                with contextlib.suppress(ServerError):  # whoever lost the connection lost the locks, too
-                    self.session.execute("UNLOCK TABLES")
-            finally:
-                if renaming is not None:
-                    renaming.join()
+                other = stack.enter_context(self.session.connection.connect())
+                prepare(other, self.seconds)
+                pool = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="rename"))
+                renaming = pool.submit(other.execute, self.plan.rename)
+                await_queued(renaming, other.thread_id, self.session)
         if renaming is not None:
-            renaming.check()
+            renaming.result()
         return True
 
     def complete(self) -> tuple[str, ...]:
@@ -166,12 +135,8 @@ class Swap:
         self._look_behind()
         problems: tuple[str, ...] = ()
         if not is_arranged(self.session, self._forward(swapped=True, triggers=True), self.plan.same):
-            self._lock(swapped=True)
-            try:
+            with self._locks(swapped=True):
                 problems = self._arrange(swapped=True, triggers=True)
-            finally:
-                with contextlib.suppress(ServerError):
-                    self.session.execute("UNLOCK TABLES")
         return (*problems, *self._changed_behind(), *self._point_late_children())
 
     def place(self) -> Place:
@@ -209,14 +174,10 @@ class Swap:
         lost = self._lost_checks() if self.plan.touched else ()
         problems: tuple[str, ...] = ()
         if lost or not is_arranged(self.session, wanted, self.plan.same):
-            self._lock(swapped=False)
-            try:
+            with self._locks(swapped=False):
                 problems = arrange(self.session, wanted, self.plan.same, self.step)
                 for table, clause in lost:
                     self._change(f"ALTER TABLE {table} ADD {clause}")
-            finally:
-                with contextlib.suppress(ServerError):
-                    self.session.execute("UNLOCK TABLES")
         waiting = [
             (move.waiting, move.staged)
             for move in self.plan.moves
@@ -318,15 +279,6 @@ class Swap:
         self.plan = replace(self.plan, children=(*self.plan.children, *(key for keys in late.values() for key in keys)))
         return tuple(problems)
 
-    def _another_session(self) -> Session:
-        session = self.session.connection.connect()
-        try:
-            prepare(session, self.seconds)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
     def _forward(self, *, swapped: bool, triggers: bool) -> tuple[Wanted, ...]:
         wanted = self.plan.forward(swapped=swapped, triggers=triggers)
         if not swapped:
@@ -336,6 +288,16 @@ class Swap:
 
     def _arrange(self, *, swapped: bool, triggers: bool) -> tuple[str, ...]:
         return arrange(self.session, self._forward(swapped=swapped, triggers=triggers), self.plan.same, self.step)
+
+    @contextlib.contextmanager
+    def _locks(self, *, swapped: bool) -> Iterator[bool]:
+        """In the block all tables are locked; gives what ``_lock`` does."""
+        locked = self._lock(swapped=swapped)
+        try:
+            yield locked
+        finally:
+            with contextlib.suppress(ServerError):  # whoever lost the connection lost the locks, too
+                self.session.execute("UNLOCK TABLES")
 
     def _lock(self, *, swapped: bool) -> bool:
         """False: a present table is broken, or the account may not lock them all, so nothing is locked. Raises

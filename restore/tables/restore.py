@@ -25,7 +25,7 @@ from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
 from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
-from backupd.process.folders import make_passable, write_whole
+from backupd.process.folders import make_passable, opened, remove_dead, write_whole
 from backupd.process.run_context import RunContext
 from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
@@ -68,18 +68,18 @@ Confirm = Callable[[Sequence[TableDifference]], bool]
 def workplace(spec: TablesSpec) -> Iterator[Path]:
     """The folder of this restore, locked. It is removed when the block is left well, and kept for the next attempt
     otherwise; what nobody came back to for days is removed first. Raises BusyError, RefusedError."""
-    _remove_forgotten(spec.folder)
+    remove_dead(spec.folder, _PREFIX, condemned=_is_forgotten)
     folder = spec.folder / f"{_PREFIX}{spec.restore_id}"
-    try:
-        make_passable(spec.folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RefusedError(
-            f"cannot keep the rows of tables at {folder}: {error.strerror}",
-            hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            make_passable(spec.folder)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = stack.enter_context(opened(folder, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise RefusedError(
+                f"cannot keep the rows of tables at {folder}: {error.strerror}",
+                hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,29 +93,15 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
                 folder.rmdir()  # where there is nothing in it that the next attempt could use
             raise
         shutil.rmtree(folder.rename(folder.with_suffix(_OVER)), ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def discard(path: Path, restore_id: str) -> None:
     """Remove what a restore that nobody goes on with kept below ``path``, unless somebody is at it."""
-    _remove(path / f"{_PREFIX}{restore_id}", lambda _folder: True)
+    remove_dead(path, f"{_PREFIX}{restore_id}")
 
 
-def _remove_forgotten(path: Path) -> None:
-    for folder in sorted(path.glob(f"{_PREFIX}*")):
-        _remove(folder, lambda one: one.suffix == _OVER or time.time() - one.stat().st_mtime > _ABANDONED)
-
-
-def _remove(folder: Path, condemned: Callable[[Path], bool]) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if condemned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+def _is_forgotten(folder: Path) -> bool:
+    return folder.suffix == _OVER or time.time() - folder.stat().st_mtime > _ABANDONED
 
 
 def execute(

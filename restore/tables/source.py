@@ -181,7 +181,8 @@ class _Extraction:
             warnings = self._fetch(loaded, self._wanted, self._rows)
             tables = tuple(dumped[name] for name in self._wanted if name in dumped)
             own = {table.position for table in tables if table.position is not None}
-            warnings += (*_notes(tables), *self._remarks(chosen=True))
+            notes = (f"{table.name.shown}: {table.note}" for table in tables if table.note)
+            warnings += (*notes, *self._remarks(chosen=True))
             found = self._extracted(loaded, tables, None, (*said, *warnings))
             return replace(found, position=own.pop()) if len(own) == 1 else found
         base = self._folder / "base"
@@ -339,10 +340,6 @@ def read_files(folder: Path, name: TableName) -> TableDefinition:
             [str(error)],
             hint="restore from another backup",
         ) from error
-
-
-def _notes(tables: Sequence[DumpedTable]) -> list[str]:
-    return [f"{table.name.shown}: {table.note}" for table in tables if table.note]
 
 
 def _table_of(entry: Entry) -> TableName | None:

@@ -32,6 +32,8 @@ from backupd.model.table import (
     triggers_path,
 )
 from backupd.process.folders import sync_folder
+from restore.cutover.parallel_load import is_sequence
+from restore.cutover.schema_objects import script_text
 from restore.datadir.occupancy import refuse_nested
 from restore.runbook.shared_steps import shell, sql
 
@@ -104,16 +106,7 @@ def _named(view: _View, known: Callable[[TableName], bool]) -> set[TableName]:
     return {name for name in found if known(name)} - {view.name}
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """``files`` without the README and the script; ``bytes`` of all of them."""
-
-    files: int
-    bytes: int
-    tables: int
-
-
-def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) -> Written:
+def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) -> None:
     """Put the files of ``folder``, a load.sh and a README.sql into ``target``, which must be empty or not exist.
     ``folder`` is left as it is; on the same file system both then share the files. ``flavour``: of the server they are
     for.
@@ -123,7 +116,7 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
     """
     refuse_target(target)
     try:
-        return _write(folder, Path(os.path.realpath(target)), CLIENTS[flavour].client)
+        _write(folder, Path(os.path.realpath(target)), CLIENTS[flavour].client)
     except OSError as error:
         room = "make room there, or" if error.errno == 28 else "mend that, or"
         raise RefusedError(
@@ -138,7 +131,7 @@ def refuse_target(target: Path) -> None:
     refuse_nested(Path(os.path.realpath(target)))
 
 
-def _write(folder: Path, target: Path, client: str) -> Written:
+def _write(folder: Path, target: Path, client: str) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RefusedError(
             f"{target} is there already and is not an empty folder",
@@ -149,10 +142,11 @@ def _write(folder: Path, target: Path, client: str) -> Written:
     partial.mkdir(parents=True, mode=0o700)
     try:
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*.sql"))
-        size = sum(_put(folder / path, partial / path) for path in paths)
+        for path in paths:
+            _put(folder / path, partial / path)
         tables = _tables(paths)
         views = {
-            decode_name(path.parts[1]): _text(partial / path)
+            decode_name(path.parts[1]): script_text(partial / path)
             for path in paths
             if path.parts[0] == "schemas" and path.name == VIEWS
         }
@@ -170,7 +164,6 @@ def _write(folder: Path, target: Path, client: str) -> Written:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return Written(len(paths), size, len(tables))
 
 
 def _remove_partial(partial: Path) -> None:
@@ -195,7 +188,7 @@ def _remove_partial(partial: Path) -> None:
     shutil.rmtree(partial)
 
 
-def _put(source: Path, target: Path) -> int:
+def _put(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         os.link(source, target)
@@ -203,7 +196,6 @@ def _put(source: Path, target: Path) -> int:
         shutil.copyfile(source, target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
 
 
 def _tables(paths: Iterable[Path]) -> tuple[TableName, ...]:
@@ -234,7 +226,7 @@ def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], vi
                 f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)};\n", encoding="utf-8", errors="surrogateescape"
             )
         yield _load(create, "")
-    for table in sorted(tables, key=lambda one: not _is_sequence(folder, one)):
+    for table in sorted(tables, key=lambda one: not is_sequence(folder, one)):
         rows = [path for path in sorted(there) if path.startswith(table_folder(table) + "data-")]
         for path in (definition_path(table), *rows):
             yield _load(path, table.schema)
@@ -255,13 +247,3 @@ def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], vi
 
 def _load(path: str, schema: str) -> str:
     return f'load {shlex.quote(path)} {shlex.quote(schema)} "$@"\n'
-
-
-def _text(path: Path) -> str:
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return file.read()
-
-
-def _is_sequence(folder: Path, table: TableName) -> bool:
-    path = folder / definition_path(table)
-    return path.is_file() and b"CREATE SEQUENCE" in path.read_bytes()[:1024]

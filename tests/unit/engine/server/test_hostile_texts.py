@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pymysql
@@ -20,7 +21,7 @@ from backupd.model.errors import ServerError
 from backupd.model.server_facts import Role
 from backupd.model.table import TableName
 from restore.cutover.cutover import lock_holders
-from restore.cutover.table_swap import Renaming
+from restore.cutover.table_swap import await_queued
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of
 from tests.support.servers.server import Server
 
@@ -74,13 +75,13 @@ def test_nothing_that_runs_there_keeps_a_server_from_being_looked_at(server: Ser
         session.execute("CREATE OR REPLACE VIEW shop.other AS SELECT 1")
         session.execute("CREATE TABLE shop.one (id INT)")
         session.execute("LOCK TABLES shop.one WRITE")
-        renaming = Renaming(as_root(server).connect(), "RENAME TABLE shop.one TO shop.two")
-        try:
-            renaming.queue(session)
-        finally:
-            session.execute("UNLOCK TABLES")
-            renaming.join()
-        renaming.check()
+        with as_root(server).connect() as other, ThreadPoolExecutor(1) as pool:
+            renaming = pool.submit(other.execute, "RENAME TABLE shop.one TO shop.two")
+            try:
+                await_queued(renaming, other.thread_id, session)
+            finally:
+                session.execute("UNLOCK TABLES")
+            renaming.result()
         session.execute("DROP TABLE shop.two")
 
 
