@@ -122,7 +122,8 @@ def read_channels(file: Path) -> Mapping[str, str]:
     try:
         if file.stat().st_mode & 0o077:
             raise DeliveryError(
-                f"{file} is not read: others than its owner can read it, and it holds secrets", hint=f"chmod 600 {file}"
+                f"{file} is refused: it holds secrets, and users other than its owner can read it",
+                hint=f"chmod 600 {file}",
             )
         lines = file.read_text(encoding="utf-8")[:_LONGEST_FILE].splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +135,7 @@ def read_channels(file: Path) -> Mapping[str, str]:
     urls = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     for number, url in enumerate(urls, start=1):
         if not _is_url(url):
-            raise DeliveryError(f"entry {number} of {file} is no URL", hint="see https://appriseit.com for its URLs")
+            raise DeliveryError(f"entry {number} of {file} is not a URL", hint="see https://appriseit.com for its URLs")
     return {channel_name(url): url for url in urls}
 
 
@@ -220,7 +221,7 @@ def ping(url: str, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
         raise DeliveryError(
             "the heartbeat URL does not answer",
             detail=str(reason) if isinstance(reason, OSError) else type(error).__name__,
-            hint="can this host reach it? Mail is not concerned",
+            hint="check that this host can reach it; alerts by mail are not affected",
         ) from None
 
 

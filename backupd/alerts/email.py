@@ -129,7 +129,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except smtplib.SMTPAuthenticationError as error:
         raise DeliveryError(
-            "the mail server refuses user and password",
+            "the mail server rejected user and password",
             detail=_said(error),
             hint="check alerts.email.user and alerts.email.password_file",
         ) from None
@@ -147,7 +147,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except smtplib.SMTPResponseException as error:
         raise DeliveryError(
-            "the mail server refuses the message",
+            "the mail server rejected the message",
             detail=_said(error),
             hint="check the mail server's log",
             permanent=isinstance(error, smtplib.SMTPDataError | smtplib.SMTPSenderRefused)
@@ -169,7 +169,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         raise DeliveryError(
             f"the mail server {_place(email)} does not answer",
             detail=_reason(error),
-            hint="is it up, and does it listen there? See alerts.email.smtp",
+            hint="check that it runs and listens at the address in alerts.email.smtp",
         ) from None
     return _delivered(_answers(refused))
 
@@ -282,7 +282,7 @@ def trust(email: Email, *, verified: bool) -> ssl.SSLContext:
     except OSError as error:
         raise DeliveryError(
             f"{email.ca_file} cannot be read: {error.strerror or error}",
-            hint="it holds the certificates to trust, as PEM: alerts.email.ca_file",
+            hint="alerts.email.ca_file must name a PEM file with the CA certificates to trust",
         ) from None
     if not verified:
         context.check_hostname = False
@@ -301,5 +301,5 @@ def read_password(email: Email) -> str:
             hint="alerts.email.password_file names the file; the service must be able to read it",
         ) from None
     if not lines or not lines[0]:
-        raise DeliveryError(f"{file} holds no password", hint="its first line is the password")
+        raise DeliveryError(f"{file} holds no password", hint="write the password into its first line")
     return lines[0]

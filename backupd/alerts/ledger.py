@@ -98,7 +98,7 @@ class Ledger:
             Turn(
                 MessageKind.RECOVERY,
                 self._note(replace(incident, next_reminder=None)),
-                f"it has stayed well since {format_time(incident.closed_at)}",
+                f"no further failure since {format_time(incident.closed_at)}",
             )
             for incident in self._settling()
             if incident.closed_at is not None

@@ -223,7 +223,7 @@ def letter_about(turns: Sequence[Turn], site: Site, now: datetime) -> Letter:
     more = f"and {len(ordered) - SHOWN} more: `backupd alerts` lists them" if len(ordered) > SHOWN else ""
     return Letter(
         f"[backupd] {_word(ordered[0])} {where}: {counted}: {named}",
-        intro=f"Several things at once, so here they are together: {counted}.\n{more}".strip(),
+        intro=f"This message combines {counted}.\n{more}".strip(),
         blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]),
         link=site.page("alerts"),
         footer=site.footer,
@@ -263,8 +263,8 @@ def letter_after_silence(
     ordered = sorted(turns, key=_rank)
     more = f"\nand {len(ordered) - SHOWN} more: `backupd alerts --all` lists them" if len(ordered) > SHOWN else ""
     return Letter(
-        f"[backupd] {_word(ordered[0])} what happened since {since:%H:%M} UTC on {site.host}: {_counted(ordered)}",
-        intro=f"No alerts were sent since {format_time(since)}, because there were too many.{more}",
+        f"[backupd] {_word(ordered[0])} summary since {since:%H:%M} UTC on {site.host}: {_counted(ordered)}",
+        intro=f"No alerts were sent since {format_time(since)}, because the alert limit was reached.{more}",
         blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]),
         link=site.page("alerts"),
         footer=site.footer,
@@ -278,7 +278,10 @@ def letter_of_test(site: Site, now: datetime, by: str) -> Letter:
         intro=f"Test message requested by {by} at {format_time(now)}. backupd sends alerts through this channel.",
         blocks=(
             Block(
-                "Nothing is wrong", "good", "An alert says here what happened.", hint="Here it says what to do next."
+                "Nothing is wrong",
+                "good",
+                "Here an alert describes what happened.",
+                hint="Here it names the next command.",
             ),
         ),
         link=site.page("alerts"),
@@ -309,7 +312,7 @@ def _counted(turns: Sequence[Turn]) -> str:
             [
                 f"{wrong} {'alert' if wrong == 1 else 'alerts'}" if wrong else "",
                 f"{well} recovered" if well else "",
-                f"{left} not watched any more" if left else "",
+                f"{left} no longer monitored" if left else "",
             ],
         )
     )
@@ -340,12 +343,12 @@ def _block(turn: Turn, now: datetime) -> Block:
         enough = f"backupd alerts acknowledge {incident.id}"
         facts.append(("next reminder", f"{format_time(incident.next_reminder)}; to stop reminders: {enough}"))
     if over:
-        said = turn.news or "it is over"
+        said = turn.news or "the incident is closed"
         return Block(
             f"{_word(turn)}: {title_of(incident)}",
             "good" if turn.well else "warning",
             said,
-            detail=f"it was: {incident.message}",
+            detail=f"original alert: {incident.message}",
             facts=tuple(facts),
         )
     return Block(
@@ -444,12 +447,14 @@ def report(
         for one in ordered[:_MOST]
     )
     grids = (
-        [Grid("What can be restored", ("SERVER", "STATUS", "FROM", "UNTIL", "AGE", "LAST PROOF"), rows)] if rows else []
+        [Grid("Recoverable points in time", ("SERVER", "STATUS", "FROM", "UNTIL", "AGE", "LAST PROOF"), rows)]
+        if rows
+        else []
     )
     if incidents:
         grids.append(
             Grid(
-                "What is open",
+                "Open incidents",
                 ("SINCE", "WHAT", "ACKNOWLEDGED BY"),
                 tuple(
                     (_moment(one.opened_at), title_of(one), one.acknowledged_by or "nobody")
@@ -466,7 +471,7 @@ def report(
             )
         )
     if noted:
-        grids.append(Grid("Keep this: what is stored can be compared with it", ("WHAT", "VALUE"), tuple(noted)))
+        grids.append(Grid("Keep this report, to detect a rollback of the stored data", ("WHAT", "VALUE"), tuple(noted)))
     return Letter(
         f"[backupd] {word} report of {site.host}: {len(servers)} servers, {summary}",
         intro=f"{len(servers)} servers: {summary}. {len(incidents)} incidents are open.",

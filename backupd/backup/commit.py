@@ -143,7 +143,7 @@ class Making:
                 raise DestinationError(
                     f"{len(missing)} objects vanished from destination {destination.name} while the backup ran",
                     detail="\n".join(missing[:20]),
-                    hint="run the backup again: what is missing will be stored afresh",
+                    hint="run the backup again: it stores the missing objects",
                 )
         new = {layout.object_key(stored.name) for stored in fanout.new_objects}
         new |= {folder + stored.name for stored in header.side_files}
@@ -233,8 +233,8 @@ class Making:
         header = replace(header, body=described(layout.BODY, sealed_body))
         if body_limit(header) < len(plain):
             raise RefusedError(
-                f"the list of files of backup {spec.backup_id} has {len(plain)} bytes, and would not be "
-                f"read again: {body_limit(header)} are the most",
+                f"the list of files of backup {spec.backup_id} has {len(plain)} bytes, more than the "
+                f"{body_limit(header)} that a restore reads",
                 hint="back up fewer files at once; a file of terabytes of zeros may be the cause",
             )
         contents = {
@@ -276,7 +276,7 @@ def making(spec: BackupSpec, *, parents: Sequence[str] = (), clock: Clock) -> It
         except BaseException as error:
             leftovers = made.discard()
             if leftovers and isinstance(error, BackupdError):
-                error.add_note(f"could not clean up, the next run will: {leftovers[0].message}")
+                error.add_note(f"clean-up failed, the next run repeats it: {leftovers[0].message}")
             raise
 
 

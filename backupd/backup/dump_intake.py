@@ -253,7 +253,7 @@ def _read(file: DumpedFile) -> Iterator[bytes]:
         raise ToolError(
             f"a file of the dump cannot be read: {error.strerror}",
             detail=str(file.path),
-            hint="is the disk of the spool all right? See dmesg",
+            hint="check the disk of the spool (dmesg)",
         ) from error
 
 

@@ -165,7 +165,7 @@ class BlockedCommits:
         return NotOpenedError(
             f"the snapshots could not be opened while commits were blocked for {self._max:g} s at most",
             detail=detail,
-            hint="a long statement or another backup is in the way: SHOW PROCESSLIST names it; take the backup at a "
+            hint="a long statement or another backup blocks them: SHOW PROCESSLIST names it; take the backup at a "
             "quieter time, or raise logical.max_lock in the policy",
         )
 
@@ -189,8 +189,8 @@ class ClearWay:
             while found := _in_the_way(session, self.longer_than, stages=stages):
                 if time.monotonic() >= until:
                     raise BusyError(
-                        f"{len(found)} long-running statements would block the locks that open the snapshots, and "
-                        "everybody else behind those",
+                        f"{len(found)} long-running statements would block the locks that open the snapshots, and all "
+                        "sessions behind them",
                         detail="\n".join(str(one) for one in found[:_TOLD]),
                         hint="wait for them or end them; or choose another time, or logical.long_queries and "
                         "limits.max_pause in the policy",
@@ -258,8 +258,8 @@ class WaitWatch:
     def warnings(self) -> tuple[str, ...]:
         """In words, the statements that waited longer than the bound, and what kept us from looking."""
         told = [
-            f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and "
-            "others behind it"
+            f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and other "
+            "sessions behind it"
             for seconds, one in self._longest.values()
         ]
         more = [f"and {len(told) - _MOST_TOLD} statements more waited"] if len(told) > _MOST_TOLD else []
@@ -283,7 +283,7 @@ class WaitWatch:
                     self._look(session)
         except (ServerError, OSError) as error:
             why = error.detail if isinstance(error, ServerError) else f"its log cannot be written: {error.strerror}"
-            self._trouble = f"who waited for locks of the dump was not watched to its end: {why}"
+            self._trouble = f"the sessions that waited for locks of the dump were not recorded to the end: {why}"
 
     def _look(self, session: Session) -> None:
         now = time.monotonic()
@@ -315,7 +315,7 @@ _REST = 20.0
 _SHORTEST_REST = 2.0
 
 DROPPED = "it was dropped or renamed while the backup ran"
-RENAMED = "it was renamed to {} while the backup ran, and is in it under that name"
+RENAMED = "it was renamed to {} while the backup ran; the backup holds it under that name"
 ALTERED = "its definition was changed while the backup ran"
 SWAPPED = "another table took its name, or it was emptied or rebuilt, while the backup ran"
 
@@ -374,7 +374,7 @@ class TableWatch:
         try:
             self.look(names)
         except ServerError as error:
-            unknown = f"whether it was changed meanwhile is not known: {error.detail or error.message}"
+            unknown = f"cannot determine whether it was changed meanwhile: {error.detail or error.message}"
             return {
                 name: self._found.get(name, unknown)
                 for name in names

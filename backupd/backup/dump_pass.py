@@ -283,7 +283,7 @@ def dump(
                 if one.name not in bad and rows != expected:
                     bad[one.name] = f"{rows} rows were written where the snapshot holds {expected}"
                 if one.name not in bad and rows != told:
-                    bad[one.name] = f"{tool.tool.name} wrote {told} rows of it, and {rows} were found in its files"
+                    bad[one.name] = f"{tool.tool.name} reported {told} rows of it, but its files hold {rows}"
                 if one.name in bad:
                     intake.drop(one.name)
                     if one.name not in changed:
@@ -360,7 +360,7 @@ def _overstayed(settings: PassSettings, seconds: float) -> tuple[str, ...]:
         return ()
     words = (
         f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
-        f"({settings.spec.max_lock:g} s): this program or its machine stood still, or the server was slow to answer"
+        f"({settings.spec.max_lock:g} s): this process or its host was suspended, or the server responded slowly"
     )
     return (words,)
 
@@ -440,7 +440,7 @@ def _verdicts(opened: _Opened, ended: Mapping[int, Exception]) -> dict[TableName
             continue
         verdicts = run.verdicts()
         for one in tables:
-            why = verdicts.get(one.name, f"{tool.tool.name} says nothing of it")
+            why = verdicts.get(one.name, f"{tool.tool.name} did not report it")
             if why is not None:
                 bad[one.name] = why
     return bad

@@ -123,7 +123,9 @@ class HostFiles:
         if not (child.is_symlink() and child.is_dir()):
             return False
         self._put(_member_name(child), child.lstat(), tarfile.SYMTYPE, link=str(child.readlink()))
-        self.notes.append(f"{child} is kept as a link; the folder it leads to is kept only if it is named itself")
+        self.notes.append(
+            f"{child} is kept as a link; the folder that it points to is kept only if config_files names it"
+        )
         return True
 
     def _file(self, path: Path, name: str) -> None:
@@ -146,9 +148,9 @@ class HostFiles:
         self._left_out += 1
         if self._left_out <= NAMED:
             why = (
-                f"{format_size(size)} is more than the {format_size(LARGEST_FILE)} of one file"
+                f"{format_size(size)} exceeds the limit of {format_size(LARGEST_FILE)} per file"
                 if size > LARGEST_FILE
-                else f"with its {format_size(size)} all would be more than {format_size(LARGEST_SUM)}"
+                else f"with its {format_size(size)} the total would exceed {format_size(LARGEST_SUM)}"
             )
             self.warnings.append(f"{path} is not kept: {why}")
             return
@@ -331,7 +333,7 @@ def describe_mounts(info: ServerInfo, variables: Mapping[str, str]) -> tuple[str
         lines.append(
             "Without the doublewrite buffer a power failure leaves half-written pages, on every file system that does\n"
             "not write 16 KiB at once by itself. Where this configuration is restored on another file system than the\n"
-            "one above, take the option out before the first start, or make sure that the new one is as good."
+            "one above, remove the option before the first start, or make sure that the new one is as good."
         )
         if kind not in _WHOLE_PAGES:
             warning = (
@@ -442,8 +444,8 @@ def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Pat
     if here:
         if not process.pid:
             files.notes.append(
-                "the server's process was not found, so its command line is unknown: the option files "
-                "are those of the usual places"
+                "the server's process was not found, so its command line is unknown: the option files are read from "
+                "the default locations"
             )
         with powers_of(user):  # who names these files is the server
             for path in dict.fromkeys(option_files(process, named)):
@@ -459,7 +461,8 @@ def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Pat
         files.warnings += [warning] if warning else []
     else:
         files.notes.append(
-            f"the server runs on {info.hostname}: its files, mounts and packages are not here, only what it answers"
+            f"the server runs on {info.hostname}: its files, mounts and packages are not kept, only what it reports "
+            "over the connection"
         )
         files.warnings += [
             f"{path} is not kept: the server runs on another host, {info.hostname}" for path in config_files

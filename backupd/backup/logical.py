@@ -73,7 +73,7 @@ _SETTINGS = (
 _STEADY = "SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES'"
 _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _BEFORE = "it was dropped before the snapshot was taken"
-_SINCE = "it was made while the backup ran"
+_SINCE = "it was created while the backup ran"
 _TOLD = 20
 
 
@@ -81,7 +81,7 @@ def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> Unk
     asked = [pattern.text for pattern in patterns]
     near = suggestion(asked[0], (table.name.shown for table in tables if not table.is_system))
     return UnknownTableError(
-        f"there is no table to dump: none fits {', '.join(asked)}{near}",
+        f"there is no table to dump: none matches {', '.join(asked)}{near}",
         hint="names are case-sensitive: schema.table, with * for any text; the account sees only "
         "tables on which it has SELECT",
     )
@@ -215,8 +215,8 @@ class _Dumping:
                 raise RefusedError(
                     "there is no table to dump",
                     detail="\n".join(selection.warnings),
-                    hint="look at logical.tables in the policy, and at what the account may see: it "
-                    "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables",
+                    hint="check logical.tables in the policy and the privileges of the account: it needs SELECT, and "
+                    "SHOW VIEW, TRIGGER, EVENT for views, triggers and events",
                 )
         self._known |= {table.name for table in chosen}
         self._context.report(Progress("check", files_total=len(chosen)))
@@ -312,7 +312,7 @@ class _Dumping:
                         name,
                         Outcome.FAILED,
                         engine=self._outcomes[name].engine if name in self._outcomes else "",
-                        reason=f"{before.get(name, _SINCE)}; and could not be dumped by itself: {why}",
+                        reason=f"{before.get(name, _SINCE)}; and could not be dumped separately: {why}",
                     )
                 )
             return None
@@ -322,7 +322,7 @@ class _Dumping:
         if second.position != position:
             count = len(second.good)
             self._warnings += (
-                [f"{count} tables were dumped by themselves after the others, and have a later position"]
+                [f"{count} tables were dumped separately after the others and have a later position"]
                 if count and not nothing_yet
                 else []
             )
@@ -344,7 +344,7 @@ class _Dumping:
             if written is not None:
                 self._by_tool[written.tool] += max(written.bytes, 1)
                 why = (before or {}).get(one.name)
-                notes = [written.note, f"dumped again by itself: {why}" if why else ""]
+                notes = [written.note, f"dumped again, separately: {why}" if why else ""]
                 self._tell(
                     DumpedTable(
                         one.name,
@@ -375,7 +375,7 @@ class _Dumping:
                 ]
         except ServerError as error:
             self._warnings.append(
-                f"whether tables were made while the backup ran is not known: {error.message}: {error.detail}"
+                f"cannot determine whether tables were created while the backup ran: {error.message}: {error.detail}"
             )
             return []
 
@@ -390,7 +390,7 @@ class _Dumping:
             raise ToolError(
                 f"none of {len(failed)} tables could be dumped",
                 detail="\n".join(f"{one.name.shown}: {one.reason}" for one in failed[:_TOLD]),
-                hint="the first reasons tell; nothing was kept of this backup",
+                hint="the detail lists the first reasons; nothing of this backup was stored",
             )
         for one in dumped:
             definition = self._definitions[one.name]

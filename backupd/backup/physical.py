@@ -102,10 +102,10 @@ def slow_destinations(
 def _blamed(load: Load, limit: int | None) -> str:
     if limit is not None and load.rate >= limit * LIMITED:
         return (
-            f"max_upload of destination {load.destination} ({format_size(limit)}/s) held this backup up: "
+            f"max_upload of destination {load.destination} ({format_size(limit)}/s) limited this backup: "
             f"{format_size(load.rate)}/s were sent"
         )
-    return f"destination {load.destination} is slow: it took {format_size(load.rate)}/s"
+    return f"destination {load.destination} is slow: it accepted {format_size(load.rate)}/s"
 
 
 _SHOWN = 20
@@ -144,7 +144,7 @@ def _refuse_imports(session: Session, *, table: int, lsn: int) -> None:
         tables = imported_tables(session, newer_than=table, lsn=lsn)
     except OSError as error:
         raise ToolError(
-            f"a table that was made while the backup ran cannot be read: {error.strerror}",
+            f"a table that was created while the backup ran cannot be read: {error.strerror}",
             detail=str(error.filename),
             hint="backupd must run as a user who may read the datadir",
         ) from error
@@ -250,8 +250,8 @@ def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
     (``repeats``) one that lacks any."""
     if increment and stock.swapped:
         raise TablesChangedError(
-            f"tables took each other's names while the increment was taken: {_shown(map(_table_of, stock.swapped))}",
-            hint="such an increment cannot be prepared: take a full backup",
+            f"tables exchanged their names while the increment was taken: {_shown(map(_table_of, stock.swapped))}",
+            hint="such an increment cannot be prepared: take a full backup (--kind full)",
             as_full=True,
         )
     innodb = [table.name for table in stock.missing if table.engine.lower() == "innodb"]
@@ -259,7 +259,7 @@ def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
         names = innodb or [table.name for table in stock.missing]
         raise TablesChangedError(
             f"the tool left out {_count(len(names))} that the server had at the backup's position: {_shown(names)}",
-            detail="they were dropped and made again, or renamed, while the tool ran",
+            detail="they were dropped and created again, or renamed, while the tool ran",
             hint="take the backup at a time when these tables are not dropped or renamed",
         )
 
@@ -270,8 +270,8 @@ def words_of(stock: Stock) -> tuple[str, ...]:
     if stock.missing:
         names = _shown(table.name for table in stock.missing)
         words.append(
-            f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while"
-            f" it was taken: {names}"
+            f"this backup lacks {_count(len(stock.missing))} that were dropped and created again or renamed while it "
+            f"was taken: {names}"
         )
     if stock.inventory is None:
         words.append(

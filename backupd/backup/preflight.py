@@ -54,9 +54,9 @@ SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""
 FEWEST_INODES = 10_000
 EMPTIED_HINT = (
-    "is its disk mounted? If it was emptied: put repository.json back as `backupd fsck` shows it, then "
-    "`backupd replicate` copies there what other destinations hold; `backupd backups delete ID` forgets "
-    "what none of them has"
+    "check that its disk is mounted. If it was emptied: restore repository.json as `backupd fsck` shows it; `backupd "
+    "replicate` then copies the backups that other destinations hold, and `backupd backups delete ID` removes from the "
+    "catalog those that none of them has"
 )
 """What to do where a destination should hold backups and is bare."""
 USUAL_RATIO = 0.5
@@ -193,8 +193,8 @@ def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
         return
     yield fine(
         "restores",
-        f"{program.name} {program.version} at {program.path} is of the server's series, to start "
-        "restored copies (not probed: a test restore does it)",
+        f"{program.name} {program.version} at {program.path} matches the server's series and starts restored copies "
+        "(not probed: a test restore runs it)",
     )
 
 
@@ -263,7 +263,7 @@ def _key_plugin(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
             "key files",
             f"{spec.server} encrypts with file_key_management, and the configuration names no key "
             "files: no physical backup of it can be restored or proved here",
-            f"name what file_key_management_filename and _filekey of the server say: {SETTING}",
+            f"set the values of the server's file_key_management_filename and _filekey: {SETTING}",
         )
 
 
@@ -273,8 +273,8 @@ def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     for why in missing:
         yield warning(
             "dump tool",
-            f"{why}; {tool.name} writes the rows of tables in its place, which is slower",
-            "install it, in a version that is supported, or name the program under programs: in the configuration",
+            f"{why}; {tool.name} dumps the tables instead, which is slower",
+            "install a supported version, or name the program under programs: in the configuration",
         )
     try:
         with tempfile.TemporaryDirectory(dir=spec.spool if spec.spool.is_dir() else None) as folder:
@@ -285,7 +285,7 @@ def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
             yield warning(
                 "dump tool",
                 f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
-                f"{others[0].tool.name} writes the rows of tables in its place, which is slower: {why}",
+                f"{others[0].tool.name} dumps the tables instead, which is slower: {why}",
                 problem.hint if isinstance(problem, BackupdError) else "",
             )
         else:
@@ -332,8 +332,8 @@ def _decryption(spec: PreflightSpec, ours: set[str], secret: frozenset[str]) -> 
     if ours & secret:
         yield warning(
             "keys",
-            f"the decryption key {', '.join(sorted(ours & secret))} lives in {spec.gnupg_home}, where "
-            "backups are made: whoever takes over this machine can read every backup",
+            f"the decryption key {', '.join(sorted(ours & secret))} is in {spec.gnupg_home}, on the host that takes "
+            "backups: whoever takes over this host can read every backup",
             "keep only public keys there; decryption keys belong where restores run",
         )
     home = spec.restore_gnupg_home
@@ -347,8 +347,8 @@ def _decryption(spec: PreflightSpec, ours: set[str], secret: frozenset[str]) -> 
     if here:
         yield warning(
             "restore keys",
-            f"the decryption key {', '.join(sorted(here))} lives on this machine too ({home}): restores work "
-            "here, and whoever takes over this machine can read every backup",
+            f"the decryption key {', '.join(sorted(here))} is also on this host ({home}): restores work here, but "
+            "whoever takes over this host can read every backup",
             "run restores on another machine if that matters",
         )
     else:
@@ -368,7 +368,7 @@ def _destination(
             if destination.name not in spec.new_destinations:
                 yield error(
                     subject,
-                    "it held backups and is empty or gone now",
+                    "it held backups, and is now empty or missing",
                     EMPTIED_HINT,
                 )
                 return
@@ -388,7 +388,7 @@ def _destination(
     if space.free < max(SMALLEST_FREE, (expected or 0) // 4):
         yield error(subject, f"it is full: {room}{_wanted(expected)}", hint)
     elif space.free_inodes is not None and space.free_inodes < FEWEST_INODES:
-        yield error(subject, f"only {space.free_inodes} files more can be made there", hint)
+        yield error(subject, f"only {space.free_inodes} more files can be created there", hint)
     elif space.free < 2 * (expected or 0):
         yield warning(subject, f"it is nearly full: {room}{_wanted(expected)}", hint)
     else:

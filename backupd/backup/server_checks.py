@@ -46,7 +46,7 @@ def examine_location(session: Session, info: ServerInfo, *, physical: bool = Tru
         return
     if (far := elsewhere(session, info)) is not None:
         yield error(
-            "datadir", far, "run backupd there, or use the server's socket if this is that host under another name"
+            "datadir", far, "run backupd there; if this host has another name, connect through the server's socket"
         )
         return
     yield from _files(info)
@@ -100,14 +100,14 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
     elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
         yield error(
             "server",
-            f"the greeting said version {greeting}, the server says {info.variables['version']}",
+            f"the greeting reports version {greeting}, the server reports {info.variables['version']}",
             hint,
         )
     elif session.connection.host and info.variables.get("port") not in (str(session.connection.port), None):
         yield warning(
             "server",
             f"connected to port {session.connection.port}, but the server listens on "
-            f"{info.variables['port']}: is there a proxy or a forwarded port between?",
+            f"{info.variables['port']}: check for a proxy or a forwarded port between them",
             hint,
         )
 
@@ -176,8 +176,8 @@ def _wanted(info: ServerInfo, datadir: Path) -> Iterator[Path]:
 
 _ENGINES = "engines"
 REMEDY = (
-    "give the policy a logical leg with a schedule of its own: it takes such tables by itself, whatever its "
-    "tables.include and max_size say, unless tables.exclude fits them; or move them to InnoDB: ALTER TABLE ... "
+    "add a logical schedule to the policy: it dumps such tables regardless of tables.include and max_size, unless "
+    "tables.exclude matches them; or move them to InnoDB: ALTER TABLE ... "
     "ENGINE=InnoDB"
 )
 _NO_SNAPSHOTS = ("MyISAM", "Aria")
@@ -207,7 +207,9 @@ def lost_words(engine: str, names: Sequence[TableName]) -> str:
     """In words, of ``engine``: which tables (``names``) are in no backup at all."""
     shown = ", ".join(name.shown for name in names[:_SHOWN])
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"of engine {engine}, which physical backups leave out, {len(names)} tables are in no backup at all: {shown}"
+    return (
+        f"{len(names)} tables of engine {engine} are in no backup, as physical backups leave that engine out: {shown}"
+    )
 
 
 def rocks_words(names: Sequence[TableName]) -> str:
@@ -309,7 +311,7 @@ def examine_binary_log(
     problems = [*_expiry(info.variables, streaming.fulls), *_engines(info.engines)]
     try:
         problems += [
-            warning(BINLOG, sentence, "let whoever does that write to the log again, or take a backup after it")
+            warning(BINLOG, sentence, "make these sessions write to the binary log again, or take a backup after them")
             for sentence in unlogged(session, read_dialect(session))
         ]
     except ServerError as problem:
@@ -333,10 +335,10 @@ def _copies(session: Session, program: BinlogTool, spool: Path | None) -> Findin
     if trial.holds is None:
         return warning(
             BINLOG,
-            f"{named} was to copy the end of the binary log, and did not: {trial.said}",
-            "grant REPLICATION SLAVE ON *.* to the account, and see that the server is reached from here",
+            f"{named} did not copy the end of the binary log: {trial.said}",
+            "grant REPLICATION SLAVE ON *.* to the account, and check that this host can connect to the server",
         )
-    return fine(BINLOG, f"{named} copies the binary log, and holds nothing back")
+    return fine(BINLOG, f"{named} copies the binary log up to its end")
 
 
 def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[Finding]:
@@ -347,16 +349,16 @@ def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[F
     if kept < SHORTEST:
         yield warning(
             BINLOG,
-            f"the server removes its binary log after {_span(kept)}: a stream that stands still for "
-            "longer leaves a gap",
+            f"the server removes its binary log after {_span(kept)}: a stream that is interrupted for longer leaves a "
+            "gap",
             hint,
         )
     elif fulls is not None and kept < fulls:
         yield warning(
             BINLOG,
             f"the server removes its binary log after {_span(kept)}, and full backups are up to "
-            f"{_span(fulls)} apart: what is lost from the archive in between cannot be fetched "
-            "again, and the gap stays until the next full backup",
+            f"{_span(fulls)} apart: binary log that the archive loses in between cannot be fetched again, and the gap "
+            "remains until the next full backup",
             hint,
         )
 
@@ -367,8 +369,8 @@ def _engines(engines: Mapping[str, int]) -> Iterator[Finding]:
         shown = ", ".join(f"{count} of {engine}" for engine, count in sorted(others.items()))
         yield warning(
             BINLOG,
-            f"tables of engines without transactions ({shown}): a statement that failed half way "
-            "has changed rows there, and a replay that stops there differs from the source",
+            f"tables of engines without transactions ({shown}): a statement that failed halfway has changed rows "
+            "there, and a replay that stops there differs from the source",
             "ALTER TABLE ... ENGINE=InnoDB where the application allows",
         )
 

@@ -144,7 +144,7 @@ def _of_origin(info: ServerInfo, last: BackupRecord, tool: PhysicalTool) -> Iter
     if last.server_uuid and info.server_uuid and last.server_uuid != info.server_uuid:
         yield f"this is another server: {last.id} was taken from {last.server_uuid}, this one is {info.server_uuid}"
     if not last.flavour or not last.server_version:
-        yield f"it is not known which server series {last.id} was taken from"
+        yield f"the catalog does not record which server series {last.id} was taken from"
         return
     before = f"{last.flavour} {Version.parse(last.server_version).series}"
     now = f"{info.flavour} {info.version.series}"
@@ -192,7 +192,7 @@ def _of_copies(
             yield f"{where} is known to be damaged"
         found = read(destination, record.server, record.id)
         if found is None:
-            yield f"{where} is gone: there is no manifest"
+            yield f"{where} is missing: there is no manifest"
         elif not isinstance(found.header, Header):
             yield f"{where} is damaged: its manifest cannot be read"
         elif (found.header.kind, found.header.parent, found.header.to_lsn) != (
@@ -200,13 +200,13 @@ def _of_copies(
             record.parent,
             record.to_lsn,
         ):
-            yield f"the manifest of {where} is not what the catalog says of it"
+            yield f"the manifest of {where} differs from the catalog"
         elif found.header.tool != tool.tool.name:
             yield f"{record.id} was taken with {found.header.tool or 'an unknown tool'}, now it is {tool.tool.name}"
         elif set(found.header.recipients) != set(recipients):
             yield f"{record.id} is sealed for other keys than the configuration names now"
         elif not is_whole(destination, record.server, record.id):
-            yield f"{where} is damaged: objects of it are missing or not as long as they were"
+            yield f"{where} is damaged: objects of it are missing or have another size"
 
 
 def _of_history(
@@ -215,7 +215,7 @@ def _of_history(
     """Is the server of the same life as it was, and are its files laid out as they were?"""
     restored = restored_by(Path(info.datadir))
     if restored == UNKNOWN:
-        yield f"it is not known whether the server was restored after backup {last.id}: {MARKER} cannot be read"
+        yield f"cannot determine whether the server was restored after backup {last.id}: {MARKER} cannot be read"
     elif restored != landmarks.restore:
         yield (
             f"the server was restored after backup {last.id} (restore {restored})"
@@ -243,14 +243,14 @@ def _of_tables(session: Session, last: BackupRecord, landmarks: Landmarks) -> It
     """Does a table hold pages that no increment would contain?"""
     if landmarks.table is None or newest_table(session) is None:
         yield (
-            f"which tables were made or imported since {last.id} is not known: a table is or was without its"
+            f"cannot determine which tables were created or imported since {last.id}: a table is or was without its"
             " tablespace (DISCARD TABLESPACE), or the account lacks PROCESS"
         )
         return
     try:
         imported = imported_tables(session, newer_than=landmarks.table, lsn=last.to_lsn)
     except OSError as error:
-        yield f"a table that was made since {last.id} cannot be read: {error.strerror} ({error.filename})"
+        yield f"a table that was created since {last.id} cannot be read: {error.strerror} ({error.filename})"
         return
     if imported:
         named = ", ".join(imported[:5]) + (f" and {len(imported) - 5} more" if len(imported) > 5 else "")

@@ -176,7 +176,7 @@ def backup_arguments(server: ServerSettings, kind: BackupKind, table_set: str, t
     if kind is BackupKind.LOGICAL:
         chosen_tables(server, asked)
     elif table_set or tables:
-        raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
+        raise UsageError("only logical backups can be limited to some tables", hint=f"kind: {BackupKind.LOGICAL}")
     return {name: value for name, value in asked.items() if value}
 
 

@@ -166,7 +166,7 @@ def resolve(
     artefact = collect(connection, probed.info, policy.config_files)
     shared = shared_fields(wiring, server, run, destinations, partial(render_runbook, earlier=decision.chain))
     reason = reason_of(met) or decision.reason
-    full = f"a full backup was taken where an increment was due: {decision.reason}" if decision.reason else ""
+    full = f"a full backup was taken instead of an increment: {decision.reason}" if decision.reason else ""
     warnings = (
         *probed.warnings,
         *shortcomings(tool, probed.info, paths=wiring.settings.programs),
@@ -277,9 +277,8 @@ def take_witness(wiring: Wiring, run: JobRun) -> str:
     )
     if not witness.position.file:
         raise RefusedError(
-            f"{server.name} writes no binary log: no restore comes to the moment that was just read",
-            hint="turn log_bin on, or take witness.schedule out of the policy; full backups have "
-            "witnesses of their own",
+            f"{server.name} writes no binary log: no restore can reach the position of this witness",
+            hint="enable log_bin, or remove witness.schedule from the policy; each full backup has its own witness",
         )
     run.check()
     witness_id = new_id(wiring.clock())

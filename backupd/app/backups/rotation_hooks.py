@@ -80,8 +80,8 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
                     severity=Severity.ERROR,
                     message=f"{server} is not back in rotation: {error.message}",
                     detail=error.detail,
-                    hint=f"the service runs {absence.after} again until it succeeds; bring {server} back by hand if "
-                    "that takes too long",
+                    hint=f"the service runs {absence.after} again until it succeeds; return {server} to rotation by "
+                    "hand if that takes too long",
                     job_id=job_id,
                 ),
             )

@@ -54,7 +54,7 @@ def backup(
     from backupd.cli.progress import reporting
 
     if (table_set or tables) and kind != BackupKind.LOGICAL.word:
-        raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
+        raise typer.BadParameter("only logical backups can be limited to some tables: add --kind logical")
     run.new_catalog = new_catalog
     with reporting() as report:
         record = run.service.foreground.backup(
@@ -74,7 +74,7 @@ def parse_subset(text: str) -> float:
     """``10%`` becomes 0.1. Raises BadParameter."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
     if not match or not 0 < float(match.group(1)) <= 100:
-        raise typer.BadParameter(f"{text!r} is not a share: write 10%")
+        raise typer.BadParameter(f"{text!r} is not a percentage: write 10%")
     return float(match.group(1)) / 100
 
 
@@ -165,7 +165,7 @@ def _show(screen: Screen, one: Replicated) -> None:
         screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} looked at)")
     for damage in one.examined.damages:
         if damage.repaired_from:
-            screen.line(f"  put right from {damage.repaired_from}: {damage}", style="yellow")
+            screen.line(f"  repaired from {damage.repaired_from}: {damage}", style="yellow")
     for name, why in one.declined:
         screen.line(f"  not copied to {one.destination}: {name}: {why}")
     for name, why in one.waiting.items():

@@ -74,7 +74,7 @@ def test_what_cannot_be_taken_is_refused(house: House) -> None:
     assert "it has: money, small" in house.fails("backup", SERVER, "--kind", "logical", "--set", "nix", code=2).all
     assert "--kind logical" in house.fails("backup", SERVER, "--tables", "shop.orders", code=2).all
     mistyped = house.fails("backup", SERVER, "--kind", "logical", "--tables", "shop.ordres", code=2)
-    assert "no table to dump: none fits shop.ordres; did you mean `shop.orders`?" in mistyped.all
+    assert "no table to dump: none matches shop.ordres; did you mean `shop.orders`?" in mistyped.all
     (job,) = house.ok("jobs", SERVER)
     assert job["state"] == "cancelled", "whoever mistyped it was told, and nothing is broken"
     with catalog_of(house) as catalog:

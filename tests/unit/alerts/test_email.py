@@ -84,7 +84,7 @@ def test_a_mail_server_that_drips_its_answer_is_cut_off(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("answer", "permanent"), [("550 spam", True), ("451 later", False), ("552 too big", True)])
 def test_a_refused_mail_is_tried_again_only_when_that_may_help(answer: str, permanent: bool) -> None:
     with mail_server(MailBox(answer=answer)) as box:
-        with pytest.raises(DeliveryError, match="refuses the message") as failure:
+        with pytest.raises(DeliveryError, match="rejected the message") as failure:
             post(settings(box.url))
     assert (failure.value.permanent, answer[:3] in failure.value.detail) == (permanent, True)
 

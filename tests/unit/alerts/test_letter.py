@@ -120,7 +120,7 @@ def test_silence_is_announced_and_what_happened_meanwhile_is_told_afterwards() -
     assert "TOO MANY ALERTS" in before.subject
     assert "2026-11-21T13:00:00Z" in before.as_text()
     after = letter_after_silence([incident(), incident(2, closed_at=until, next_reminder=None)], SITE, until, NOW)
-    assert after.subject_line == "[backupd] ERROR what happened since 12:00 UTC on backup1: 1 alert and 1 recovered"
+    assert after.subject_line == "[backupd] ERROR summary since 12:00 UTC on backup1: 1 alert and 1 recovered"
 
 
 INJECTIONS = (

@@ -113,6 +113,6 @@ def test_no_doublewrite_buffer_is_a_warning_where_half_pages_can_be_written(shar
     info = probe(service(shared_server))
     assert info.hostname == socket.gethostname()
     document, warning = describe_mounts(info, {"innodb_doublewrite": "OFF"})
-    assert "take the option out before the first start" in document
+    assert "remove the option before the first start" in document
     assert "power failure" in warning
     assert describe_mounts(info, {"innodb_doublewrite": "ON"})[1] == ""

@@ -35,7 +35,7 @@ def test_tables_that_no_backup_covers_are_named() -> None:
     ((severity, message),) = findings()
     assert severity == "warning"
     assert message == (
-        "of engine TokuDB, which physical backups leave out, 2 tables are in no backup at all: shop.toku, crm.toku"
+        "2 tables of engine TokuDB are in no backup, as physical backups leave that engine out: shop.toku, crm.toku"
     )
 
 

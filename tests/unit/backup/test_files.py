@@ -122,8 +122,8 @@ def test_too_much_is_left_out_with_a_warning_that_names_it(tmp_path: Path, monke
     assert not {"0big", "3", "9"} & names
     named = [warning.split(" ")[0].rpartition("/")[2] for warning in files.warnings]
     assert named == ["0big", "3", "6"]
-    assert "101 B is more than the 100 B of one file" in files.warnings[0]
-    assert "with its 90 B all would be more than 250 B" in files.warnings[1]
+    assert "101 B exceeds the limit of 100 B per file" in files.warnings[0]
+    assert "with its 90 B the total would exceed 250 B" in files.warnings[1]
 
 
 def test_a_folder_of_data_that_is_named_by_mistake_gives_few_warnings(

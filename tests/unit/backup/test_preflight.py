@@ -121,8 +121,8 @@ def test_everything_wrong_is_told_at_once(spec: PreflightSpec, short_tmp: Path) 
     assert "no.sock" in text
     assert "destination usb" in text
     assert "Read-only file system" in text
-    assert "destination gone: it held backups and is empty or gone now" in text
-    assert any("put repository.json back" in one.hint for one in preflight(bad, now=_now()))
+    assert "destination gone: it held backups, and is now empty or missing" in text
+    assert any("restore repository.json" in one.hint for one in preflight(bad, now=_now()))
     assert "no public key for nobody@example.com" in text
     assert "short key id" in text
     assert "spool: " in text
@@ -230,7 +230,7 @@ def test_tables_of_myrocks_are_said_to_be_in_no_proof() -> None:
     assert "come back only with a restore of the whole server" in finding.message
     assert "shop.r" in finding.message
     (finding,) = examine_coverage(tables, Flavour.PERCONA, "xtrabackup", None)
-    assert "are in no backup at all: shop.r" in finding.message
+    assert "are in no backup, as physical backups leave that engine out: shop.r" in finding.message
 
 
 def hint_of(text: str) -> str:
@@ -266,7 +266,7 @@ def test_the_program_that_will_dump_tables_is_named_and_why_it_is_not_a_faster_o
         if found.subject == "dump tool"
     )
     assert finding.severity is Severity.WARNING
-    assert "cannot dump from this server, and backupd writes the rows of tables in its place" in finding.message
+    assert "cannot dump from this server, and backupd dumps the tables instead" in finding.message
     assert "Unknown system variable" in finding.message
     strange = newmydumper.make(short_tmp / "tool", newmydumper.Knobs(version="0.12.7-3"))
     (finding,) = (
@@ -276,9 +276,9 @@ def test_the_program_that_will_dump_tables_is_named_and_why_it_is_not_a_faster_o
     )
     assert finding.severity is Severity.WARNING
     assert "mydumper 0.12.7 is not supported" in finding.message
-    assert "backupd writes the rows of tables in its place" in finding.message
+    assert "backupd dumps the tables instead" in finding.message
     gone = {"mydumper": str(short_tmp / "none")}
-    assert _warnings(replace(logical, programs=gone)).count("backupd writes the rows of tables in its place") == 1
+    assert _warnings(replace(logical, programs=gone)).count("backupd dumps the tables instead") == 1
 
 
 def test_keys_that_expired_or_will_soon_are_told(spec: PreflightSpec, short_tmp: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_decryption_key_on_this_machine_is_said_aloud(spec: PreflightSpec, key
     text = _warnings(replace(spec, gnupg_home=keys.secret_home))
     assert f"keys: the decryption key {keys.fingerprint} lives in {keys.secret_home}" in text
     text = _warnings(replace(spec, restore_gnupg_home=keys.secret_home))
-    assert f"restore keys: the decryption key {keys.fingerprint} lives on this machine too" in text
+    assert f"restore keys: the decryption key {keys.fingerprint}is also on this host" in text
     text = _warnings(replace(spec, restore_gnupg_home=make_home(spec.spool.parent / "empty")))
     assert "nothing can be restored on this machine" in text
     text = _warnings(replace(spec, restore_gnupg_home=spec.gnupg_home))
@@ -357,7 +357,7 @@ def test_a_log_that_is_kept_for_too_short_a_time_and_tables_without_transactions
         return replace(info, variables={**info.variables, "binlog_expire_logs_seconds": str(seconds)}, engines=engines)
 
     _tool, short = _binlog(spec, kept(3600), timedelta(days=7))
-    assert "after 1h: a stream that stands still for longer leaves a gap" in short.message
+    assert "after 1h: a stream that is interrupted for longer leaves a gap" in short.message
     _tool, apart = _binlog(spec, kept(2 * 86_400), timedelta(days=7))
     assert "full backups are up to 7d apart" in apart.message
     assert [f.severity for f in _binlog(spec, kept(8 * 86_400, InnoDB=3, BLACKHOLE=1), timedelta(days=7))] == [

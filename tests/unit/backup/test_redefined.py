@@ -131,7 +131,7 @@ def test_tables_that_cannot_be_dumped_again_cost_nothing_but_themselves(shelf: S
             "shop.good", "shop.moved", "shop.late", long_queries=1.0, tools=[Meddled(ExactDump(), before=trouble)]
         )
     assert (table(outcome, "shop.good").outcome, table(outcome, "shop.good").rows) == (Outcome.DUMPED, 1)
-    for name, why in (("shop.moved", "definition was changed"), ("shop.late", "made while the backup ran")):
+    for name, why in (("shop.moved", "definition was changed"), ("shop.late", "created while the backup ran")):
         assert table(outcome, name).outcome is Outcome.FAILED
         assert why in table(outcome, name).reason
         assert "ALTER TABLE shop.held" in table(outcome, name).reason

@@ -25,7 +25,8 @@ def test_a_destination_of_five_megabytes_a_second_is_named_with_the_redo_and_the
     found = slow_destinations(speeds(5 * MIB, 2000), seconds=2048, prepare_seconds=754)
     assert found == (
         (
-            "destination nas is slow: it took 5.0 MiB/s where 256.0 MiB/s would keep up with the source (512.0 MiB/s "
+            "destination nas is slow: it accepted 5.0 MiB/s where 256.0 MiB/s would keep up with the source (512.0 "
+            "MiB/s "
             "before compression); the redo log copied meanwhile has 600.0 MiB, and preparing this backup will "
             "take about "
             "12m 34s"
@@ -36,11 +37,11 @@ def test_a_destination_of_five_megabytes_a_second_is_named_with_the_redo_and_the
 def test_a_destination_that_our_own_limit_holds_back_is_not_called_slow() -> None:
     (found,) = slow_destinations(speeds(5 * MIB, 2000), seconds=2048, prepare_seconds=754, limits={"nas": 5 * MIB})
     assert found.startswith(
-        "max_upload of destination nas (5.0 MiB/s) held this backup up: 5.0 MiB/s were sent where "
+        "max_upload of destination nas (5.0 MiB/s) limited this backup: 5.0 MiB/s were sent where "
         "256.0 MiB/s would keep up with the source"
     )
     (found,) = slow_destinations(speeds(5 * MIB, 2000), seconds=2048, prepare_seconds=754, limits={"nas": 50 * MIB})
-    assert found.startswith("destination nas is slow: it took 5.0 MiB/s")
+    assert found.startswith("destination nas is slow: it accepted 5.0 MiB/s")
 
 
 @pytest.mark.parametrize(

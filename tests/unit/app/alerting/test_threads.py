@@ -214,7 +214,7 @@ def test_too_many_mails_within_an_hour_end_with_one_that_says_so_and_one_afterwa
     assert found[place + 1 :] == []
     go(desk, clock, 3600, 60)
     (after,) = subjects(wiring)[place + 1 :]
-    assert "what happened since" in after
+    assert "summary since" in after
     go(desk, clock, 3600, 300)
     assert len(subjects(wiring)) == place + 2
     happen(wiring, server="db7")
@@ -485,7 +485,7 @@ def test_other_channels_get_the_same_words_and_their_urls_are_nowhere(tmp_path: 
     with watcher() as server:
         file.write_text(f"# chats\njson://127.0.0.1:{server.server_address[1]}/hook-s3cret\n")
         with opened(tmp_path, clock, f"alerts: {{channels_file: {file}}}\n") as wiring:
-            with pytest.raises(DeliveryError, match="others than its owner"):
+            with pytest.raises(DeliveryError, match="users other than its owner"):
                 names(wiring.settings)
             file.chmod(0o600)
             desk = AlertNotifier(wiring, Pace(), clock.passing)

@@ -124,7 +124,7 @@ def desk(keys: Keys) -> Iterator[Desk]:
 def test_the_first_increment_is_a_full_backup_and_each_next_one_builds_on_the_newest(desk: Desk) -> None:
     full, first, second = desk.records
     assert (full.kind, full.reason) == (BackupKind.PHYSICAL_FULL, "there is no full backup yet")
-    assert any("a full backup was taken where an increment was due" in text for text in full.warnings)
+    assert any("a full backup was taken instead of an increment" in text for text in full.warnings)
     for parent, child in ((full, first), (first, second)):
         assert (child.kind, child.parent, child.reason) == (INCREMENT, parent.id, "")
         assert (child.from_lsn, child.server_uuid) == (parent.to_lsn, full.server_uuid)
@@ -223,7 +223,7 @@ def test_another_server_tool_or_series_is_noticed(desk: Desk) -> None:
     with desk.recorded(last, tool_version="10.6.1"):
         refused(desk.decide(), "taken with 10.6")
     with desk.recorded(last, flavour="", server_version=""):
-        refused(desk.decide(), "not known which server series")
+        refused(desk.decide(), "does not record which server series")
 
 
 def test_a_server_that_was_restored_or_lost_its_log_is_noticed(desk: Desk) -> None:
