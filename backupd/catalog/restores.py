@@ -105,8 +105,8 @@ class Restores(Rows):
             )
             if busy is not None:
                 raise BusyError(
-                    f"restore {busy} into {record.datadir} waits or runs already",
-                    hint="follow that one, or cancel its job first",
+                    f"restore {busy} into {record.datadir} is queued or running already",
+                    hint="wait for it, or cancel its job first (backupd jobs)",
                 )
             if connection.scalar(select(exists().where(restores.c.id == record.id))):
                 _move(
@@ -328,7 +328,7 @@ class Plans(Rows):
         found = self._record(StoredPlan, select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now))
         if found is None:
             raise NotFoundError(
-                f"there is no plan {plan_id[:80]}, or it has expired", hint="make the plan again, and start that one"
+                f"there is no plan {plan_id[:80]}, or it has expired", hint="request a new plan and start that one"
             )
         return found
 

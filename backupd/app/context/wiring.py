@@ -139,7 +139,9 @@ def catalog_of(settings: Settings, opening: Opening, *, new: bool = False) -> It
         catalog = stack.enter_context(open_catalog(url))
         if opening is Opening.WORKS:
             if new:
-                catalog.events.add(Event(utc_now(), BEGUN, Severity.INFO, "an empty catalog was begun on purpose"))
+                catalog.events.add(
+                    Event(utc_now(), BEGUN, Severity.INFO, "an empty catalog was requested with --new-catalog")
+                )
             elif there and is_bare(catalog):
                 _refuse_bare(settings)
         yield catalog
@@ -157,8 +159,8 @@ def absent_hint(settings: Settings) -> str:
     """What to do about a catalog that is not there."""
     places = " or ".join(sorted(settings.destinations)) or "DESTINATION"
     return (
-        f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; of backups that "
-        f"are stored already `backupd catalog rebuild --from {places}` makes one"
+        f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; if backups are "
+        f"stored already, `backupd catalog rebuild --from {places}` rebuilds it"
     )
 
 
@@ -190,8 +192,8 @@ def _refuse_bare(settings: Settings) -> None:
         raise RefusedError(
             f"destination {name} holds {count} backup{'s' if count > 1 else ''} of {servers}, and the catalog "
             f"{catalog_name(settings.catalog)} knows none",
-            hint=f"is `catalog:` in {settings.file} right? `backupd catalog rebuild --from {name}` takes them in; to "
-            "begin an empty catalog beside them: --new-catalog",
+            hint=f"is `catalog:` in {settings.file} right? `backupd catalog rebuild --from {name}` imports them; to "
+            "create an empty catalog anyway: --new-catalog",
         )
 
 
@@ -355,7 +357,7 @@ class Wiring:
         if wait:
             with self.locked(
                 "removal",
-                f"another process has been removing backups for {REMOVAL_SECONDS:g} seconds",
+                f"another process has held the removal lock for {REMOVAL_SECONDS:g} seconds",
                 wait=REMOVAL_SECONDS,
             ):
                 yield True

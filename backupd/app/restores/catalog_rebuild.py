@@ -218,7 +218,7 @@ class _Rebuild:
         there = {info.key: info.size for info in self._destination.list(folder)}
         for item in header.side_files:
             if there.get(folder + item.name) != item.size:
-                return f"its {item.name} is missing, or not in its size"
+                return f"its {item.name} is missing or has another size"
         if opened:
             return ""
         try:
@@ -378,7 +378,7 @@ def _opened(wiring: Wiring, destination: Destination, key: str, file: Path) -> I
     try:
         catalog = open_catalog(f"sqlite:///{file}")
     except CatalogError as error:
-        raise DamagedError("it is no catalog of ours", [error.message]) from error
+        raise DamagedError("it is not a catalog of backupd", [error.message]) from error
     with catalog:
         try:
             wrong = catalog.integrity()
@@ -438,7 +438,7 @@ class Succession:
             error = TamperedError(
                 f"{self._name}: {key} is not what was stored",
                 [f"{self._name}: {key}: {why}"],
-                hint="another destination may have the true one: backupd catalog rebuild --into-existing --from NAME",
+                hint="another destination may hold the original: backupd catalog rebuild --into-existing --from NAME",
             )
             report_tampering(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
             self.altered[record.id] = error.detail

@@ -145,7 +145,7 @@ class _Server(_Restore):
         super().__init__(wiring, request, run, waiting)
         if request.mode not in WHOLE_MODES:
             raise RefusedError(
-                f"mode {request.mode} is not known to this version", hint=f"use one of {', '.join(WHOLE_MODES)}"
+                f"this version does not support mode {request.mode}", hint=f"use one of {', '.join(WHOLE_MODES)}"
             )
         self.base = self.chosen = foresee(wiring, request, waiting.backup_id if waiting is not None else None)
         wiring.settings.needs_restore()
@@ -248,7 +248,7 @@ class _Tables(_Restore):
         """Where what was fetched is damaged or out of reach, the other way may do."""
         if isinstance(error, DamagedError | DestinationError) and self._wanted.source is None:
             other = Source.PHYSICAL if self._plan.chosen.way is Source.LOGICAL else Source.LOGICAL
-            error.hint = "; ".join(filter(None, (error.hint, f"or take the other way: --from {other}")))
+            error.hint = "; ".join(filter(None, (error.hint, f"or use the other kind of backup: --from {other}")))
 
     def end(self) -> list[str]:
         """Remove what earlier attempts at the same tables left; gives what could not be removed."""
@@ -300,7 +300,7 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     configured one answers."""
     connection = wiring.settings.server(server_name).restore_connection()
     refuse_stranger(
-        wiring, server_name, connection, "what is on it is not the remains of a restore into the configured server"
+        wiring, server_name, connection, "backupd drops no schemas on a server other than the configured one"
     )
     found = stagings(connection)
     wanted = [
@@ -312,7 +312,7 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
         near = suggestion(drop, [one.restore_id for one in found])
         raise UnknownNameError(
             f"restore {drop} left nothing on {server_name}{near}",
-            hint=f"`backupd leftovers {server_name}` lists what there is",
+            hint=f"`backupd leftovers {server_name}` lists the leftovers",
         )
     told = []
     for one in found:
@@ -337,7 +337,7 @@ def refuse_unconfirmed(request: RestoreRequest, confirm: str | None, *, asked: b
         return
     if confirm is not None and confirm != into:
         raise RefusedError(
-            f"--confirm {confirm} is not the server that gets the tables, which is {into}",
+            f"--confirm {confirm} does not match the target server {into}",
             hint=f"check the name; to replace tables of {into} give --confirm {into}",
         )
     if confirm is None and not asked:
@@ -386,7 +386,7 @@ def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreReco
             if one.restore_id in over and not one.active:
                 drop_staging(into, one.schemas)
     except BackupdError as error:
-        return [f"remains of earlier attempts could not be removed: {error.message}"]
+        return [f"leftovers of earlier attempts could not be removed: {error.message}"]
     return []
 
 

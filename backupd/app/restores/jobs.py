@@ -50,7 +50,7 @@ class PlanChangedError(RefusedError):
     problem_type = "plan-changed"
 
     def __init__(self, message: str, plan: StoredPlan, *, detail: str = "") -> None:
-        super().__init__(message, detail=detail, hint=f"review the new plan, {plan.id}, and start that one")
+        super().__init__(message, detail=detail, hint=f"review the new plan {plan.id}, then start it")
         self.plan = plan
 
 
@@ -111,7 +111,7 @@ def perform_restore(wiring: Wiring, run: JobRun) -> Result:
             raise RefusedError(
                 "the restore would differ from the plan that was started",
                 detail=other,
-                hint="make the plan again, and start that one",
+                hint="request a new plan and start that one",
             )
 
     if waiting is not None:
@@ -179,9 +179,7 @@ def _refuse_unconfirmed(request: RestoreRequest, confirm: str | None) -> None:
             f"the restore writes into the running server {request.into} and needs a confirmation", request.into
         )
     if confirm != request.into:
-        raise UnconfirmedError(
-            f"{confirm[:80]} is not the server that gets the tables, which is {request.into}", request.into
-        )
+        raise UnconfirmedError(f"{confirm[:80]} does not match the target server {request.into}", request.into)
 
 
 def _queue(
@@ -191,7 +189,9 @@ def _queue(
     wiring.catalog.restores.settle(now)
     earlier = earlier_attempt(wiring, request, chosen)
     if earlier is not None and (ending := view(wiring, earlier).job) is not None and ending.state is JobState.RUNNING:
-        raise BusyError(f"the attempt before, job {ending.id}, is about to end", hint="ask again in a few seconds")
+        raise BusyError(
+            f"the previous attempt, job {ending.id}, is still ending", hint="repeat the request in a few seconds"
+        )
     refuse_shared(wiring, request)
     restore_id = earlier.id if earlier is not None else new_id(now)
     arguments = {"restore": restore_id, "target": request.target}

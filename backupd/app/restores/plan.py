@@ -152,10 +152,10 @@ def _replayable(
                 return _replayable(
                     wiring, server, other, replace(options, accept_inexact=False), tuple, narrowed=narrowed
                 )
-    except (ConfigurationError, KeyUnusableError) as error:
+    except (ConfigurationError, KeyUnusableError):
         unseen = (
-            "whether statements use temporary tables from before the backup, or make files outside of the data "
-            f"directory, could not be checked: {error.message}"
+            "could not check whether statements use temporary tables from before the backup or create files outside "
+            "the data directory: {error.message}"
         )
         return replace(found, warnings=(*found.warnings, unseen))
     if impossible is not None:
@@ -229,6 +229,6 @@ def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sour
 def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
     names = {copy.destination for record in records for copy in record.copies}
     return tuple(
-        f"destination {name} is no longer configured, so what it holds is not read"
+        f"destination {name} is no longer configured, so its copies are not used"
         for name in sorted(names - set(wiring.settings.destinations))
     )

@@ -96,7 +96,7 @@ class TableOptions:
         except UsageError as error:
             problems.append(f"{error.message} ({error.hint})")
         if not tables:
-            problems.append("no table is named")
+            problems.append("no tables given")
         if problems:
             raise UsageError(
                 "these tables cannot be restored",
@@ -209,7 +209,7 @@ class RestoreRequest:
         apart, whose = (_OF_WHOLE, "a whole server") if self.of_tables else (_OF_TABLES, "tables")
         found = [f"{name(one)}: only for {whose}" for one in given if one in apart]
         if self.of_tables and not self.tables:
-            found.append(f"{name('tables')}: no table is named")
+            found.append(f"{name('tables')}: no tables given")
         if self.into and self.sql:
             found.append(f"{name('sql')}: not together with {name('into')}")
         if self.sql and (live := [name(one) for one in given if one in _OF_LIVE]):
@@ -225,7 +225,7 @@ class RestoreRequest:
             )
         if self.of_tables and not (self.into or self.sql):
             raise UsageError(
-                f"where to? The tables need either {name('into')} or {name('sql')}",
+                f"no target given: tables need either {name('into')} or {name('sql')}",
                 hint="into: the name of a running server; sql: a new folder for files",
             )
 

@@ -94,7 +94,7 @@ def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
     except OSError as error:
         raise RefusedError(
             f"the configuration cannot be written to {out}: {error.strerror}",
-            hint="name an empty folder of yours, with room",
+            hint="name an empty folder that you can write to, with enough free space",
         ) from error
     return Contents(backup_id, members, written, left_out)
 
@@ -108,8 +108,8 @@ def _opened(wiring: Wiring, backup_id: str) -> bytes:
             header = load_header(destination, record.server, record.id)
             if header.config is None:
                 raise NotFoundError(
-                    f"no configuration was kept with backup {backup_id}",
-                    hint="backups of this version keep it: choose a newer one",
+                    f"no server configuration was stored with backup {backup_id}",
+                    hint="choose a newer backup: this version stores it with each backup",
                 )
             return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
         except KeyUnusableError:
@@ -127,7 +127,7 @@ def _members(raw: bytes, backup_id: str) -> list[tuple[Member, bytes]]:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             for info in tar:
                 if info.size < 0:  # the next member would be this one again, for ever
-                    raise tarfile.ReadError(f"{info.name} has less than no bytes")
+                    raise tarfile.ReadError(f"{info.name} has a negative size")
                 member = member_of(info)
                 file = tar.extractfile(info) if member.kind == "file" else None
                 found.append((member, file.read() if file else b""))

@@ -41,7 +41,7 @@ from restore.tables.source import part_of_dump
 _NAMED = 3
 """Tables that are needed besides, of which the reason is told."""
 _INNODB = ".ibd"
-_DOUBTFUL = "CREATE ... IF NOT EXISTS made it unless it was there before, and the backup does not tell whether it was"
+_DOUBTFUL = "CREATE ... IF NOT EXISTS created it unless it existed, and the backup does not record whether it did"
 _MOST_TRIES = 8
 """Logical backups that are looked at for tables which the newer ones do not hold."""
 
@@ -91,7 +91,10 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableOptio
         f"{name.shown} is not in backup {made.base.backup_id}, and is left out: {why}"
         for name, why in way.missing.items()
     ]
-    warnings += [f"only another way has {name.shown}" for name in sorted(names - set(way.wanted))]
+    warnings += [
+        f"only the other kind of backup holds {name.shown} (--from logical or physical)"
+        for name in sorted(names - set(way.wanted))
+    ]
     return _with_thaw(wiring, replace(made, goals=found, warnings=(*made.warnings, *warnings)), way, wanted), way
 
 
@@ -137,7 +140,7 @@ def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> No
             raise NotFoundError(
                 f"backup {loaded.header.backup_id} holds no rows of {pattern.table.shown}: a clone has those of InnoDB "
                 "only",
-                hint="take it out of a logical backup",
+                hint="restore it from a logical backup",
             )
 
 
@@ -148,8 +151,8 @@ def _without_files(
     Raises NotFoundError where a pattern fits nothing else."""
     listed = loaded.body.facts.inventory or ()
     found = {
-        table.name: f"it is of engine {table.engine or 'unknown'} and has no file of its own there, so it comes "
-        "back only with the whole server"
+        table.name: f"it is of engine {table.engine or 'unknown'} and has no file of its own there, so only a restore "
+        "of the whole server brings it back"
         for table in listed
         if table.name not in there and fits_any(table.name, patterns)
     }
@@ -157,8 +160,9 @@ def _without_files(
         only = next((name for name in found if pattern.fits(name)), None)
         if only is not None and not any(map(pattern.fits, there)):
             raise NotFoundError(
-                f"{only.shown} cannot be taken out of backup {loaded.header.backup_id} alone: {found[only]}",
-                hint="take it out of a logical backup (--from logical), or restore the whole server beside this one "
+                f"{only.shown} cannot be restored separately from backup {loaded.header.backup_id} alone: "
+                f"{found[only]}",
+                hint="restore it from a logical backup (--from logical), or restore the whole server beside this one "
                 "(--datadir DIR)",
             )
     return found
@@ -190,9 +194,9 @@ class _Search:
         newest = max(self.wiring.catalog.backups.list(self.server), key=lambda one: one.finished_at, default=None)
         if newest is not None and (why := not_rolled(newest)) and not self.target.startswith("backup:"):
             raise RefusedError(
-                f"tables of {newest.flavour} {newest.server_version} are restored out of a named backup only",
+                f"tables of {newest.flavour} {newest.server_version} can be restored only from a named backup",
                 detail=why,
-                hint=f"name the backup, and write them as SQL files: --to backup:{newest.id} --sql FOLDER",
+                hint=f"name the backup and write SQL files: --to backup:{newest.id} --sql FOLDER",
             )
 
     def _plan(self, dumps: frozenset[str] | None) -> Plan:
@@ -259,7 +263,7 @@ class _Search:
     def _dumped(self, base: Plan, loaded: Loaded, said: Sequence[str]) -> Way:
         facts = loaded.body.facts
         if facts.dump is None:
-            raise NotFoundError(f"backup {base.backup_id} is no logical one")
+            raise NotFoundError(f"backup {base.backup_id} is not a logical backup")
         if base.replay is not None and (names := facts.dump.settings.get(PREPARED_XA)):
             raise RefusedError(
                 f"backup {base.backup_id} cannot be rolled forward: XA transactions were prepared at its position, "
@@ -318,7 +322,7 @@ class _Search:
         if asked and not kin.inseparable:
             raise NotFoundError(
                 f"backup {base.backup_id} does not hold {asked[0].shown}: {_DOUBTFUL}",
-                hint="take another backup, from before or after that statement (--to backup:ID)",
+                hint="choose a backup from before or after that statement (--to backup:ID)",
             )
         for pattern in self.wanted.tables:
             # Where a statement is known in part only, so is what came of the tables that it names.
@@ -331,10 +335,10 @@ class _Search:
                 hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
                 f"backup:{base.backup_id}",
             )
-        remarks = [f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items()]
+        remarks = [f"{name.shown} is also required: {why}" for name, why in kin.reasons.items()]
         if len(remarks) > _NAMED:
             more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
-            remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
+            remarks = [*remarks[:_NAMED], f"{len(kin.reasons) - _NAMED} more tables are also required: {more}"]
         return _Resolved(
             tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks), doubtful
         )
@@ -350,7 +354,7 @@ class _Search:
                 if one.state and not dialect.filters_xa:
                     raise RefusedError(
                         "single tables cannot be rolled forward over XA transactions on this server",
-                        detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",
+                        detail=f"{one.gtid or f'byte {one.start}'} of {format_time(one.at)} is one",
                         hint="restore the whole server beside it (--datadir DIR --start) and copy the tables, or "
                         "choose a target without a replay, or one before that transaction",
                     )
@@ -364,10 +368,10 @@ def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[
         now = kin.gone[only]
         fate = f"it was renamed to {now.shown}" if now else "it was dropped"
         return NotFoundError(
-            f"{only.shown} is not there at the target: {fate} after backup {base.backup_id}",
+            f"{only.shown} does not exist at the target: {fate} after backup {base.backup_id}",
             hint=f"name {now.shown}, or an earlier target"
             if now
-            else "`backupd binlog search SERVER --kind drop` finds when; restore to before that",
+            else "`backupd binlog search SERVER --kind drop` finds the time; restore to a target before it",
         )
     return no_table(str(pattern), known, base.backup_id)
 

@@ -216,6 +216,6 @@ def _replay_checks(rolled: RolledForward | None) -> list[Check]:
     if rolled is None:
         return []
     place = f"{rolled.stop.file}:{rolled.stop.pos}" + (f" (GTID {rolled.stop.gtids})" if rolled.stop.gtids else "")
-    events = f"; events given back their state: {', '.join(rolled.events)}" if rolled.events else ""
+    events = f"; state restored of the events {', '.join(rolled.events)}" if rolled.events else ""
     remarks = f"; {'; '.join(rolled.remarks)}" if rolled.remarks else ""
     return [Check(REPLAYED, PASSED, f"{rolled.transactions} transactions to {place}{events}{remarks}")]

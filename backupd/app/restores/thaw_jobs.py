@@ -88,7 +88,7 @@ def begin(
         state=JobState.WAITING,
         started_at=now,
         not_before=now + OURS,
-        message="begins to ask for what is archived",
+        message="starts to request the archived objects",
     )
     wiring.catalog.thaws.begin(
         job,
@@ -118,7 +118,7 @@ def _lengthened(wiring: Wiring, job: JobRecord, days: int) -> JobRecord:
     catalog.jobs.go_on_waiting(
         job.id,
         wiring.clock(),
-        f"what comes is to stay for {days} days",
+        f"thawed copies stay readable for {days} days",
         arguments={**job.arguments, "days": days, "longer": True},
     )
     return catalog.jobs.get(job.id)
@@ -130,11 +130,11 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
     job = wiring.catalog.jobs.get(job_id)
     if job.kind != JobKind.THAW or job.state is not JobState.WAITING:
         raise RefusedError(
-            f"job {job_id} is no thaw that waits: it is a {job.kind}, {job.state}", hint="`backupd thaw` lists them"
+            f"job {job_id} is not a waiting thaw: it is a {job.kind}, {job.state}", hint="`backupd thaw` lists them"
         )
     if not faster(tier, job.arguments["tier"]):
         raise RefusedError(
-            f"{tier} is not faster than {job.arguments['tier']}, which was asked for",
+            f"{tier} is not faster than {job.arguments['tier']}, which was requested",
             hint="a thaw can only be raised to a faster tier; the requested tier is charged in any case",
         )
     retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
@@ -146,7 +146,7 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
             hint="see archive.prices in the configuration for the tiers that there are",
         )
     count = wiring.catalog.thaws.raise_tier(job_id, tier, {**job.arguments, "tier": tier})
-    wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are asked for again, {tier}")
+    wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are requested again, {tier}")
     say_of(job, "thaw-raised", f"{count} objects, {tier}")
     return wiring.catalog.jobs.get(job_id)
 
@@ -168,7 +168,7 @@ def advance(wiring: Wiring, job_id: str) -> JobRecord:
             job.id,
             wiring.clock() + TROUBLE,
             f"waits: {error.message}",
-            hint=error.hint or "it is asked again in a few minutes",
+            hint=error.hint or "backupd repeats the request in a few minutes",
         )
         say_of(job, "thaw-trouble", str(error))
         return wiring.catalog.jobs.get(job.id)
@@ -276,7 +276,7 @@ class _Look:
         refused = DestinationError(
             f"destination {self._archive.name} refused tier {self._job.arguments['tier']} for {self._slow} objects, "
             "because their thaw is already in progress",
-            hint="what was expected before still is: backupd thaw",
+            hint="the previous estimate still applies: backupd thaw",
         )
         _warn(self._wiring, self._job, NOT_RAISED, refused)
 
@@ -322,7 +322,7 @@ def _archive(wiring: Wiring, name: str) -> ArchiveDestination:
     if found is None:
         raise RefusedError(
             f"destination {name} no longer has archive classes",
-            hint="cancel the thaw (backupd jobs cancel ID); what is there can be read as it is",
+            hint="cancel the thaw (backupd jobs cancel ID); its objects can be read without a thaw",
         )
     return found
 
@@ -358,7 +358,7 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
             "note": "",
             "seconds_left": left,
         }
-        late = "" if expected is None or expected >= now else "; it is later than expected"
+        late = "" if expected is None or expected >= now else "; this is later than expected"
         by = f", the rest by {format_time(expected)}" if expected is not None else ""
         if expected is not None and expected + _LATE <= now:
             _report_late(wiring, job, expected, f"{ready} of {objects} objects can be read")
@@ -366,7 +366,7 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
             job.id,
             next_look(now, expected, least=LEAST, most=MOST),
             f"waits for the archive: {ready} of {objects} objects can be read{by}{late}",
-            hint=f"faster, for more: backupd thaw --raise {job.id} --tier TIER",
+            hint=f"to speed it up at a higher price: backupd thaw --raise {job.id} --tier TIER",
             progress=progress,
         )
         return wiring.catalog.jobs.get(job.id)
@@ -383,9 +383,7 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
                 error=BackupdError(
                     f"{failed} of {objects} archived objects cannot be thawed",
                     detail="\n".join(lines),
-                    hint=(
-                        "what could be thawed can be read; `backupd verify` and `backupd fsck` look for what is missing"
-                    ),
+                    hint=("the other objects can be read; to find missing objects: backupd verify, backupd fsck"),
                 ),
             )
         message = f"{objects} archived objects ({format_size(size)}) can be read" + (
@@ -408,8 +406,8 @@ def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str
         return
     late = DestinationError(
         f"the thaw is late: {stands}, and the rest was expected by {format_time(expected)}",
-        hint=f"it goes on waiting: backupd thaw. Ask whoever runs the destination, or make it faster, for more: "
-        f"backupd thaw --raise {job.id} --tier TIER",
+        hint="backupd keeps waiting. Ask the operator of the destination, or make it to speed it up at a "
+        f"higher price: backupd thaw --raise {job.id} --tier TIER",
     )
     _warn(wiring, job, LATE, late)
 
@@ -426,7 +424,7 @@ def _event(wiring: Wiring, job: JobRecord, kind: str, what: BackupdError, severi
 def refuse_stopped(job: JobRecord) -> None:
     """Raises CancelledError or DestinationError when nothing more comes of a thaw."""
     if job.state is JobState.CANCELLED:
-        raise CancelledError(f"the thaw {job.id} was cancelled", hint="repeat the command to ask for the rest")
+        raise CancelledError(f"the thaw {job.id} was cancelled", hint="repeat the command to request the rest")
     if job.state is JobState.FAILED:
         raise DestinationError(job.message, detail=job.detail, hint=job.hint)
 

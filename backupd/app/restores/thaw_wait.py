@@ -53,9 +53,7 @@ def with_thaw(
     objects = (*backups, *survey.of_logs())
     warnings = [*chosen.warnings, *dict.fromkeys(survey.warnings)]
     if survey.until is not None and survey.until < wiring.clock() + timedelta(seconds=2 * chosen.seconds) + _SOON:
-        warnings.append(
-            f"thawed copies go away again from {format_time(survey.until)} on; thawing them again keeps them"
-        )
+        warnings.append(f"thawed copies expire from {format_time(survey.until)} on; another thaw extends that")
     made = replace(
         chosen,
         destinations=order,
@@ -97,8 +95,8 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
         f"{thaw.places}: they have to be thawed first",
         detail="\n".join(offers),
         hint=hint
-        or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or say --thaw TIER here, which "
-        "begins with what is there first",
+        or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or add --thaw TIER to this command, which "
+        "fetches the readable objects first",
     )
 
 
@@ -153,7 +151,8 @@ class _Survey:
         warm, cold = self._copies(name for name in chosen.destinations if name not in damaged)
         if warm and cold:
             self.warnings.append(
-                f"the copy at {', '.join(cold)} would have to be thawed; it is read only for what others lack"
+                f"the copy at {', '.join(cold)} would have to be thawed; it is read only for objects that the others "
+                "lack"
             )
         return _best_first(chosen.destinations, warm, cold)
 
@@ -241,7 +240,7 @@ class _Survey:
             try:
                 destination = self._wiring.destination(name)
                 if not destination.is_initialised():
-                    raise RefusedError("it is no repository (is it mounted?)")
+                    raise RefusedError("it is not a repository: check that it is mounted")
                 self._archives[name] = self._as_archive(destination)
             except BackupdError as error:
                 self._silent.add(name)
@@ -349,7 +348,7 @@ class JobThawWait(ThawWait):
             if cancelled():
                 raise CancelledError(
                     "the restore was cancelled while it waited for an archive",
-                    hint=f"the thaw goes on (job {job_id}); the same command joins it",
+                    hint=f"the thaw continues (job {job_id}); repeat the command to wait for it",
                 )
             time.sleep(STEP)
 

@@ -69,7 +69,7 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
                 RunDecision(
                     run,
                     keep=True,
-                    reason=f"the place of {unsure.id} in the binary logs is not certain, so it may need it",
+                    reason=f"the binary log position of {unsure.id} is uncertain, so a replay from it may need them",
                 )
             )
         elif run.last < first:
@@ -94,15 +94,15 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
 def _gone(reason: str, first: int) -> str:
     if first == NOTHING:
         return reason
-    return f"no backup that stays needs what is before file {first}: {reason}"
+    return f"no remaining backup needs files before {first}: {reason}"
 
 
 def _by_time(run: BinlogRun, needing: Sequence[Stored]) -> RunDecision:
     base = min(needing, key=lambda backup: (backup.started_at, backup.id))
     since = f"{base.id}, which began at {format_time(base.started_at)}"
     if run.last_at >= base.started_at:
-        return RunDecision(run, keep=True, reason=f"it is needed to go on from {since}")
-    return RunDecision(run, keep=False, reason=f"it ended before {since}, the oldest backup to go on from")
+        return RunDecision(run, keep=True, reason=f"it is needed for a replay from {since}")
+    return RunDecision(run, keep=False, reason=f"it ended before {since}, the oldest backup that a replay starts from")
 
 
 class First(NamedTuple):
@@ -123,11 +123,11 @@ def first_files(needing: Sequence[Stored], branches: Sequence[Branch]) -> Mappin
         ]
         if numbers:
             number, backup_id = min(numbers)
-            found[branch.id] = First(number, f"it is needed to go on from {backup_id}")
+            found[branch.id] = First(number, f"it is needed for a replay from {backup_id}")
         elif branch is branches[-1]:
             found[branch.id] = First(0, "the server is on this branch, and no backup here begins on it yet")
         else:
-            found[branch.id] = First(NOTHING, "no backup that stays lies on this branch or on one that it came from")
+            found[branch.id] = First(NOTHING, "no remaining backup is on this branch or on one that it forked from")
     return found
 
 
@@ -337,7 +337,7 @@ class _Solution:
                     f"it was taken from a different server ({backup.lineage}) under this name: retention does not "
                     "apply to it"
                     if backup.lineage
-                    else "nothing shows that this installation took it: no rule is for it before `backupd catalog "
+                    else "nothing shows that this installation took it: no rule applies to it before `backupd catalog "
                     f"adopt {backup.id}`",
                 )
         for backups in self._families:
@@ -459,17 +459,17 @@ class _Solution:
     def _complain(self) -> None:
         future = [b.id for b in self._backups if b.finished_at > self._now]
         if future:
-            self._warnings.append(f"{_named(future)} ended in the future: was this host's clock set back?")
+            self._warnings.append(f"{_named(future)} ended in the future: check the clock of this host")
         broken = [b.id for b in self._backups if self._problems[b.id] and not b.marked]
         if broken and self._has_rules:
             self._warnings.append(
-                f"{_named(broken)} cannot be restored from here and count for no rule: {self._problems[broken[0]]}"
+                f"{_named(broken)} cannot be restored from here and no rule counts them: {self._problems[broken[0]]}"
             )
         for backup in self._backups:
             if backup.marked and backup.id in self._grounds and not self._view.hold:
                 self._warnings.append(
                     f"{backup.id} is marked deleted here, but {self._grounds[backup.id][0].text}; "
-                    f"backupd backups undelete {backup.id} takes the mark away"
+                    f"backupd backups undelete {backup.id} removes the mark"
                 )
 
     def _why_not(self, backup: Stored) -> tuple[str, ...]:
@@ -477,7 +477,7 @@ class _Solution:
             return ("it is marked deleted here already",)
         problem = self._problems[backup.id]
         if problem:
-            return (f"{problem}, so it counts for no rule, and a newer restorable backup is here",)
+            return (f"{problem}, so no rule counts it, and a newer restorable backup is here",)
         early = self._early(backup)
         return (*(rule.denied(backup) for rule in self._rules), *([early] if early else []))
 
@@ -536,7 +536,7 @@ def _own_problem(backup: Stored) -> str:
         return "it is marked deleted here"
     if not backup.usable:
         return "this copy is damaged"
-    return "no restore of it is expected to work" if backup.doubtful else ""
+    return "a restore of it is expected to fail" if backup.doubtful else ""
 
 
 def _words(name: str, obstacle: Obstacle | None, by_id: Mapping[str, Stored]) -> str:

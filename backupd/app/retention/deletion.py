@@ -106,8 +106,8 @@ def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
     for name in gone:
         _forget_copy(wiring, name, record.id)
     return [
-        f"{record.id}: its copy at {name} was forgotten, since {name} is no longer configured; files that are "
-        f"still there stay, and the backup comes back when {name} is configured again"
+        f"{record.id}: its copy at {name} was removed from the catalog, since {name} is no longer configured; files "
+        f"there stay, and the backup reappears when {name} is configured again"
         for name in gone
     ]
 
@@ -350,7 +350,7 @@ def _refusal(victims: Sequence[BackupRecord], kept: Kept, needed_by: Mapping[str
         if (victim.server, victim.id) in kept.backups:
             return RefusedError(
                 f"backup {victim.id} is kept on purpose",
-                hint=f"`backupd backups keep {victim.id} --release` takes that back",
+                hint=f"`backupd backups keep {victim.id} --release` releases it",
             )
         if victim.foreign:
             return RefusedError(
@@ -485,7 +485,7 @@ def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
 
 MISSING_HINT = (
     "backupd removes no objects at this destination until the backups are present. Mount or move back the missing "
-    "folder; to copy them from another destination: backupd verify; to drop a lost backup from the catalog: backupd "
+    "folder; to copy them from another destination: backupd verify; to remove a lost backup from the catalog: backupd "
     "backups delete ID"
 )
 
@@ -501,8 +501,8 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             f"destination {name} refused to delete {swept.locked} files",
             swept.lock,
             "no data is lost; backupd retries at each removal. "
-            + (swept.missing_rights or "Object locks and legal holds end, or are taken back by who set them"),
-            f"destination {name} deletes everything that is due again",
+            + (swept.missing_rights or "Object locks expire; legal holds must be removed by whoever set them"),
+            f"destination {name} deletes all due files again",
         ),
         (
             OVER_LIMIT,

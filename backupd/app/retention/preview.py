@@ -144,7 +144,7 @@ class Stock:
         settings = self.wiring.settings
         zone = settings.configuration.timezone
         if self.server not in settings.servers:
-            return None, zone, f"server {self.server} is no longer configured, so what is left of it is kept"
+            return None, zone, f"server {self.server} is no longer configured, so its stored data is kept"
         if place not in settings.destinations:
             return None, zone, f"destination {place} is no longer configured, so it keeps everything"
         policy = settings.server(self.server).policy
@@ -349,7 +349,10 @@ def settled(wiring: Wiring, decisions: Decisions, branches: Sequence[Branch]) ->
             reason = (
                 one.reason
                 if waits is None
-                else (f"{one.reason}; what {waits.id} needs goes only after that one, which can still be undeleted")
+                else (
+                    f"{one.reason}; what {waits.id} needs is deleted only after that backup, which can still be "
+                    "undeleted"
+                )
             )
             name = _name(by_id[run.branch], run.first, run.last, len(branches) > 1)
             one = replace(one, run=replace(run, name=name, bytes=size), reason=reason)  # noqa: PLW2901  the same decision, told better

@@ -90,7 +90,7 @@ def _excess_of_server(decisions: Decisions) -> str:
     if is_most(going, alive, backups=going):
         return f"{going} of {alive} backups of {server} {place} would expire at once"
     if points := stranded(decisions):
-        return f"the binary logs behind {len(points)} backups of {server} that stay {place} would be deleted at once"
+        return f"the binary logs that {len(points)} remaining backups of {server} {place} need would be deleted at once"
     return ""
 
 
@@ -117,7 +117,7 @@ def report_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
         return
     count, server = len(decisions.stopped), decisions.server
     if decisions.hold:
-        why, hint = f"a hold keeps {count} backups", f"`backupd hold {server} --release` lets the rules go on"
+        why, hint = f"a hold keeps {count} backups", f"to release it: backupd hold {server} --release"
     else:
         why = f"the newest proved chain keeps {count} backups"
         hint = f"prove a newer backup: backupd test-restore {server}"
@@ -294,7 +294,7 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
             "the freed space",
             destination=error.destination,
             hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
-            "ID --now` removes one that you can do without",
+            "ID --now` removes a backup that is not needed",
         ) from error
     lines = []
     for server in wiring.catalog.backups.servers():
@@ -397,7 +397,7 @@ class Cleared(Document):
     @property
     def text(self) -> str:
         """How many binary logs were removed, and their size."""
-        return f"{self.segments} archived binary logs went ({format_size(self.bytes)})"
+        return f"{self.segments} archived binary logs were deleted ({format_size(self.bytes)})"
 
 
 def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: JobRun) -> Cleared:

@@ -128,8 +128,8 @@ class View:
 
 
 BYTES_NOTE = (
-    "bytes are what these backups name; objects that others share stay, so what becomes free is less, and "
-    "is known only once they are swept"
+    "the bytes count every object of these backups; objects shared with other backups stay, so less space is freed: "
+    "the sweep reports how much"
 )
 
 
@@ -315,7 +315,7 @@ def family(backup: Stored) -> str:
     leg = f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
     if backup.lineage:
         return f"{leg} of {backup.lineage}"
-    return f"{leg} that nobody here took" if backup.strange else leg
+    return f"{leg} not taken by this installation" if backup.strange else leg
 
 
 def families_of(backups: Sequence[Stored]) -> Families:

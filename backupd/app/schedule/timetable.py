@@ -121,7 +121,7 @@ def conclude(leg: Leg, handled: datetime, now: datetime, standing: Standing) -> 
                 routine=True,
                 message=(
                     f"{_runs(rest, newest, 'did not start')} because the one due at {format_time(begun.due)} "
-                    "stands for all"
+                    "covers them"
                 ),
             ),
         )
@@ -174,7 +174,7 @@ def _on_time(leg: Leg, handled: datetime, newest: datetime, standing: Standing) 
                 joined[-2],
                 routine=True,
                 message=f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the "
-                f"blackout: the one due at {format_time(newest)} stands for all",
+                f"blackout: the one due at {format_time(newest)} covers them",
             ),
         )
     return (*found, Action(Outcome.START, leg, newest, replaces=standing.waiting))
@@ -189,18 +189,18 @@ def _late(
 ) -> tuple[Action, ...]:
     why, open_job = standing.why, standing.open_job
     if open_job is not None:
-        return _missed(leg, passed, newest, why, f"job {open_job.id} is {open_job.state} and stands for all")
+        return _missed(leg, passed, newest, why, f"job {open_job.id} is {open_job.state} and covers them")
     if not leg.catch_up:
         return _missed(
             leg,
             passed,
             newest,
             why,
-            "timing.catch_up is off, so nothing makes up for it: start one by hand if you need it now",
+            "timing.catch_up is off, so backupd does not make up for it: start it by hand if you need it now",
         )
     soonest = start_of(leg, now)
     return (
-        *_missed(leg, passed, newest, why, "one run makes up for it"),
+        *_missed(leg, passed, newest, why, "one run replaces all of them"),
         Action(Outcome.CATCH_UP, leg, newest, not_before=soonest if soonest > now else None, replaces=standing.waiting),
     )
 
@@ -214,7 +214,7 @@ def absorb(actions: Iterable[Action]) -> tuple[Action, ...]:
         if action.leg.kind is not JobKind.INCREMENTAL or action.leg.server not in fulls:
             kept.append(action)
         elif action.outcome is Outcome.MISSED:
-            kept.append(replace(action, hint="the full backup that is taken now stands for it"))
+            kept.append(replace(action, hint="the full backup that is taken now replaces it"))
         elif action.outcome is Outcome.START:
             kept.append(
                 replace(
@@ -545,5 +545,5 @@ def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime)
         message=f"the host clock was wrong: {' and '.join(said)} {format_time(furthest)}, which is in the future. "
         "backupd reset these times to the current time",
         detail=", ".join(job.id for job in jobs),
-        hint="check this host's time service, and the jobs of that time, which went by the wrong clock",
+        hint="check this host's time service, and the jobs that ran on the wrong clock",
     )

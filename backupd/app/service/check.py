@@ -40,7 +40,7 @@ from policies.schema import Policy
 from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
-_NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"
+_NO_STREAM = "check that the service runs (backupd serve) and that the server is not paused (backupd hold)"
 
 
 def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
@@ -167,13 +167,13 @@ def _foreign(wiring: Wiring, server: str) -> list[Finding]:
     return [
         warning(
             "backups",
-            f"{one.words(server)}, and all of those are older: was the server replaced?",
+            f"{one.words(server)}, and all of those are older: check whether the server was replaced",
             "no rule deletes them; to delete one: backupd backups delete ID",
         )
         if one.former
         else warning(
             "backups",
-            f"{one.words(server)}: they are kept apart",
+            f"{one.words(server)}: they are kept separate",
             f"{accept_hint(server)}; else `backupd backups delete ID` removes them",
         )
         if one.apart
@@ -262,14 +262,14 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
     if Way.USER in found:
         return fine(
             "confinement",
-            f"a user namespace confines programs that work on backups: no power, no network, "
-            f"their own folders only, as {name}",
+            "a user namespace confines programs that work on backups: no capabilities, no network, their own folders "
+            f"only, as {name}",
         )
     if found:
         return fine(
             "confinement",
-            f"programs that work on backups are confined by root, who drops every power before "
-            f"they begin (no user namespaces for {name}: {why})",
+            "programs that work on backups are confined by root, which drops every capability before they start (no "
+            f"user namespaces for {name}: {why})",
         )
     switched = [remedy for path, value, remedy in _SWITCHES if _reads(kernel / path) == value]
     hint = (
@@ -277,7 +277,7 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
         if "bwrap" in why and "missing" in why
         else switched[0]
         if switched
-        else ("let this container or service make user namespaces, where that is wanted")
+        else ("to change that, allow user namespaces in this container or service")
     )
     return warning(
         "confinement",

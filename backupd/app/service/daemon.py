@@ -380,7 +380,7 @@ class Daemon:
         for one in watches:
             one.stop()
         if not worker.stop():
-            say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
+            say("daemon-stopped", "the catalog did not respond during the stop", level=logging.ERROR)
             return 1
         self._record(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
         say("daemon-stopped", "bye")
@@ -457,7 +457,7 @@ def keep_house(wiring: Wiring) -> None:
         forget_old(wiring)
         look_back(wiring)
         forget_old_alerts(wiring)
-        say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
+        say("housekeeping", f"{len(gone)} old jobs were removed from the catalog")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)
     after_job(wiring, turn=of_today(wiring.clock()))

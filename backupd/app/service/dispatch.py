@@ -118,13 +118,13 @@ def of_proof(proof: Proof) -> Result:
     told = f"the test restore of backup {proof.backup_id} to {proof.target} "
     if proof.outcome == INEXACT:
         problem = BackupdError(
-            f"{told}may hold other rows than the source had",
+            f"{told}may differ from the source's rows",
             detail="\n".join(proof.warnings),
             hint=f"take a full backup now: backupd backup {proof.server} --kind full",
         )
     elif proof.is_good and proof.older:
         problem = BackupdError(
-            f"{told}shows nothing of the newest data",
+            f"{told}does not cover the newest data",
             detail="\n".join(proof.warnings),
             hint=f"to find the cause: backupd timeline {proof.server}",
         )
@@ -132,9 +132,9 @@ def of_proof(proof: Proof) -> Result:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
         undecided = proof.outcome == UNDECIDED
         problem = BackupdError(
-            told + ("did not complete, which says nothing about the backup" if undecided else "failed"),
+            told + ("did not complete; the state of the backup is unknown" if undecided else "failed"),
             detail="\n".join([*([proof.error] if proof.error else []), *failed]),
-            hint="correct the cause, then test again"
+            hint="correct the cause, then run `backupd test-restore` again"
             if undecided
             else f"to list its damage: backupd verify {proof.server}; and take a new full backup",
         )
@@ -175,7 +175,7 @@ def of_verification(outcome: VerifyOutcome) -> Result:
         )
     else:
         problem = DamagedError(
-            f"{len(lines)} damages were found in stored backups",
+            f"{len(lines)} damaged files were found in stored backups",
             lines,
             hint="take a full backup now: it stores the damaged objects again. A binary log is read from another "
             "destination; without one it is a gap: backupd timeline",

@@ -271,8 +271,8 @@ class Worker:
         if one.still < limit.total_seconds():
             return False
         hangs = ToolError(
-            f"stopped: its process gave no sign of life for {format_duration(one.still)}",
-            hint="was it stopped (SIGSTOP, a frozen control group), or does it wait for a dead disk? See dmesg",
+            f"stopped: its process did not report for {format_duration(one.still)}",
+            hint="check whether it was stopped (SIGSTOP, a frozen control group) or waits for a failed disk (dmesg)",
         )
         say_of(row, "job-hanging", hangs.message, level=logging.WARNING)
         now = self._wiring.clock()

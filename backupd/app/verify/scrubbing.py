@@ -107,10 +107,10 @@ _BATCH = 1_000
 _FRESH = timedelta(minutes=10)
 """A stream writes the catalog's row right after the segment; a younger one may be on its way."""
 _FORGET = "`backupd fsck --repair` forgets it and records the gap"
-_REPLACED = "a larger piece that is there has replaced it; `backupd fsck --repair` forgets it"
+_REPLACED = "a larger piece has replaced it; `backupd fsck --repair` removes it from the catalog"
 _YOUNG = (
-    f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stream is at work, so it is left as it is: "
-    "run `backupd fsck --repair` again after that time, which finishes it"
+    f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stream is running, so it is left unchanged: run "
+    "`backupd fsck --repair` again after that time"
 )
 
 

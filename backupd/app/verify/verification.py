@@ -263,7 +263,7 @@ def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
             Invariant.MARK_MATCHES_CATALOG,
             record.id,
             f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
-            f"{record.id}` keeps it, --repair believes the mark",
+            f"{record.id}` keeps it, --repair marks it as deleted in the catalog, too",
             repairable=True,
         )
         for record in wiring.catalog.backups.list(foreign=True)

@@ -261,7 +261,7 @@ class Forecast:
             return f"{format_size(self.stored)} are stored, by its growth {', '.join(told)}; no limit is known{basis}"
         day, earliest = self.filling.day, self.filling.earliest
         if day is None and earliest is None:
-            return f"{format_size(self.free)} are free, enough for a year of growth as lately{basis}"
+            return f"{format_size(self.free)} are free, enough for a year of growth at the recent rate{basis}"
         sooner = "" if earliest in (None, day) else f", at the earliest on {self._day(earliest)}"
         full = f"the repository is full on {self._day(day)}" if day else "the repository may be full within a year"
         return f"{full}{sooner}: {format_size(self.free)} are free{basis}"
@@ -334,7 +334,7 @@ def room(wiring: Wiring, destination: str) -> list[Finding]:
         warning(
             f"destination {destination}",
             f"by its growth {found.text}",
-            "give it more room, or keep less: `backupd policy explain` previews other rules",
+            "add space, or keep fewer backups: `backupd policy explain` previews other rules",
         )
     ]
 
@@ -433,7 +433,7 @@ def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:
             severity,
             _sentence(found) if nearly else f"destination {found.destination} fills up: {found.text}",
             subject=found.destination,
-            hint="give it more room, or keep less: `backupd policy explain` previews other rules",
+            hint="add space, or keep fewer backups: `backupd policy explain` previews other rules",
         )
     )
 

@@ -223,14 +223,14 @@ def _glimpses(wiring: Wiring) -> Mapping[str, DestinationLook]:
 
 def _reasons(made: DestinationView, foreseen: Forecast | None) -> Iterator[Reason]:
     if made.reachable is False:
-        yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "backupd check names what is wrong")
+        yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "to find the cause: backupd check")
     elif made.is_lost:
         yield Reason(
             Status.BAD,
             f"it should hold {made.backups} backups, but it is empty or not a repository",
             "is the file system mounted?",
         )
-    more_room = "give it more room, or keep less: `backupd policy explain` previews other rules"
+    more_room = "add space, or keep fewer backups: `backupd policy explain` previews other rules"
     if made.free is not None and made.total and made.free < NEARLY * made.total:
         yield Reason(
             Status.BAD, f"it is nearly full: {format_size(made.free)} of {format_size(made.total)} are free", more_room

@@ -153,7 +153,7 @@ class Listings:
         """Raises NotFoundError."""
         found = next((one for one in self.policies() if one.name == name), None)
         if found is None:
-            raise NotFoundError(f"there is no policy {name[:80]!r}", hint="`policies` lists those that there are")
+            raise NotFoundError(f"there is no policy {name[:80]!r}", hint="GET /v1/policies lists them")
         return found
 
     def validate_policy(self, text: str, name: str = "policy") -> Validation:

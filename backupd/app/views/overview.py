@@ -253,7 +253,7 @@ def _of_last_proof(made: ServerOverview) -> Iterator[Reason]:
         yield Reason(
             Status.BAD,
             f"the last test restore found bad data: {_first_line(proof.error)}",
-            f"backupd jobs {name} tells more; take a full backup now: backupd backup {name} --kind full",
+            f"to see its jobs: backupd jobs {name}; take a full backup now: backupd backup {name} --kind full",
         )
     elif proof.outcome == UNDECIDED:
         yield Reason(

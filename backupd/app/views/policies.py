@@ -188,7 +188,7 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
         try:
             one = forecast(changed, place) if view.backups else None
         except BackupdError as error:
-            texts.append(f"destinations: nothing can be said about the room at {place}: {error.message}")
+            texts.append(f"destinations: cannot determine the free space at {place}: {error.message}")
         else:
             forecasts += [one] if one is not None else []
     typical = _typical(wiring.catalog.backups.list(name))

@@ -1,5 +1,5 @@
 """Attack 5: somebody who can write to the place, and has no key, tells other things of a backup than are so; and puts
-backups there that nobody here took."""
+backups there not taken by this installation."""
 
 from __future__ import annotations
 

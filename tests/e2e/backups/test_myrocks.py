@@ -78,7 +78,7 @@ def test_what_is_said_of_tables_of_myrocks_is_what_comes_of_them(
     # One table of it, and all of its schema: never without a word.
     out = ("--sql", str(short_tmp / "sql"))
     refused = house.fails("restore", SERVER, "--to", "latest", "--tables", "shop.r", *out)
-    assert "shop.r cannot be taken out of backup" in refused.all
+    assert "shop.r cannot be restored separately from backup" in refused.all
     assert "it is of engine ROCKSDB" in refused.all
     left = house.fails("restore", SERVER, "--to", "latest", "--tables", "shop.*", *out)
     assert "failed: shop.r: it is of engine ROCKSDB" in left.all

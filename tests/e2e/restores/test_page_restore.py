@@ -115,7 +115,7 @@ def test_one_table_beside_the_live_ones_once_the_servers_name_was_typed(story: S
         page.get_by_role("button", name="Show the plan").click()
         page.get_by_label(f"Type {SERVER} to go on").fill("another")
         page.get_by_role("button", name="Start the restore").click()
-        expect(page.get_by_role("alert").first).to_contain_text("is not the server that gets the tables")
+        expect(page.get_by_role("alert").first).to_contain_text("does not match the target server")
         page.get_by_label(f"Type {SERVER} to go on").fill(SERVER)
         page.get_by_role("button", name="Start the restore").click()
         watch(page)

@@ -249,7 +249,7 @@ def test_whoever_waits_for_a_removal_gives_up_and_names_its_holder(
         assert held
         with place.removing(wait=False) as second:
             assert not second
-        with pytest.raises(BusyError, match="another process has been removing") as caught, place.removing():
+        with pytest.raises(BusyError, match="another process has held the removal lock") as caught, place.removing():
             pytest.fail("two at once")
     assert f"process {os.getpid()}" in caught.value.detail
     assert caught.value.retryable

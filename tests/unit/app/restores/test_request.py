@@ -52,7 +52,7 @@ def test_a_request_that_was_kept_has_the_defaults_of_a_request() -> None:
             ("mode",),
             ["--datadir: only for a whole server", "--mode: only for a whole server"],
         ),
-        (replace(SOME, tables=()), (), ["--tables: no table is named"]),
+        (replace(SOME, tables=()), (), ["--tables: no tables given"]),
         (
             replace(SOME, sql="/x"),
             ("keys",),

@@ -235,7 +235,7 @@ def test_a_raised_tier_is_asked_for_at_once_and_only_for_what_is_not_there(tmp_p
     assert sorted(vault_of(shelf).requests.values()) == [2, 2]
     shelf.clock.move(hours=1, minutes=1)
     assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
-    with pytest.raises(RefusedError, match="no thaw that waits"):
+    with pytest.raises(RefusedError, match="not a waiting thaw"):
         raise_tier(shelf.wiring, job_id, "expedited")
 
 
@@ -326,7 +326,7 @@ def test_what_was_thawed_goes_away_soon_is_told_with_the_plan(tmp_path: Path, ca
     shelf.clock.move(hours=12 + 23.5)
     made = planned(shelf)
     assert made.thaw is None
-    assert any("thawed copies go away again" in text for text in made.warnings)
+    assert any("thawed copies expire" in text for text in made.warnings)
 
 
 def test_what_came_early_is_kept_until_the_rest_is_there(tmp_path: Path, catalog: Catalog) -> None:

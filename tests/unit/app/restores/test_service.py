@@ -66,7 +66,7 @@ def test_only_what_is_found_out_about_the_data_is_a_verdict(
     assert error.message in proof.error
     problem = of_proof(proof).problem
     assert problem is not None
-    assert ("nothing about the backup" in problem.message) == (outcome == "undecided")
+    assert ("the state of the backup is unknown" in problem.message) == (outcome == "undecided")
 
 
 def test_a_destination_that_is_not_configured_any_more_is_left_out_with_a_warning(shelf: Shelf) -> None:

@@ -147,7 +147,7 @@ def test_a_physical_backup_that_lacks_tables_never_pushes_out_a_whole_one_nor_do
     ]
     decisions = solved(view(doubted), rules(keep_fulls=2))
     assert kept(decisions) == {"good", "new"}
-    assert of(decisions, "one").reasons[0].startswith("it builds on full: no restore of it is expected to work")
+    assert of(decisions, "one").reasons[0].startswith("it builds on full: a restore of it is expected to fail")
 
 
 def test_dumps_that_all_lack_a_table_are_kept_by_the_rules_like_any_other() -> None:
@@ -329,7 +329,7 @@ def test_a_window_of_a_hundred_years_keeps_everything() -> None:
 def test_the_document_names_every_backup_with_its_reasons_and_what_is_not_known() -> None:
     document = solved(view(daily(3)), rules(keep_fulls=1)).as_json()
     assert (document["keep"], document["expire"], document["bytes_expire"]) == (1, 2, 200)
-    assert "objects that others share stay" in document["note"]
+    assert "objects shared with other backups stay" in document["note"]
     assert all(entry["reasons"] for entry in document["backups"])
 
 

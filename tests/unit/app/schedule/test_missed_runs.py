@@ -229,7 +229,7 @@ def test_a_full_backup_made_up_for_stands_for_missed_increments_of_its_server_on
         ("missed", "db2", "physical.incremental"),
         ("catch-up", "db2", "physical.incremental"),
     ]
-    assert "stands for it" in kept[2].hint
+    assert "replaces it" in kept[2].hint
 
 
 def test_an_increment_does_not_start_beside_a_full_backup_that_starts_now() -> None:

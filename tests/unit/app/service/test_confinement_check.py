@@ -76,7 +76,7 @@ def test_a_sandbox_made_by_root_is_well_and_says_what_keeps_the_user_from_it(che
         ({"user__max_user_namespaces": "0"}, FORBIDDEN, "sysctl -w user.max_user_namespaces=15000"),
         ({"kernel__unprivileged_userns_clone": "0"}, FORBIDDEN, "sysctl -w kernel.unprivileged_userns_clone=1"),
         ({"kernel__apparmor_restrict_unprivileged_userns": "1"}, FORBIDDEN, "an AppArmor profile"),
-        ({"user__max_user_namespaces": "96365"}, FORBIDDEN, "let this container or service make user namespaces"),
+        ({"user__max_user_namespaces": "96365"}, FORBIDDEN, "allow user namespaces in this container or service"),
         ({"user__max_user_namespaces": "0"}, "the program bwrap is missing", "apt-get install bubblewrap"),
     ],
 )

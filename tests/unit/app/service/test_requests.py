@@ -213,7 +213,7 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
         ({"server": "db1", "target": "latest", "datadir": "srv/new"}, "must be an absolute path"),
         ({"server": "db1", "target": "latest", "datadir": "/srv/../etc"}, "must be an absolute path"),
         ({"server": "db1", "target": "latest", "tables": ["a.b"]}, "tables: only for tables"),
-        ({"server": "db1", "target": "latest", "mode": "tables"}, "no table is named"),
+        ({"server": "db1", "target": "latest", "mode": "tables"}, "no tables given"),
         ({"server": "db1", "target": "latest", "mode": "tables", "tables": ["a.b.c"]}, "a.b.c"),
         ({"server": "db1", "target": "latest", "mode": "tables", "tables": ["a.b"], "datadir": "/x"}, "a whole server"),
         ({"server": "db1", "target": "latest", "exclude_gtid": ["x"]}, "GTID"),

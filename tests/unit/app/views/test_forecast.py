@@ -26,7 +26,7 @@ GIB = 1 << 30
         ("", "no limit is known"),
         ("capacity: 30GiB, ", "the repository is full on day 10 (2026-12-01): 10.0 GiB are free"),
         ("capacity: 19GiB, ", "the repository is full on day 1 (2026-11-22): 0 B are free"),
-        ("capacity: 1PiB, ", "enough for a year of growth as lately"),
+        ("capacity: 1PiB, ", "enough for a year of growth at the recent rate"),
     ],
 )
 def test_a_bucket_is_full_when_what_was_granted_is_used_up(short_tmp: Path, capacity: str, says: str) -> None:

@@ -352,4 +352,4 @@ def test_enough_room_is_said_as_such(wiring: Wiring, monkeypatch: pytest.MonkeyP
     shelved(monkeypatch, 100 * GB)
     found = forecast(wiring, "local")
     assert found is not None
-    assert found.text.startswith("93.1 GiB are free, enough for a year of growth as lately")
+    assert found.text.startswith("93.1 GiB are free, enough for a year of growth at the recent rate")

@@ -46,7 +46,7 @@ def test_what_is_asked_before_tables_are_replaced_claims_no_more_than_is_known()
     with pytest.raises(RefusedError) as refused:
         refuse_unconfirmed(wanted, "shop-db2", asked=False)
     assert str(refused.value) == (
-        "--confirm shop-db2 is not the server that gets the tables, which is shop-db1\n"
+        "--confirm shop-db2 does not match the target server shop-db1\n"
         "hint: check the name; to replace tables of shop-db1 give --confirm shop-db1"
     )
 
