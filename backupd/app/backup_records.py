@@ -139,7 +139,7 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
                     f"there is no backup or server {name}{suggestion(name, known)}",
                     hint="`backupd backups` lists those that are known",
                 ) from error
-            raise RefusedError(f"backup {name} is not foreign", hint="`backupd backups` shows which are")
+            raise RefusedError(f"backup {name} is not foreign", hint="`backupd backups` shows the foreign ones")
         chosen |= {one.id: one for one in some}
     looked = [Adopted(one.id, one.server, _looked(wiring, one)) for one in chosen.values()]
     for one in looked:
@@ -347,9 +347,9 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
             if told:
                 raise RefusedError(
                     f"backup {record.id} is in the catalog already, and its manifest at destination "
-                    f"{destination.name} is not the one that was stored just now",
+                    f"{destination.name} differs from the one just stored",
                     detail=told,
-                    hint="find out who writes there, then take the backup again",
+                    hint="find out who else writes there, then take the backup again",
                 ) from None
         known = wiring.catalog.backups.get(record.id)
         copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}

@@ -170,7 +170,7 @@ class Reconciliation:
 
     def _be_there(self) -> None:
         if not self.destination.is_initialised():
-            raise DestinationError(f"destination {self.destination.name} is bare", hint="is it mounted?")
+            raise DestinationError(f"destination {self.destination.name} is empty", hint="check that it is mounted")
 
     # -- what is done
 
@@ -354,8 +354,8 @@ class CatalogBackfill:
         forgotten = found.replaced + len(found.gone)
         say(
             "catalog-compared",
-            f"{destination}: the catalog has learned of {found.added} segments and "
-            f"{found.branches} branches that are there, and forgotten {forgotten} that are not",
+            f"{destination}: the catalog added {found.added} segments and {found.branches} branches found there, and "
+            f"removed {forgotten} that are missing",
             server=self.server,
         )
         if found.gone:
@@ -364,9 +364,8 @@ class CatalogBackfill:
                     self.clock(),
                     "binlog-missing",
                     Severity.WARNING,
-                    f"{len(found.gone)} archived binary logs of {self.server} are not at destination "
-                    f"{destination} any "
-                    "more, and the catalog has forgotten them there",
+                    f"{len(found.gone)} archived binary logs of {self.server} are missing at destination "
+                    f"{destination}; the catalog no longer lists them there",
                     server=self.server,
                     subject=destination,
                     detail="\n".join(

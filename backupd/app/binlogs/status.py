@@ -162,9 +162,8 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     newest = max(known, key=lambda one: one.seen_at, default=None)
     if newest is not None and newest.is_stranger:
         stranger = (
-            f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and "
-            f"its binary log is kept apart ({newest.evidence}): backupd server accept {server.name}, if it is "
-            "the right one from now on"
+            f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and its binary "
+            f"log is kept separate ({newest.evidence}); if it is the right server: backupd server accept {server.name}"
         )
         troubles = "; ".join(filter(None, (stranger, troubles)))
     row, at = said
@@ -175,7 +174,7 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     stuck = not runs and state == StreamState.WAITING and not away and bool(row.get("error"))
     failed = state == StreamState.FAILED or stuck
     if failed and not runs:
-        troubles += f"; it had failed: {one_line(row.get('error') or '')}"
+        troubles += f"; last error: {one_line(row.get('error') or '')}"
     return Stream(
         troubles,
         failed=failed or (newest is not None and newest.is_stranger),
@@ -215,15 +214,15 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
 
 def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
     """Why the recovery windows do not grow as they should, by the last row of the stream."""
-    again = "`backupd serve` streams it, where the server is not paused"
+    again = "`backupd serve` streams it unless the server is paused"
     if said is None:
         yield f"the binary log of {server} has never been streamed: {again}"
         return
     row, at = said
     if not _is_running(row, at, now):
         yield (
-            f"the binary log of {server} is not streamed now (last heard of at {format_time(at)}), so nothing that "
-            f"is committed becomes recoverable: {again}"
+            f"the binary log of {server} is not streamed now (last report at {format_time(at)}), so new commits are "
+            f"not recoverable: {again}"
         )
         return
     error, trouble = one_line(row.get("error") or ""), one_line(row.get("trouble") or "")

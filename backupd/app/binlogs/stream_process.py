@@ -320,7 +320,7 @@ class StreamRun:
         except (ServerError, RefusedError, CatalogError) as error:
             say(
                 "stream-trouble",
-                f"who answers could not be compared: {error}",
+                f"the identity of the server could not be verified: {error}",
                 level=logging.WARNING,
                 server=self._server.name,
             )
@@ -346,7 +346,7 @@ class StreamRun:
         if once and time.monotonic() - begun > ONCE_TROUBLE and (self._troubles or status.error):
             lines = [f"{name}: {why}" for name, why in self._troubles.items()]
             raise DestinationError(
-                f"not everything of {self._server.name}'s binary log could be stored",
+                f"part of {self._server.name}'s binary log could not be stored",
                 detail="\n".join([*lines, *([status.error] if status.error else [])]),
                 hint="the next run stores what is in the spool",
             )
@@ -357,7 +357,7 @@ class StreamRun:
             if self._troubles.get(name) != why:
                 say("stream-trouble", f"{name or 'archive'}: {why}", level=logging.WARNING, server=self._server.name)
         for name in self._troubles.keys() - shipped.trouble.keys():
-            say("stream-trouble-over", f"{name or 'archive'}: it goes on", server=self._server.name)
+            say("stream-trouble-over", f"{name or 'archive'}: it continues", server=self._server.name)
         self._troubles = dict(shipped.trouble)
 
     def _heard(self, event: StreamEvent, report: StreamReport) -> None:
@@ -475,7 +475,7 @@ class LogFollower(threading.Thread):
 
     def _went_well(self, wiring: Wiring) -> None:
         if self._trouble:
-            say("stream-trouble-over", f"{self.destination}: it goes on", server=self._server.name)
+            say("stream-trouble-over", f"{self.destination}: it continues", server=self._server.name)
         self._failures = 0
         with self._lock:
             self._trouble, self._since = "", None
@@ -491,7 +491,7 @@ def _binlog_policy(server: ServerSettings) -> Binlog:
     policy = server.policy.binlog
     if policy is None or not streams(server.policy):
         raise RefusedError(
-            f"policy {server.policy_name} does not ask for the binary log of {server.name}",
+            f"policy {server.policy_name} does not stream the binary log of {server.name}",
             hint="add `binlog: {stream: true}` to it",
         )
     return policy

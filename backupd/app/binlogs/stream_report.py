@@ -45,12 +45,12 @@ STOPPED = "stopped"
 """The state in the last row of a process that ended well; all others are those of ``StreamState``."""
 
 _REASONS: Mapping[BranchReason, str] = {
-    BranchReason.FIRST: "its binary log is archived from here on",
+    BranchReason.FIRST: "its binary log is archived from here",
     BranchReason.RESTORE: "the server was restored",
     BranchReason.RESET: "the server's binary logs were reset",
     BranchReason.FAILOVER: "another server answers in its place",
     BranchReason.LOST_TAIL: "the server has lost the end of its binary log, which is archived",
-    BranchReason.UNKNOWN: "the server's binary logs do not go on from those that were archived",
+    BranchReason.UNKNOWN: "the server's binary logs do not continue the archived ones",
 }
 
 
@@ -186,7 +186,7 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
             server=branch.server,
             subject=branch.id,
             detail=branch.note,
-            hint="take a full backup now: nothing before is rolled forward past this point",
+            hint="take a full backup now: earlier backups cannot be rolled forward past this point",
         )
     known = branch.parent is None or branch.fork is not None
     why = branch.note if branch.reason is BranchReason.UNKNOWN and known else _REASONS[branch.reason]
@@ -219,7 +219,7 @@ def _close_gap(catalog: Catalog, segment: Segment, now: datetime) -> None:
                 now,
                 "binlog-gap-closed",
                 Severity.INFO,
-                f"no binary log of {segment.server} is missing any more: {segment.file} is archived whole after all",
+                f"no binary log of {segment.server} is missing any more: {segment.file} is now archived completely",
                 server=segment.server,
                 subject=segment.branch,
             )
@@ -227,7 +227,7 @@ def _close_gap(catalog: Catalog, segment: Segment, now: datetime) -> None:
 
 
 def _gap_event(gap: Gap, now: datetime) -> Event:
-    until = f"{gap.before.file}:{gap.before.pos}" if gap.before is not None else "the end of what there is"
+    until = f"{gap.before.file}:{gap.before.pos}" if gap.before is not None else "the end of the archive"
     times = " to ".join(format_time(moment) if moment else "an unknown moment" for moment in (gap.from_at, gap.to_at))
     return Event(
         now,
@@ -237,7 +237,7 @@ def _gap_event(gap: Gap, now: datetime) -> Event:
         server=gap.server,
         subject=gap.branch,
         detail=f"no moment in between can be recovered: {times}",
-        hint="take a full backup now: what comes after it is recoverable again",
+        hint="take a full backup now: later transactions are then recoverable again",
     )
 
 
@@ -305,7 +305,7 @@ class StreamReport:
         except BackupdError as error:
             say(
                 "stream-trouble",
-                f"its last row was not written: {error.message}",
+                f"its last status was not recorded: {error.message}",
                 level=logging.WARNING,
                 server=self._server.name,
             )
@@ -364,8 +364,8 @@ class StreamReport:
                     stream,
                     Severity.ERROR,
                     f"the binary log of {name} is not streamed: {status.error}",
-                    hint=f"is the server up? `backupd check {name}` names what an account or a host lacks. The stream "
-                    "is retried continuously, and continues where it stopped",
+                    hint=f"check that the server is up; `backupd check {name}` lists missing privileges and programs. "
+                    "backupd retries continuously, and continues where the stream stopped",
                 )
             )
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
@@ -374,7 +374,8 @@ class StreamReport:
             hint = (
                 "free space there; check what else is stored in it"
                 if status.error == NO_ROOM
-                else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
+                else "find out why a destination does not accept them (backupd binlog status), or raise "
+                "binlog.max_spool"
             )
             holds.append(
                 Condition(
@@ -407,7 +408,8 @@ class StreamReport:
                         f"{destination} lacks binary logs of {name} since {late}: {format_size(one.bytes)} wait in the "
                         "spool",
                         one.error,
-                        "nothing is lost: they are stored when it takes them; until then they are on this host only",
+                        "nothing is lost: backupd stores them when the destination accepts them; until then they are "
+                        "only on this host",
                     )
                 )
         return holds, looked

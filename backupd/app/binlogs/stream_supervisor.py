@@ -131,7 +131,7 @@ class StreamWatch(ProcessWatch):
         process, one.process = one.process, None
         if one.asked is not None:
             one.asked, one.next_start, one.failures = None, now, 0
-            say("stream-ended", "as it was asked to", server=name)
+            say("stream-ended", "as requested", server=name)
             return
         if now - one.began >= HEALTHY:
             one.failures = 0

@@ -122,13 +122,10 @@ class Indexes:
 
 def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> BackupdError:
     segment = record.segment
-    message = (
-        f"what binary log {segment.file} holds from byte {segment.start} to {segment.end} cannot be read from "
-        "any destination"
-    )
+    message = f"bytes {segment.start} to {segment.end} of binary log {segment.file} cannot be read from any destination"
     lines = [error.line for error in failures] or ["no destination has it"]
     if failures and all(isinstance(error, DestinationError) for error in failures):
-        return DestinationError(message, detail="\n".join(lines), hint="see that the destinations can be reached")
+        return DestinationError(message, detail="\n".join(lines), hint="check that the destinations can be reached")
     return DamagedError(
         message,
         lines,
@@ -196,7 +193,7 @@ class Logbook:
             found = [met for met in self.met(record) if met.transaction.gtid.lower() == gtid.lower()]
             if len(found) > 1:
                 raise RefusedError(
-                    f"{gtid} is not the id of one transaction: {len(found)} have it",
+                    f"{gtid} is ambiguous: {len(found)} transactions have this GTID",
                     detail="\n".join(met.text for met in found),
                     hint=f"name the position: --to {found[0].record.segment.file}:{found[0].transaction.start} is "
                     "before "
@@ -469,11 +466,11 @@ def search(wiring: Wiring, server: str, **query: Unpack[Query]) -> Iterator[Foun
     if branch is not None and branch not in known:
         raise UnknownNameError(
             f"no binary log of branch {branch} of {server} is archived{suggestion(branch, known)}",
-            hint=f"`backupd timeline {server}` shows the branches that there are",
+            hint=f"`backupd timeline {server}` lists the branches",
         )
     if not known:
         raise NotFoundError(
-            f"no binary log of {server} is archived", hint=f"`backupd binlog status {server}` shows what there is"
+            f"no binary log of {server} is archived", hint=f"`backupd binlog status {server}` shows what is archived"
         )
     branches = [one for one in known if branch in (None, one)]
     beyond = _place(after, branches) if after is not None else _BEGINNING
@@ -496,7 +493,7 @@ def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
         word.isascii() and word.isdigit() and len(word) < 16 for word in (number, start)
     ):
         raise UsageError(
-            f"{after[:80]!r} is no cursor", hint="take it from the previous page, or begin again without one"
+            f"{after[:80]!r} is not a cursor", hint="take it from the previous page, or begin again without one"
         )
     return branch, int(number), int(start)
 

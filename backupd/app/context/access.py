@@ -210,7 +210,7 @@ def _check(
         )
     if expires_at is not None and expires_at <= now:
         raise UsageError(
-            f"the token would have expired at {format_time(expires_at)} already", hint="name a moment to come, or none"
+            f"the expiry time {format_time(expires_at)} is in the past", hint="give a time in the future, or none"
         )
     if servers is not None and not servers:
         raise UsageError("a token needs at least one server", hint="name servers, or leave them out")
@@ -235,7 +235,7 @@ def actor_of(wiring: Wiring, secret: str, address: str, via: Via = Via.API) -> A
     """Whose secret this is. Raises UnknownSecretError, UnauthenticatedError for one that counts no more."""
     token = wiring.catalog.tokens.find(digest_of(secret))
     if token is None:
-        raise UnknownSecretError("this token is not known here", hint=_MAKE)
+        raise UnknownSecretError("this token is unknown", hint=_MAKE)
     return _valid(wiring, token, address, via)
 
 
@@ -298,7 +298,7 @@ def see(actor: Actor, server: str, what: str) -> None:
 def require_all(actor: Actor) -> None:
     """Raises ForbiddenError for whom there are only some servers."""
     if actor.servers is not None:
-        raise ForbiddenError("this needs access to every server", hint="name one of yours")
+        raise ForbiddenError("this needs access to every server", hint="choose one that your token may access")
 
 
 def require_known(wiring: Wiring, server: str) -> None:
@@ -326,7 +326,7 @@ def require_target(wiring: Wiring, server: str, text: str) -> None:
     if target.branch and target.branch not in branches:
         raise UnknownNameError(
             f"server {server} has no branch {target.branch!r}{suggestion(target.branch, branches)}",
-            hint=f"`backupd timeline {server}` shows those that there are",
+            hint=f"`backupd timeline {server}` lists them",
         )
     if isinstance(target.goal, AtBackup):
         backup = target.goal.backup_id
@@ -430,5 +430,5 @@ def _moment(text: str, now: datetime) -> datetime:
         return parse_time(text)
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is neither a span of time nor a moment: {error}", hint="write 90d, 12h, or 2027-01-01T00:00:00Z"
+            f"{text!r} is neither a duration nor a time: {error}", hint="write 90d, 12h, or 2027-01-01T00:00:00Z"
         ) from None

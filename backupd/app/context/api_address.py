@@ -49,7 +49,7 @@ def _in_the_clear(api: Api) -> Iterator[Finding]:
         yield warning(
             _SUBJECT,
             f"tokens travel in the clear: other hosts can connect to {api.listen}, without TLS",
-            "set api.tls, or listen on 127.0.0.1 behind a proxy with a certificate and name its address as api.url",
+            "set api.tls, or listen on 127.0.0.1 behind a proxy with a certificate and set api.url to its address",
         )
 
 
@@ -58,8 +58,8 @@ def _guessed(api: Api, settings: Settings) -> Iterator[Finding]:
     if told and api.url is None and is_everywhere(api.host):
         yield warning(
             _SUBJECT,
-            f"links in mails lead to {address(api)}, which is this host's own name for itself",
-            "name the address that people use as api.url",
+            f"links in mails lead to {address(api)}, the host name of this machine",
+            "set api.url to the address that people use",
         )
 
 
@@ -71,7 +71,9 @@ def _certificate(api: Api, now: datetime) -> Iterator[Finding]:
         end = expiry(file)
     except (OSError, ValueError) as problem:
         yield error(
-            _SUBJECT, f"the certificate {file} cannot be read: {problem}", "it has to be PEM, that of this host first"
+            _SUBJECT,
+            f"the certificate {file} cannot be read: {problem}",
+            "it must be a PEM file that begins with this host's own certificate",
         )
         return
     renew = f"put the new one in place of {file}, then `systemctl reload backupd`"

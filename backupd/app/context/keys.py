@@ -194,7 +194,7 @@ def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
         if not infos:
             names = [info.name for info in _infos(wiring)]
             raise UnknownNameError(
-                f"{recipient} is no recipient of this configuration{suggestion(recipient, names)}",
+                f"{recipient} is not a recipient of this configuration{suggestion(recipient, names)}",
                 hint="`backupd keys` lists them",
             )
     here = _secrets(wiring)
@@ -278,7 +278,7 @@ def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
     elif state.waiting:
         hint = f"another one waits: {_how(wiring, state)}"
     elif state.proved_at and state.proved_at > asked.issued_at:
-        hint = f"nothing is to be done: {state.proved_by} has proved the key since, on {state.proved_at:%Y-%m-%d}"
+        hint = f"no action is needed: {state.proved_by} has proved the key since, on {state.proved_at:%Y-%m-%d}"
     else:
         new = challenge(wiring, asked.fingerprint)[0]
         if new.challenge is None:
@@ -313,14 +313,14 @@ def _home(home: Path) -> Iterator[Finding]:
         if told.st_uid not in (0, os.geteuid()):
             yield warning(
                 "keys",
-                f"{home} belongs to another user (uid {told.st_uid}), who can exchange its keys",
+                f"{home} belongs to another user (uid {told.st_uid}), who can replace its keys",
                 f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
                 f"--homedir {home} --list-keys",
             )
         elif mode & (stat.S_IWGRP | stat.S_IWOTH):
             yield warning(
                 "keys",
-                f"{home} can be written by others (mode {mode:04o}), who can exchange its keys",
+                f"{home} can be written by others (mode {mode:04o}), who can replace its keys",
                 f"chmod 700 {home}; then compare the fingerprints: gpg --homedir {home} --list-keys",
             )
 

@@ -120,7 +120,7 @@ def job_log(settings: Settings, job_id: str) -> Iterator[Path | None]:
         try:
             stream.close()
         except OSError as error:  # what was still in its buffer found no room
-            say("log-unwritable", f"the log {path} is not whole: {error.strerror}", level=logging.WARNING, job=job_id)
+            say("log-unwritable", f"the log {path} is incomplete: {error.strerror}", level=logging.WARNING, job=job_id)
 
 
 def read_log(settings: Settings, job_id: str) -> str:
@@ -134,7 +134,7 @@ def read_log(settings: Settings, job_id: str) -> str:
         ) from None
     except OSError as error:
         raise BackupdError(
-            f"the log {path} cannot be read: {error.strerror}", hint="run as the user that the service runs as"
+            f"the log {path} cannot be read: {error.strerror}", hint="run the command as the user of the service"
         ) from error
 
 

@@ -71,7 +71,7 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
                 address,
                 f"lacks the last archived transactions ({archived[:200]})",
             )
-            raise stranger_refused(copied, "nothing is done with it")
+            raise stranger_refused(copied, "backupd does nothing on it")
     if (found := _same(wiring, server, info.server_uuid, known, address)) is not None:
         return found
     if not info.server_uuid or (not known and not adopt):
@@ -106,7 +106,7 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
             known,
             branch.id,
             address,
-            "its binary log lacks the end of what is archived; here it stands by the id of its branch",
+            "its binary log lacks the end of the archived one; it is listed by its branch ID",
         )
     if (found := _same(wiring, server, state.server_uuid, known, address)) is not None or not state.server_uuid:
         return found
@@ -195,7 +195,7 @@ def _copied(wiring: Wiring, server: str, known: Sequence[Identity], name: str, a
         evidence=(
             f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of "
             "its data "
-            "directory, or the server itself with older data"
+            "directory, or the same server with older data"
         ),
     )
     wiring.catalog.identities.put(found)
@@ -377,7 +377,7 @@ def kept_apart(wiring: Wiring, server: str) -> tuple[str, ...]:
     return tuple(
         f"another server, {one.uuid}, answered under this name between {format_time(one.since)} and "
         f"{format_time(one.seen_at)}: {backups[one.uuid]} backups"
-        f"{' and the binary logs' if one.uuid in streamed else ''} of it are kept apart and not shown here"
+        f"{' and the binary logs' if one.uuid in streamed else ''} of it are kept separate and not shown here"
         for one in found
         if backups[one.uuid] or one.uuid in streamed
     )

@@ -61,7 +61,7 @@ def findings(connection: Connection) -> list[Finding]:
                 warning(
                     SUBJECT,
                     f"tls: off: anybody on the network path to {connection.address} can read and change backups",
-                    "say verify-full where the server has a certificate",
+                    "set verify-full if the server has a certificate",
                 )
             ]
         )
@@ -83,7 +83,7 @@ def report_transport(wiring: Wiring) -> None:
             f"{name} is reached over the network and `tls:` is not set for it: anybody on the network path can read "
             "and change its backups"
         )
-        hint = f"its backups go on as before. {_HINT}"
+        hint = f"its backups continue. {_HINT}"
         if wiring.settle(Condition(key, Severity.ERROR, message, hint=hint)).opened:
             say(TLS.broken, message, level=logging.ERROR, server=name)
 

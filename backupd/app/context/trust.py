@@ -28,15 +28,15 @@ from storage.destination import Destination
 
 _PAGE = """\
 THE RECOVERY PAGE OF {host}
-Print it, and keep it outside of every place that holds backups: what lies there can be replaced by whoever can write
-there, with its signature and with the key beside it. This page cannot.
+Print it, and keep it outside of every destination: whoever can write to a destination can replace everything that is
+there, with its signature and the key beside it. Nobody can replace this page.
 
 Fingerprint of the signing key (SIGNER):  {key}
 {replaced}{trusted}Private keys that open the backups, one of which you need:
 {recipients}
-Places that hold backups:
+Destinations that hold backups:
 {places}
-Before you read or follow RECOVER.md of a place: fetch it with RECOVER.md.sig, import the public key below, and run
+Before you read or follow RECOVER.md of a destination: fetch it with RECOVER.md.sig, import the key below, and run
 
 {command}
 
@@ -129,7 +129,7 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
             command=command,
             public=public_keys(ours.home, ours.trusted).decode(),
             replaced="".join(f"Destroy every page of the key {one}\n" for one in replaced),
-            trusted="".join(f"Trusted besides:  {key}\n" for key in others),
+            trusted="".join(f"Also trusted:  {key}\n" for key in others),
             recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
             places="\n".join(f"- {name}: {_where(one)}" for name, one in places),
         ),
@@ -249,5 +249,5 @@ def report_tampering(
 def settle_tampering(catalog: Catalog, clock: Clock, destination: str, server: str, left: Iterable[str]) -> None:
     """After every document of ``server`` there was read: ``left`` are the keys of those that are damaged still."""
     if not any(left):
-        well = f"every document of {server} at {destination} is what was stored there"
+        well = f"every document of {server} at {destination} is as backupd stored it"
         Incidents(catalog).settle(clock(), looked={Key(TAMPERED, server, destination): well})

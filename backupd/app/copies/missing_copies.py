@@ -133,7 +133,7 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
             wiring.destination(name).is_initialised()
         except BackupdError as failure:
             found.append(
-                warning(f"destination {name}", from_error("", failure).message, failure.hint or "copies wait for it")
+                warning(f"destination {name}", from_error("", failure).message, failure.hint or "copies to it wait")
             )
         late = [row for row in wiring.catalog.replications.list(name) if row.backup_id in own and row.message]
         if late:
@@ -159,7 +159,7 @@ def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[st
 def _words(obstacle: Obstacle) -> str:
     if obstacle.why is Why.UNFIT:
         return "its parent backup is not complete at any reachable destination"
-    parent = obstacle.parent or "a backup that is not named"
+    parent = obstacle.parent or "an unnamed backup"
     return f"its chain is broken: {obstacle.backup} builds on {parent}" + (
         ", which builds on it" if obstacle.why is Why.CIRCLE else ", which the catalog does not list"
     )

@@ -105,7 +105,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
         incidents.settle(now, looked={key: f"no backup of {server} has waited too long for its protection any more"})
         return
     if good is not None and good.finished_at >= due.finished_at:
-        well = f"backups of {server} are protected again: {good.id} is at enough places, read again there"
+        well = f"backups of {server} are protected again: {good.id} is verified at enough destinations"
         incidents.settle(now, looked={key: well})
         return
     places = walk.of(due).destinations
@@ -116,8 +116,9 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
         Condition(
             key,
             Severity.WARNING,
-            message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies "
-            f"are at {len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
+            message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies are "
+            f"at {len(places)} of {wanted.copies} destinations, {len(places & sites.away)} of "
+            f"{wanted.off_site} off-site "
             f"({last})",
             detail="\n".join(_standing(wiring, due)),
             hint=f"backupd replicate {server} copies and verifies now; protection: in the policy sets the requirement",

@@ -118,7 +118,7 @@ class _Mending:
             raise NotFoundError("it is marked deleted there")
         if not exists(target, layout.body_key(self._server, backup_id)):
             raise NotFoundError(
-                "nothing of it is there any more, and nobody marked it deleted",
+                "it is completely missing there, and no deletion is recorded",
                 detail=f"`backupd replicate {self._server} --to {target.name}` copies it again where "
                 "another destination has it, `backupd fsck --repair` forgets it",
             )
@@ -132,7 +132,7 @@ class _Mending:
         found = layout.segment_of(damages[0].key)
         try:
             if found is None:
-                raise NotFoundError("it is no binary log")
+                raise NotFoundError("it is not a binary log")
             server, key, _name = found
             gone = not exists(self._destination, layout.segment_key(server, key))
             if gone and not any(other < key for other in self._stored_of(key.branch)):
@@ -355,7 +355,7 @@ def _problems(
     def examine(one: tuple[str, StoredObject]) -> tuple[str, str]:
         check()
         if stop.is_set():
-            raise CancelledError("stopped with the others")
+            raise CancelledError("stopped, because another copy failed")
         problem = found_wrong(destination, *one, fresh=one[0] in fresh)
         with lock:
             seen[0] += one[1].size

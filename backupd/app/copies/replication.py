@@ -165,11 +165,11 @@ def bring_up_to_date(
     server = wiring.settings.server(server_name)
     if place not in server.required and place not in server.others:
         raise NotFoundError(
-            f"policy {server.policy_name} of {server_name} names no destination {place}",
+            f"policy {server.policy_name} of {server_name} does not name destination {place}",
             hint=f"it names {', '.join((*server.required, *server.others))}",
         )
     with wiring.locked(
-        f"replicate-{server_name}-{place}", f"another process brings {place} up to date for {server_name}"
+        f"replicate-{server_name}-{place}", f"another process is already copying {server_name} to {place}"
     ):
         one = _Round(wiring, server_name, place, run, pauses)
         done = one.copy_and_verify(copies=place in server.others)
@@ -305,7 +305,8 @@ class _Round:
                     detail=", ".join(lost),
                     message=f"{len(lost)} backups were deleted before they could be copied to {place}",
                     hint=(
-                        "where one is only marked, `backupd backups undelete ID` brings it back, and it is copied then"
+                        "if one is only marked as deleted, `backupd backups undelete ID` restores it, and backupd then "
+                        "copies it"
                     ),
                 )
             )
@@ -485,7 +486,7 @@ def rate_text(copied: Copied) -> str:
     return (
         f"{format_size(copied.sent)} in {format_duration(copied.seconds)}, {format_size(copied.rate)}/s"
         if copied.sent
-        else "everything was there already"
+        else "nothing was missing"
     )
 
 

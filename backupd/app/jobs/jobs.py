@@ -1,5 +1,5 @@
 """What becomes of jobs: queued, closed with their event and the jobs that follow, cancelled, abandoned where their
-process is gone, forgotten after a while; and the event that one went well again, once, after the last one reported was
+process is gone, forgotten after a while; and the event that one succeeded again, once, after the last one reported was
 bad. And the heartbeat of one that runs (``Pulse``): it tells the catalog how far it is, and hears from it that somebody
 wants it to stop.
 """
@@ -251,7 +251,7 @@ def mark_stopped(wiring: Wiring, job: JobRecord) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.touch(mode=0o600)
     except OSError as error:
-        say_of(job, "job-not-ended", f"the note {mark} cannot be written: {error.strerror}", level=logging.ERROR)
+        say_of(job, "job-not-ended", f"the marker file {mark} cannot be written: {error.strerror}", level=logging.ERROR)
 
 
 def _stop_mark(wiring: Wiring, job: JobRecord) -> Path:
@@ -302,7 +302,7 @@ def recovered(wiring: Wiring, job: JobRecord, now: datetime) -> list[Event]:
                     now,
                     RECOVERED,
                     Severity.INFO,
-                    f"{whose} went well again",
+                    f"{whose} succeeded again",
                     server=job.server,
                     subject=subject,
                     job_id=job.id,

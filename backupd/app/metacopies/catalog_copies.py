@@ -153,7 +153,7 @@ def write_copies(
     A destination that fails is reported in the result. Raises KeyUnusableError, CatalogError, RefusedError for the
     spool, BusyError when another process makes copies.
     """
-    with wiring.locked("copies", "another process is just copying the catalog to the destinations", wait=wait):
+    with wiring.locked("copies", "another process is already copying the catalog to the destinations", wait=wait):
         usable = wiring.usable_destinations()
         away = [Copied(name, problem=error.message) for name, error in sorted(wiring.unreachable().items())]
         spool = wiring.settings.spool

@@ -231,7 +231,7 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
                 f"{destination} were damaged and have been replaced",
                 subject=destination,
                 detail=_lines(mended),
-                hint=f"bytes that change on a medium indicate that it fails: check the medium of {destination}",
+                hint=f"silent corruption indicates a failing disk: check the storage of {destination}",
             )
         )
     key = Key(DAMAGED, subject=destination)

@@ -172,7 +172,7 @@ def _place(name: str, config: DestinationConfig) -> _Place:
             f"This bucket, `{config.bucket}`" + (f", below `{prefix}`," if prefix else ""),
             "- `aws`, and credentials that may list and read this bucket, where it finds them: "
             "`AWS_SHARED_CREDENTIALS_FILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, are exported"
-            + (", and `AWS_CA_BUNDLE`, since its certificate is of an authority of its own" if config.ca_file else ""),
+            + (", and `AWS_CA_BUNDLE`, since a private CA signed its certificate" if config.ca_file else ""),
             style + shell("recover", "s3", place=quote(f"s3://{config.bucket}/{prefix}"), options=_options(config)),
             fields,
             shell("recover", "fetch_named", destination=name, kind="S3"),
@@ -181,7 +181,7 @@ def _place(name: str, config: DestinationConfig) -> _Place:
     target, folder = quote(f"{config.user}@{config.host}"), quote(_batch(config.path))
     return _Place(
         f"This folder, `{config.path}` on {config.host},",
-        "- `sftp`, a private SSH key that this host lets in, whose path you set as `SFTP_KEY`, and a file with the "
+        "- `sftp`, a private SSH key that this host accepts, whose path you set as `SFTP_KEY`, and a file with the "
         "host's own key, whose path you set as `KNOWN_HOSTS`",
         shell("recover", "sftp", target=target, port=config.port, folder=folder),
         {"path": config.path, **fields, "key_file": "@@SFTP_KEY@@", "known_hosts": "@@KNOWN_HOSTS@@"},
@@ -251,9 +251,9 @@ class TextProblem(NamedTuple):
     kind: Kind = Kind.DAMAGED
 
 
-_ALTERED = TextProblem("holds other bytes than were written, or tells of other backups than lie beside it")
+_ALTERED = TextProblem("holds other bytes than were written, or lists other backups than are stored there")
 _UNKNOWN = TextProblem(
-    "is not what this version writes there, and nobody noted what was written (an earlier version?)", Kind.UNKNOWN
+    "is not what this version writes there, and no record of the write exists (an earlier version?)", Kind.UNKNOWN
 )
 
 

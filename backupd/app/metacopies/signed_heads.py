@@ -80,7 +80,7 @@ def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "")
     ]
     if not due:
         return 0
-    with wiring.locked("heads", "another process is just renewing the heads"):
+    with wiring.locked("heads", "another process is already renewing the heads"):
         usable = {one.name: one for one in wiring.usable_destinations()}
         for name in due:
             server = wiring.settings.server(name)
@@ -114,7 +114,7 @@ def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
 
 def countersign(wiring: Wiring, destination: SignedDestination) -> None:
     """Put the signature of the key that signs now beside that of the heads which were put last."""
-    with wiring.locked("heads", "another process is just renewing the heads", wait=_WAIT):
+    with wiring.locked("heads", "another process is already renewing the heads", wait=_WAIT):
         for server, last in noted(wiring).items():
             key = layout.head_key(server)
             try:
@@ -211,7 +211,7 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
         _unread(destination, server, f"cannot be read: {error.message}")
         return None, False
     if why:
-        _unread(destination, server, f"is not believed: {why}")
+        _unread(destination, server, f"is not trusted: {why}")
     took = before.places.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
@@ -304,7 +304,7 @@ def compare(
                 lacking = _lacking(destination, server, head) if head is not None else []
             except BackupdError as error:
                 suspicions.append(
-                    f"the head of {server} at {destination.name} is not believed: "
+                    f"the head of {server} at {destination.name} is not trusted: "
                     f"{' '.join((error.detail or error.message).split())}"
                     f"{_outdated(wiring, destination, server)}"
                 )
@@ -400,13 +400,13 @@ def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | No
     ]
     if told is not None and best.counter < told:
         said.append(
-            f"the store was possibly rolled back to {format_time(best.at)}: the last report told counter "
+            f"the store was possibly rolled back to {format_time(best.at)}: the last report has counter "
             f"{told} of {server}, and the newest head has {best.counter}"
         )
     if failed_at is not None and best.at < failed_at - EVERY - GRACE:
         said.append(
-            f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} is of "
-            f"then, and until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes"
+            f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} has that time, "
+            f"although until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes"
         )
     return said
 

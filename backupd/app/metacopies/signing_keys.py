@@ -56,9 +56,9 @@ from storage import layout, objects
 
 ROTATED = "signing-key-rotated"
 _PRINT = "print a new recovery page and destroy the old one, which names the retired key: backupd keys page"
-_RELOAD = "let the service read it, where it runs: systemctl reload backupd"
+_RELOAD = "on the host of the service: systemctl reload backupd"
 _STOP = (
-    "stop the service, where it runs: systemctl stop backupd (from the next step on, backupd rejects stored documents "
+    "on the host of the service: systemctl stop backupd (from the next step on, backupd rejects stored documents "
     "until they are signed)"
 )
 _START = "start the service again: systemctl start backupd"
@@ -85,8 +85,8 @@ _IN_BOTH = (
 """What a manifest says of its backup, and its row in the catalog, too."""
 _OTHERWISE = "it matches the catalog, but the catalog holds no digest of it; to sign it anyway, add --unproven"
 _FOUND = (
-    "the catalog took it in from a destination, where whoever has the former key could have put it: with "
-    "--unproven it is signed all the same"
+    "the catalog imported it from a destination, where a holder of the former key could have stored it; to sign it "
+    "anyway, add --unproven"
 )
 
 
@@ -196,7 +196,7 @@ def rotate_signing(
     if key == named:
         raise RefusedError(
             f"{key} signs already",
-            hint="which key did it replace? Say so: backupd keys rotate-signing --from FINGERPRINT",
+            hint="name the key that it replaced: backupd keys rotate-signing --from FINGERPRINT",
         )
     prove_signing(replace(signing(settings), key=key, trusted=(key,)))
     places, silent = _sign_anew(_by(wiring, key, without=named), named, unproven)
@@ -211,7 +211,7 @@ def rotate_signing(
         (
             f"in {settings.file} write `signing_key: {key}` in the place of {named}{trusted}",
             _RELOAD,
-            f"then finish it, so that the former key counts for nothing: backupd keys rotate-signing --from {named}",
+            f"then finish it, so that the former key is no longer trusted: backupd keys rotate-signing --from {named}",
         ),
     )
 
@@ -228,8 +228,8 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
         )
     if former in ours.trusted:
         raise RefusedError(
-            f"{former} still counts: encryption.trusted_signers names it",
-            hint=f"take it out there, in {settings.file}, and let the service read it: systemctl reload backupd",
+            f"{former} is still trusted: encryption.trusted_signers names it",
+            hint=f"remove it there, in {settings.file}, then reload the service: systemctl reload backupd",
         )
     prove_signing(replace(signing(settings), key=key, trusted=(key,)))
     places, silent = _sign_anew(wiring, former, unproven)
@@ -240,7 +240,7 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
                 now,
                 ROTATED,
                 Severity.WARNING,
-                f"{key} signs now; what only {former} has signed counts for nothing",
+                f"{key} signs now; documents signed only with {former} are no longer trusted",
                 subject=key,
                 detail=former,
                 hint=_PRINT,
@@ -290,7 +290,7 @@ def _sign_anew(wiring: Wiring, former: str, unproven: bool) -> tuple[dict[str, V
 def _fingerprint(text: str) -> str:
     found = text.replace(" ", "").upper().removeprefix("0X")
     if not _FINGERPRINT.fullmatch(found):
-        raise UsageError(f"{text} is no fingerprint of a key", hint="it has 40 or 64 hex digits: gpg --list-keys")
+        raise UsageError(f"{text} is not the fingerprint of a key", hint="it has 40 or 64 hex digits: gpg --list-keys")
     return found
 
 
@@ -329,7 +329,7 @@ def vouch(wiring: Wiring, name: str, *, unproven: bool = False, former: Signing 
     destination = wiring.destination(name)
     if not isinstance(destination, SignedDestination):
         raise RefusedError(
-            "no policy says `signed: true`, so nothing has to be",
+            "no policy sets `signed: true`, so nothing needs a signature",
             hint="set it in the policy of a server first, or name a signing key: backupd keys make-signing",
         )
     left = [
@@ -363,7 +363,7 @@ class _Allowed:
                 return f"{problem}, and the catalog holds no digest of it"
             return _FOUND if found and not self.unproven else ""
         if signature is not None:
-            return "it has a signature that is not believed, and the catalog holds no digest of it"
+            return "it has an untrusted signature, and the catalog holds no digest of it"
         return "" if self.unproven else _OTHERWISE
 
 
@@ -376,10 +376,7 @@ def _look(destination: SignedDestination, key: str, judge: _Judge, *, keeps: boo
     except ObjectMissingError:
         return None  # removed while we look
     except TamperedError as error:
-        return (
-            "it is not what the run stored that made this backup, or what was found there when it was taken in: "
-            f"{error.detail}"
-        )
+        return f"it differs from what the backup run stored, or from what was imported: {error.detail}"
     if not doubt:
         return None
     signature = destination.signature(key)
@@ -455,7 +452,7 @@ class _Judge(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Backup(_Judge):
-    altered: ClassVar[str] = "it is not what the run stored that made this backup"
+    altered: ClassVar[str] = "it differs from what the backup run stored"
     from_destination: ClassVar[bool] = True
 
     record: BackupRecord | None
@@ -510,7 +507,7 @@ class _Stored(_Judge):
         return self.noted
 
     def disagreement(self, document: bytes) -> str:  # noqa: ARG002  its digest alone judges it
-        return "nobody noted what was put there"
+        return "no record exists of what was stored there"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class CatalogWriter:
                 raise self._said(
                     CatalogError(
                         "the catalog does not answer",
-                        hint="is somebody holding a long transaction on it, or is its server gone?",
+                        hint="check for a long transaction on it, and that its server is up",
                     )
                 )
             if patience is None and self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE:

@@ -235,7 +235,7 @@ def test_what_was_only_taken_in_from_a_place_is_signed_when_somebody_says_so(hou
     assert [adopt_unknown(house.wiring, house.wiring.destination(place)) for place in PLACES] == [[backup_id(3)]] * 2
     begun = rotate_signing(house.wiring)
     assert all(
-        "where whoever has the former key could have put it" in text
+        "where a holder of the former key could have stored it" in text
         for place in begun.places.values()
         for text in place.left
     )

@@ -92,7 +92,7 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         house.fails("run-stream", SERVER, "--once")
         said = house.fails("plan", SERVER, "--to", "latest").all
         assert "but later transactions may exist, up to 20" in said
-        assert "it had failed: " in said
+        assert "last error: " in said
         assert house.ok("plan", SERVER, "--to", "latest", "--accept-older")["older"]["certain"] is False
         told = _asked_by_rest(house, short_tmp / "older", "accept_older", refused="older")
         older = told["plan"]["older"]

@@ -107,7 +107,7 @@ def test_what_a_place_says_of_itself_follows_each_replication_and_verify_tells_w
     told = house.run("verify", SERVER)
     assert told.code == 0
     assert (
-        "away: RECOVER.md: holds other bytes than were written, or tells of other backups than lie beside it"
+        "away: RECOVER.md: holds other bytes than were written, or lists other backups than are stored there"
         in told.out
     )
     assert "1 damaged, 1 of them repaired" in told.out

@@ -163,6 +163,6 @@ def test_a_doubtful_backup_is_promised_by_nobody_until_a_test_restore_worked(
         return proof.outcome, str(of_proof(proof).problem)
 
     outcome, said = fails(ToolError("the disk is full"))
-    assert (outcome, "which says the state of the backup is unknown" in said) == ("undecided", True)
+    assert (outcome, "the state of the backup is unknown" in said) == ("undecided", True)
     outcome, said = fails(UnrestorableError("mariadb-backup exited with 1", ["page 4 is corrupted"]))
     assert (outcome, "page 4 is corrupted" in said, "says nothing" in said) == ("failed", True, False)

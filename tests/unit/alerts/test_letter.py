@@ -81,11 +81,11 @@ def test_reminders_and_recoveries_say_so_and_answer_the_first_mail() -> None:
     )
     later = NOW + timedelta(hours=4)
     again = letter_about([Turn(MessageKind.REMINDER, one)], SITE, later)
-    over = letter_about([Turn(MessageKind.RECOVERY, incident(closed_at=later), "it went well again")], SITE, later)
+    over = letter_about([Turn(MessageKind.RECOVERY, incident(closed_at=later), "it succeeded again")], SITE, later)
     assert again.subject_line == "[backupd] STILL ERROR db1: physical.full failed"
     assert "open for: 4h" in again.as_text()
     assert over.subject_line == "[backupd] RECOVERED db1: physical.full failed"
-    assert "it went well again" in over.as_text()
+    assert "it succeeded again" in over.as_text()
     for letter in (again, over):
         answer = message_from_string(mail_of(letter, one.id), policy=default)
         assert answer["In-Reply-To"] == answer["References"] == first["Message-ID"]

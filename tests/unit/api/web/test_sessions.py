@@ -59,7 +59,7 @@ def test_a_wrong_token_is_told_and_too_many_of_them_have_to_wait_but_no_right_on
         http = stranger(own)
         wrong = [http.post("/login", data={"token": "backupd_wrong"}) for _ in range(FREE + 1)]
         assert {answer.status_code for answer in wrong} == {403}
-        assert "this token is not known here" in wrong[0].text
+        assert "this token is unknown" in wrong[0].text
         assert "backupd_wrong" not in wrong[0].text
         waits = http.post("/login", data={"token": "backupd_wrong"})
         assert waits.status_code == 429

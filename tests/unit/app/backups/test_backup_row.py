@@ -56,7 +56,7 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
     assert adopt_unknown(wiring, there) == [backup_id(1)]
     assert not wiring.catalog.backups.get(backup_id(1)).foreign, "it is known that it was committed here"
     there.put(key, io.BytesIO(raw + b" "))
-    with pytest.raises(RefusedError, match="is not the one that was stored just now"):
+    with pytest.raises(RefusedError, match="differs from the one just stored"):
         add_row(wiring, cast("BackupSpec", spec), mine)
 
 

@@ -128,7 +128,7 @@ def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_b
     event, first = scribe.catalog.events.list()
     assert (str(first.severity), first.hint) == ("info", "")
     assert (event.kind, str(event.severity), event.subject) == ("branch-begun", "warning", anew.id)
-    assert event.hint == "take a full backup now: nothing before is rolled forward past this point"
+    assert event.hint == "take a full backup now: earlier backups cannot be rolled forward past this point"
     older = replace(FIRST, id="20261121T110000Z-00000000", noticed_at=NOW - timedelta(hours=1))
     recorder.branch_stored(older)  # a catalog that learns of the past is no warning
     assert str(scribe.catalog.events.list()[0].severity) == "info"

@@ -230,7 +230,7 @@ def test_two_processes_do_not_bring_the_same_place_up_to_date(shop: Make) -> Non
 
 def test_a_destination_that_the_policy_does_not_name_is_refused(shop: Make) -> None:
     one = shop()
-    with pytest.raises(Exception, match="names no destination"):
+    with pytest.raises(Exception, match="does not name destination"):
         one.replicate("elsewhere")
 
 

@@ -241,7 +241,7 @@ def test_the_text_follows_each_backup_and_a_look_finds_it_stale_altered_or_missi
     note.write_text(json.dumps({name: one for name, one in noted.items() if not name.endswith(layout.RECOVER)}))
     text.write_bytes(right.replace(b"It holds no secret", b"It held no secret"))
     (damage,) = read_copies(wiring, None, whole=False)
-    assert (damage.aged, "nobody noted what was written (an earlier version?)" in damage.problem) == (True, True)
+    assert (damage.aged, "no record of the write exists (an earlier version?)" in damage.problem) == (True, True)
     assert text.read_bytes() == right
     Stock(wiring.destination("offsite"), server="another").add(2, {"a": b"a"})
     (damage,) = read_copies(wiring, None)

@@ -225,7 +225,7 @@ def test_nobody_vouches_for_a_manifest_that_is_not_the_one_of_the_run(
         done = vouch(strict, "local", unproven=unproven)
         assert done.signed == (0 if unproven else 1), "the other one, once"
         (left,) = done.left
-        assert "it is not what the run stored that made this backup" in left
+        assert "it differs from what the backup run stored" in left
         assert manifest(1) in left
     commit_header(beneath, headers[0])
     assert vouch(strict, "local").left == ()

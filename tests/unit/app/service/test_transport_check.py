@@ -42,7 +42,7 @@ def test_one_incident_until_somebody_chose(tmp_path: Path) -> None:
         assert told(TLS.broken) == ["far"]
         (event,) = catalog.events.list(kind=TLS.broken)
         assert "`tls: verify-full`" in event.hint
-        assert "its backups go on as before" in event.hint
+        assert "its backups continue" in event.hint
         for tls in (", tls: off", ", tls: verify-full, tls_ca: /etc/ssl/ca.pem"):
             report_transport(Wiring(load_settings(configured(tmp_path, tls)), catalog))
             assert (told(TLS.broken), told(TLS.mended)) == (["far"], ["far"])

@@ -115,7 +115,7 @@ def test_a_backup_that_somebody_else_removed_is_not_brought_back(shelf: Shelf) -
     (damage,) = look(shelf).damages
     assert (damage.problem, damage.repaired_from) == ("missing", "")
     assert damage.trouble == (
-        "nothing of it is there any more, and nobody marked it deleted: `backupd replicate shop --to local` copies it "
+        "it is completely missing there, and no deletion is recorded: `backupd replicate shop --to local` copies it "
         "again where another destination has it, `backupd fsck --repair` forgets it"
     )
     assert read(local, SERVER, name) is None

@@ -70,8 +70,8 @@ def test_a_stream_that_is_not_running_is_told(wiring: Wiring) -> None:
         told(wiring, ago=timedelta(minutes=2)),
     ):
         (warning,) = warnings
-        assert "is not streamed now (last heard of at 2026-11-21T1" in warning
-        assert "nothing that is committed becomes recoverable" in warning
+        assert "is not streamed now (last report at 2026-11-21T1" in warning
+        assert "new commits are not recoverable" in warning
     (warning,) = told(wiring, state="waiting", error="the server cannot be reached")
     assert warning == "the stream of db1 is waiting since 2026-11-21T12:00:00Z: the server cannot be reached"
 
@@ -123,7 +123,7 @@ def test_a_plan_knows_whether_a_stream_failed_or_its_server_is_only_out_of_reach
     for ended, why in (("failed", "denied"), ("waiting", "a file is damaged")):
         over = seen(wiring, "stopped", ended=ended, error=why)
         assert over.failed
-        assert over.trouble.endswith(f"; it had failed: {why}")
+        assert over.trouble.endswith(f"; last error: {why}")
     assert not seen(wiring, "stopped", ended="waiting", error="the server cannot be reached", away=True).failed
     assert not seen(wiring, "stopped", ended="streaming").failed
 
