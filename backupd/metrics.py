@@ -37,7 +37,7 @@ _B = ("server", "kind", "set")
 _J = ("server", "kind", "leg")
 
 METRICS: tuple[Gauge, ...] = (
-    Gauge("backupd_build_info", "Always 1; the label tells the version that answers.", ("version",)),
+    Gauge("backupd_build_info", "Always 1; the label is the running version.", ("version",)),
     Gauge("backupd_service_on_watch", "1 while a backupd service runs the schedules; 0: no scheduled job starts."),
     Gauge("backupd_collect_seconds", "How long it took to collect these values."),
     Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
@@ -142,7 +142,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_job_last_success_timestamp_seconds", "When a job of this kind and schedule last succeeded.", _J),
     Gauge(
         "backupd_job_last_failed",
-        "1 when the last job of this kind and schedule failed, was missed, was killed or left something out.",
+        "1 when the last job of this kind and schedule failed, was missed, was killed or was incomplete.",
         _J,
     ),
     Gauge(
@@ -202,7 +202,7 @@ def reference(metrics: Sequence[Gauge] = METRICS) -> str:
         f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
         for metric in metrics
     ]
-    return "\n".join([_INTRODUCTION, "| metric | labels | what it tells |", "|---|---|---|", *rows, ""])
+    return "\n".join([_INTRODUCTION, "| metric | labels | description |", "|---|---|---|", *rows, ""])
 
 
 _INTRODUCTION = """\

@@ -128,7 +128,7 @@ class Archiver:
             os.close(self._lock)
             raise BusyError(
                 f"another process already archives {self.spool.folder}",
-                hint="one stream per server: end the other one, or leave the work to it",
+                hint="one stream per server: stop the other process, or do not start this one",
             ) from None
         try:
             self._state = self._state_file.load(self._progress)
@@ -262,8 +262,8 @@ class Archiver:
         if doubt is None or doubt.verdict:
             return False
         self._trouble = (
-            f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): it is"
-            " fetched from its server again, and is not archived yet"
+            f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): backupd fetches "
+            "it from the server again before it is archived"
         )
         return True
 

@@ -272,7 +272,7 @@ class Approach:
             Fork(
                 BranchReason.UNKNOWN,
                 state.logs[-1].number,
-                "the file with which the branch before was to begin was never copied",
+                "the first file of the previous branch was never copied",
             ),
             state,
         )
@@ -296,7 +296,7 @@ class Approach:
                     StreamEventKind.GAP,
                     self.clock(),
                     f"binary logs of {self.server} are missing: {found.gap}",
-                    detail=f"nothing is there between {tail.name}:{tail.end} and {log.name}",
+                    detail=f"nothing is archived between {tail.name}:{tail.end} and {log.name}",
                     hint="take a full backup now: recovery across the gap is not possible; and let the server keep its"
                     " binary logs longer (binlog_expire_logs_seconds)",
                     branch=branch,
@@ -337,9 +337,9 @@ class Approach:
         across = (
             ""
             if parent is None
-            else f"its fork is known: {_shown(fork.fork)}"
+            else f"its fork position: {_shown(fork.fork)}"
             if fork.fork
-            else "where it forked is not known"
+            else "its fork position is unknown"
         )
         self.tell(
             StreamEvent(
@@ -349,8 +349,8 @@ class Approach:
                 detail=across,
                 hint=""
                 if parent is None or fork.parent
-                else "take a full backup now: what was archived before stays, and"
-                " is recovered as before; across the fork only where it is known",
+                else "take a full backup now: the earlier archive stays recoverable; a restore crosses the fork only "
+                "if its position is known",
                 branch=branch,
             )
         )
@@ -370,8 +370,8 @@ class Approach:
         )
         if not same:
             raise ServerError(
-                f"{self.source.address} contradicts its answer of a moment ago",
-                hint="the stream asks again before it concludes anything",
+                f"{self.source.address} contradicts its previous answer",
+                hint="backupd repeats the query before it acts",
             )
 
     def _close(self, newest: Spooled) -> Tail:

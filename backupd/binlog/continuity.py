@@ -391,7 +391,7 @@ def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, no
         BranchReason.UNKNOWN,
         source.logs[-1].number,
         f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
-        f" seen OFF at {format_time(unlogged)}); what it committed then is in none",
+        f" seen OFF at {format_time(unlogged)}); its transactions of that time are in no binary log",
     )
 
 

@@ -187,7 +187,7 @@ class DamagedLogError(DamagedError):
         super().__init__(
             f"binary log {file.name} in the spool is damaged behind byte {good}",
             damages,
-            hint="it is fetched from its server again",
+            hint="backupd fetches it from the server again",
         )
         self.good = good
 

@@ -89,9 +89,9 @@ class Watch:
         if why := continuity.restored(self._seen(self._last), state):
             return f"the server's data was replaced: {why}"
         if state.basename != self._begun.basename or (int(at.file.rpartition(".")[2]), at.pos) < (number, size):
-            return f"the server is at {at.file}:{at.pos}, before the place up to which its log came: it began anew"
+            return f"the server is at {at.file}:{at.pos}, before the last position received: its log was reset"
         if self._last.position.gtid and not covers(at.gtid, self._last.position.gtid, mariadb=state.mariadb):
-            return "the server lacks transactions that it had executed: its log began anew"
+            return "the server lacks transactions that it had executed: its log was reset"
         self._last = state
         self._looked_at = self._clock()
         return ""
@@ -245,12 +245,13 @@ def fetch(
                 size, moved = now, time.monotonic()
             if time.monotonic() - moved > stall:
                 raise ToolError(
-                    f"nothing of {name} has come from {connection.address} for {stall:.0f} s", hint="it is tried again"
+                    f"no data of {name} was received from {connection.address} for {stall:.0f} s",
+                    hint="backupd retries",
                 )
     collect()
     refuse_misnamed(end, connection)
     if end.code != 0:
-        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said, hint="it is tried again")
+        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said, hint="backupd retries")
     return target
 
 
@@ -343,7 +344,7 @@ class Session:
         right = number == self.start.number if before is None else number in (before.number, before.number + 1)
         if not right and (before is None or number < before.number or not self.follows(before.number, number)):
             due = self.start.name if before is None else f"the file after {before.name}"
-            raise DamagedCopyError(path.name, self.connection.address, f"it came where {due} was due")
+            raise DamagedCopyError(path.name, self.connection.address, f"it was received where {due} was expected")
 
     def _take(self, branch: Branch, number: int, path: Path, *, finished: bool) -> bool:
         """Move it into the spool. False: not yet, or never."""

@@ -152,8 +152,8 @@ class Shipper:
         here = digest_of(plain, key.start, key.end)
         if here != there:
             raise SegmentConflictError(
-                f"destination {self._destination.name} holds a piece of binary log {key.number} of {server} that is "
-                "not what the server's file says now",
+                f"destination {self._destination.name} holds a piece of binary log {key.number} of {server} that "
+                "differs from the server's file",
                 detail=f"bytes {key.start} to {key.end} of branch {key.branch}: SHA-256 {there} there, {here} here",
                 hint=_BOTH_KEPT,
             )
@@ -205,7 +205,7 @@ class DestinationProgress:
     def trouble(self) -> str:
         """What is wrong there, in words; "" while all is well."""
         if not self._error and self.busy_for > SLOW:
-            return f"one binary log has been under way for {self.busy_for:.0f} s"
+            return f"the upload of one binary log has taken {self.busy_for:.0f} s so far"
         return self._error
 
 

@@ -230,7 +230,7 @@ class Spool:
         except OSError as error:
             raise RefusedError(
                 f"the spool {self.folder} cannot be used: {error.strerror}",
-                hint="it must belong to the user that backupd runs as",
+                hint="the spool must belong to the user that runs backupd",
             ) from error
         try:
             try:
@@ -238,7 +238,7 @@ class Spool:
             except BlockingIOError:
                 raise BusyError(
                     f"another stream already writes to {self.folder}",
-                    hint="one stream per server: end the other one, or leave the work to it",
+                    hint="one stream per server: stop the other process, or do not start this one",
                 ) from None
             with self._guard:
                 self._state = None
@@ -414,7 +414,7 @@ class Spool:
         except OSError as error:
             raise RefusedError(
                 f"the spool {self.folder} cannot be read: {error.strerror}",
-                hint="it must belong to the user that backupd runs as",
+                hint="the spool must belong to the user that runs backupd",
             ) from error
         try:
             data = json.loads(text)
@@ -461,7 +461,7 @@ class Spool:
             raise DamagedError(
                 f"a binary log is missing from the spool {self.folder}",
                 [str(path) for path in missing],
-                hint=f"put it back, or move {self.folder} away: a new spool begins a new branch",
+                hint=f"restore the file, or move {self.folder} away: a new spool begins a new branch",
             )
         for place, entry in enumerate(found[:-1]):
             if entry.ended is None:

@@ -41,7 +41,7 @@ class DamagedCopyError(ToolError):
         super().__init__(
             f"the copy of {name} from {address} is damaged",
             detail=why,
-            hint="it is fetched again; if that repeats itself, look at the network between both hosts",
+            hint="backupd fetches it again; if this recurs, check the network between the hosts",
         )
 
 
@@ -189,8 +189,8 @@ class Mender:
             StreamEvent(
                 StreamEventKind.MENDED,
                 self.clock(),
-                f"{name} of {self.server}, which was given up earlier, was fetched "
-                "whole from the server: the gap behind it closes when it is archived",
+                f"{name} of {self.server}, which was given up earlier, was fetched completely from the server: the gap "
+                "behind it closes when it is archived",
             )
         )
         return True
@@ -209,7 +209,7 @@ class Mender:
             path = self.spool.incoming / name
             if end_kind(error.detail) is not EndKind.TORN or not path.exists():
                 raise
-            torn = "the server itself cannot read it behind that"
+            torn = "the server itself cannot read it beyond that"
         return _Copy(path, read(path), digest_of(path), torn)
 
     @staticmethod
@@ -224,7 +224,7 @@ class Mender:
     def _take(self, doubt: Doubt, file: Spooled, copy: _Copy) -> None:
         if copy.found.size < file.size and self._is_only_a_part(copy):
             # A server that is shut down ends a copy as if it were whole.
-            raise DamagedCopyError(file.name, self.source.address, f"only {copy.found.size} bytes of it came")
+            raise DamagedCopyError(file.name, self.source.address, f"only {copy.found.size} bytes of it were received")
         if not self._is_the_same(doubt, file, copy):
             self.spool.judge(doubt, "the server has another file of this name now")
             return

@@ -54,16 +54,16 @@ _SAID = {
     EndKind.NOT_THERE: "the server no longer has the file that was asked for",
     EndKind.NO_NEXT: "the server has removed its binary logs",
     EndKind.TORN: "the server cannot read its own binary log",
-    EndKind.TWIN: "another program reads this server's binary log with the same connection id",
+    EndKind.TWIN: "another program reads this server's binary log with the same server ID",
     EndKind.DENIED: "this account may not read the server's binary log",
     EndKind.DISK: NO_ROOM,
-    EndKind.MISNAMED: "the copying program cannot make a file",
-    EndKind.OTHER: "the copying program failed",
+    EndKind.MISNAMED: "the program that copies it cannot create a file",
+    EndKind.OTHER: "the program that copies it failed",
 }
 _HINTS = {
-    EndKind.TWIN: "is a second backupd with a copy of this spool's settings running? it needs its own spool",
-    EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and look at its password file",
-    EndKind.DISK: "make room there; nothing is lost as long as the server keeps its binary logs",
+    EndKind.TWIN: "check for a second backupd with a copy of this spool: each needs its own spool",
+    EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and check its password file",
+    EndKind.DISK: "free space there; nothing is lost as long as the server keeps its binary logs",
 }
 _FAILED = (EndKind.TWIN, EndKind.DENIED)
 _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT)
@@ -185,7 +185,7 @@ class Streamer:
             RefusedError(
                 f"the spool {self.spool.folder} cannot be used: {error.strerror}",
                 detail=str(error.filename or ""),
-                hint="it must belong to the user that backupd runs as",
+                hint="the spool must belong to the user that runs backupd",
             )
         )
 
@@ -313,7 +313,7 @@ class Streamer:
             raise DamagedCopyError(
                 start.name,
                 self.source.address,
-                f"{why}: the stream goes on with the file after it as soon as the server begins one",
+                f"{why}: the stream continues with the next file as soon as the server starts one",
             ) from error
 
     def _poll(self, session: Session, watch: Watch) -> str:
@@ -325,7 +325,7 @@ class Streamer:
         except ServerError as error:
             watch.asked()
             if watch.is_stalled():
-                return f"{error.message}, and nothing has come for {self.pace.stall:.0f} s"
+                return f"{error.message}, and no data was received for {self.pace.stall:.0f} s"
             with self._guard:
                 self._status = replace(self._status, error=error.message)
             return ""
@@ -336,7 +336,7 @@ class Streamer:
         ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
         if ahead and watch.is_stalled():
             return (
-                f"nothing has come for {self.pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
+                f"no data was received for {self.pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
                 " the connection is dead"
             )
         if number:
@@ -431,7 +431,7 @@ class Streamer:
             self._tell(
                 StreamEventKind.PURGE_ALARM,
                 f"{self.server}: {alarm.message}",
-                hint="see why a destination is behind (`backupd binlog status`), or let the server keep its"
+                hint="find out why a destination is behind (`backupd binlog status`), or let the server keep its"
                 " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...",
             )
         elif alarm is None and before is not None:

@@ -375,7 +375,7 @@ class IncidentRows(Rows):
             self._do(update(incidents).where(one).values(now))
 
     def acknowledge(self, incident_id: str, by: str, now: datetime) -> Incident:
-        """No reminder of it is sent any more. Raises NotFoundError, RefusedError when it is over or somebody has done
+        """No reminder of it is sent any more. Raises NotFoundError, RefusedError when it is closed or somebody has done
         so before."""
         with self._database.write() as connection:
             done = connection.execute(
@@ -389,7 +389,7 @@ class IncidentRows(Rows):
             ).rowcount
             found = _one(connection, incident_id)
             if not done:
-                why = "it is over" if found.closed_at else f"{found.acknowledged_by} has acknowledged it already"
+                why = "it is closed" if found.closed_at else f"{found.acknowledged_by} has acknowledged it already"
                 raise RefusedError(
                     f"incident {incident_id} needs no acknowledgement: {why}",
                     hint="to list open incidents: backupd alerts",

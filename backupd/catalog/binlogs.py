@@ -316,7 +316,7 @@ def _branch(connection: Connection, server: str, branch: str) -> int:
     if number is None:
         raise NotFoundError(
             f"the catalog knows no branch {branch} of {server}",
-            hint="`backupd fsck --repair` takes in what the destinations know",
+            hint="`backupd fsck --repair` imports it from the destinations",
         )
     return number
 

@@ -35,7 +35,7 @@ PATIENCE = 30.0
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
 _REBUILD = (
     "move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from "
-    "DESTINATION`: it makes a fresh catalog of what lies there"
+    "DESTINATION`: it creates a new catalog from the backups stored there"
 )
 _ROOM = 64 * 1024
 """Bytes: with less than this left, SQLite cannot even make its -shm file (32 KiB) beside the catalog."""
@@ -63,7 +63,7 @@ def catalog_url(text: str) -> URL:
     if url.drivername in _POSTGRESQL:
         return url.set(drivername="postgresql+psycopg")
     raise CatalogError(
-        f"a catalog cannot live in {url.drivername!r}", hint="use sqlite:////PATH or postgresql://USER@HOST/NAME"
+        f"a catalog cannot be stored in {url.drivername!r}", hint="use sqlite:////PATH or postgresql://USER@HOST/NAME"
     )
 
 
@@ -181,15 +181,15 @@ class Database:
             return CatalogError(
                 f"the catalog {self.name} cannot be reached",
                 detail=detail,
-                hint="is PostgreSQL running, does it answer within half a minute, and do its "
-                "pg_hba.conf and your passfile let us in?",
+                hint="check that PostgreSQL runs and answers within 30 seconds, and that pg_hba.conf and the passfile "
+                "allow this connection",
             )
         return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
 
 
 _GONE = (
-    "stop the service, bring the file back with its -wal and -shm (or mount its file system), and start it again; "
-    "where it is lost, `backupd catalog rebuild --from DESTINATION` makes a fresh one of what lies there"
+    "stop the service, restore the file with its -wal and -shm (or mount its file system), and start it again; "
+    "if it is lost, `backupd catalog rebuild --from DESTINATION` creates a new one from the backups stored there"
 )
 _ACCESS = (
     "this user needs read and write access to the file and to its folder, "
@@ -202,7 +202,7 @@ _SQLITE = {
     sqlite3.SQLITE_READONLY: ("is read-only", _ACCESS),
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ACCESS),
     sqlite3.SQLITE_PERM: ("cannot be opened", _ACCESS),
-    sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "make room on that disk; nothing was half recorded"),
+    sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "free space on that disk; no record is incomplete"),
     sqlite3.SQLITE_BUSY: (
         f"stayed locked for {BUSY_SECONDS} seconds",
         "another process holds a long transaction on it; `fuser FILE` names it",

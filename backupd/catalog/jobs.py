@@ -236,7 +236,7 @@ class Jobs(Rows):
             changed = any(connection.execute(change).rowcount for change in (queued, waiting, asked))
             record = _one(connection, job_id)
             if not changed and record.state is not JobState.RUNNING:
-                raise RefusedError(f"job {job_id} is {record.state}: there is nothing to cancel")
+                raise RefusedError(f"job {job_id} is {record.state}: it cannot be cancelled")
             return record
 
     def pull_back(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:

@@ -73,10 +73,10 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
         if found not in known:
             raise CatalogError(
                 f"the catalog {database.name} is newer than this program",
-                detail=f"its form is {found}; this program knows up to {head()}",
+                detail=f"its schema version is {found}; this program supports up to {head()}",
                 hint="run the version of backupd that upgraded it, or a newer one; to go back, move "
-                "the catalog away (keep it) and run `backupd catalog rebuild --from DESTINATION`, which makes "
-                "a fresh one of what lies there",
+                "the catalog away (keep it) and run `backupd catalog rebuild --from DESTINATION`, which creates a new "
+                "one from the backups stored there",
             )
         return
     tables = set(inspect(connection).get_table_names())

@@ -124,7 +124,7 @@ class Tokens(Rows):
                 if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
                     raise RefusedError(
                         f"there is a token {other.name!r} already: {other.id}",
-                        hint="revoke that one first, or give the new one another name: the audit shows it",
+                        hint="revoke that token first, or choose another name: the audit log identifies tokens by name",
                     )
             connection.execute(insert(tokens).values(row_of(tokens, token)))
 
@@ -202,7 +202,7 @@ class Challenges(Rows):
         answered = update(challenges).where(challenges.c.id == challenge_id, waits)
         if not self._do(answered.values(answered_at=now, answered_by=by)):
             raise RefusedError(
-                f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
+                f"the challenge {challenge_id} was already answered, or is older than {VALID_FOR.days} days",
                 hint="`backupd keys` lists the open ones",
             )
 
@@ -315,7 +315,7 @@ class Audit(Rows):
                     if entry.number != number + 1:
                         problems.append(f"entries {number + 1} to {entry.number - 1} are missing")
                     elif entry.digest != chained(digest, replace(entry, digest="")):
-                        problems.append(f"entry {entry.number} was altered, or stands in another's place")
+                        problems.append(f"entry {entry.number} was altered or moved")
                     number, digest = entry.number, entry.digest
         return Verified(number, digest, tuple(problems))
 

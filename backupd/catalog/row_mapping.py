@@ -200,7 +200,7 @@ def put_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> 
 
 T = TypeVar("T")
 _BETWEEN = "~"
-_HINT = "take the cursor as the page before gave it, or begin with the first page"
+_HINT = "use the cursor of the previous page, or start with the first page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def page(
     read: Callable[[Select[Any]], Sequence[Any]], query: Select[Any], moment: Column[Any], after: str | None, limit: int
 ) -> Listed[Any]:
     """What ``read`` makes of the rows of ``query`` behind the cursor ``after``, by ``moment`` and id, newest
-    first. Raises UsageError for what is no cursor."""
+    first. Raises UsageError for what is not a cursor."""
     row_id = moment.table.c.id
     if after is not None:
         then, row = _parsed(after)
@@ -261,7 +261,7 @@ def page(
 def number_of(after: str) -> int:
     """The cursor of a list whose rows are numbered. Raises UsageError."""
     if not after.isascii() or not after.isdigit() or len(after) > 18:
-        raise UsageError(f"{after[:80]!r} is no cursor", hint=_HINT)
+        raise UsageError(f"{after[:80]!r} is not a cursor", hint=_HINT)
     return int(after)
 
 
@@ -272,4 +272,4 @@ def _parsed(after: str) -> tuple[datetime, str]:
             raise ValueError(after)
         return parse_time(moment), row
     except ValueError as error:
-        raise UsageError(f"{after[:80]!r} is no cursor", hint=_HINT) from error
+        raise UsageError(f"{after[:80]!r} is not a cursor", hint=_HINT) from error

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _HINTS = {
     errno.ENOSPC: "free disk space there, then repeat the command",
-    errno.EDQUOT: "make room there or raise the quota, then call again",
-    errno.EACCES: "call as the user that owns it, or correct its permissions",
-    errno.EPERM: "call as the user that owns it, or correct its permissions",
+    errno.EDQUOT: "free space there or raise the quota, then repeat the command",
+    errno.EACCES: "run the command as the user that owns it, or correct its permissions",
+    errno.EPERM: "run the command as the user that owns it, or correct its permissions",
     errno.EROFS: "the file system is mounted read-only: dmesg shows whether an error caused it; the service may write "
     "only where its unit says (ReadWritePaths= in a drop-in: systemctl edit backupd)",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`, LimitNOFILE= of the unit)",
     errno.ENFILE: "raise the limit of open files of the system (sysctl fs.file-max)",
-    errno.ENOMEM: "give this process more memory, then call again",
+    errno.ENOMEM: "give this process more memory, then repeat the command",
 }
 _MEMORY_HINT = (
     "raise its memory limit (`ulimit -v`, MemoryMax= of the unit) or end other programs, then run the command again"

@@ -270,7 +270,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
         ),
         "withdrawn": f"WITHDRAWN: {proof.withdrawn}",
         "undecided": "NOT TESTED: the test restore did not complete; whether the backup can be restored is unknown",
-        "inexact": "INEXACT: restored, and it may hold other rows than the source had",
+        "inexact": "INEXACT: restored, but rows may differ from the source",
     }.get(proof.outcome, "FAILED")
     if proof.older:
         verdict = f"{verdict.partition(';')[0]}; NOT THE NEWEST DATA"

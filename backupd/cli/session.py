@@ -59,7 +59,7 @@ def moment(text: str) -> datetime:
         return parse_time(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
+            f"{text!r} is not a time with an offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
         ) from None
 
 

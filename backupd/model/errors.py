@@ -123,14 +123,13 @@ class MisnamedError(RefusedError):
         self,
         name: str,
         address: str,
-        why: str = "that is no name of a binary log that was asked for",
+        why: str = "backupd requested no binary log of that name",
     ) -> None:
         super().__init__(
-            f"the server at {address}, or somebody between it and here, named a file that must not be written: "
-            f"{name[:200]!r}",
+            f"the server at {address}, or a host between them, named a file that must not be written: {name[:200]!r}",
             detail=why,
             hint="nothing of it was used. Find out who answers at that address, and set `tls: verify-full` for the "
-            "server in the configuration, so that nobody can stand between; it is tried again by itself",
+            "server in the configuration, so that nobody can intercept the connection; backupd retries",
         )
 
 
@@ -290,7 +289,8 @@ class NewerFormatError(DamagedError):
         super().__init__(
             f"{where} was written by a newer version of backupd",
             [f"{where}: format {form[:120]!r}"],
-            hint="use that version, or a later one, with this destination; this one changes and deletes nothing there",
+            hint="use that version, or a later one, with this destination; this version changes and deletes nothing "
+            "there",
         )
 
 

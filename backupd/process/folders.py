@@ -179,7 +179,7 @@ def open_plain(path: Path, *, follow: bool = False) -> int:
     found = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(found)
@@ -239,7 +239,7 @@ def open_to_append(path: Path, *, owner: tuple[int, int] | None = None) -> int:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise OSError(f"{path} is no file of its own: somebody put a link or a device there")
+            raise OSError(f"{path} is not a regular file: it was replaced by a link or a device")
         if owner is not None:
             os.fchown(descriptor, *owner)
     except BaseException:

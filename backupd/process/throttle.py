@@ -144,6 +144,6 @@ class SharedBucket(TokenBucket):
                 os.close(file)
         except OSError as error:
             raise RefusedError(
-                f"the file {path} that processes share a rate by cannot be used: {error.strerror}",
-                hint="is there room, and may this user write there?",
+                f"the file {path}, by which processes share a rate limit, cannot be used: {error.strerror}",
+                hint="check free space and permissions there",
             ) from error

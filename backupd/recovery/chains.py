@@ -34,7 +34,7 @@ def chain_of(backup_id: str, backups: Iterable[BackupRecord]) -> tuple[BackupRec
     """
     by_id = {backup.id: backup for backup in backups}
     if backup_id not in by_id:
-        raise NotFoundError(f"there is no backup {backup_id}", hint="`backupd backups` lists those that are known")
+        raise NotFoundError(f"there is no backup {backup_id}", hint="`backupd backups` lists the known ones")
 
     def parent_of(child_id: str) -> str | None:
         child = by_id[child_id]
@@ -43,8 +43,8 @@ def chain_of(backup_id: str, backups: Iterable[BackupRecord]) -> tuple[BackupRec
         parent = by_id.get(child.parent or "")
         if parent is None:
             raise NotFoundError(
-                f"backup {child.id} builds on {child.parent or 'a backup that is not named'}, which is not there",
-                hint="choose another backup; `backupd fsck` says what happened to this one",
+                f"backup {child.id} builds on {child.parent or 'a backup that is not named'}, which is missing",
+                hint="choose another backup; `backupd fsck` shows why",
             )
         if wrong := _wrong_parent(child, parent):
             raise DamagedError(f"backup {backup_id} cannot be restored", [wrong], hint="choose another backup")

@@ -320,7 +320,7 @@ def _holes(histories: Histories, branch: Branch, destination: str, now: datetime
             before,
             one.last_at,
             other.first_at,
-            f"the binary logs between them are not there {where}",
+            f"the binary logs between them are missing {where}",
             now,
         )
 

@@ -126,7 +126,7 @@ def _known_fork(entry: Branch, at: Position) -> Position:
     if fork is None or not fork.gtid:
         raise RefusedError(
             f"the fork between branch {entry.parent} and branch {entry.id} ({entry.reason}) cannot be crossed: "
-            "without GTIDs nothing tells where the new files go on",
+            "without GTIDs its position in the new files is unknown",
             hint=_OTHER,
         )
     if not executed(fork.gtid, at.gtid):
@@ -167,7 +167,7 @@ def _entered(
             return at, False
     raise RefusedError(
         f"the fork between branch {entry.parent} and branch {entry.id} ({entry.reason}) cannot be crossed: "
-        f"what is archived of {entry.id} does not go on from {fork_text(entry)}",
+        f"what is archived of {entry.id} does not continue from {fork_text(entry)}",
         hint=_OTHER,
     )
 
@@ -183,7 +183,7 @@ def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: 
     if end is not None and (end < begin or (entered and not executed(until.gtid, start.gtid))):
         raise RefusedError(
             f"{until.file}:{until.pos} of branch {group[-1].id} is before {start.file}:{start.pos} "
-            f"{start.gtid}, where the copy would stand",
+            f"{start.gtid}, the position of the restored copy",
             hint="choose an older backup",
         )
     spans: list[Span] = []
@@ -224,7 +224,7 @@ def _lost_from(branch: Branch) -> tuple[Position, Place]:
     if branch.fork is None or place is None or place[0] < branch.first_number - 1:
         raise RefusedError(
             f"the fork between branch {branch.parent} and branch {branch.id} cannot be crossed: it is at "
-            f"{fork_text(branch)}, and the archive goes on with {branch.file(branch.first_number)}",
+            f"{fork_text(branch)}, and the archive continues with {branch.file(branch.first_number)}",
             hint=_OTHER,
         )
     return branch.fork, place
@@ -249,7 +249,7 @@ def _prove_join(histories: Histories, one: Span, other: Span) -> None:
         )
     ):
         raise RefusedError(
-            f"the files of branch {other.branch} do not go on from those of branch {one.branch}",
+            f"the files of branch {other.branch} do not continue those of branch {one.branch}",
             detail=f"executed at the end of the one: {before.gtids_after if before else ''}; "
             f"at the beginning of the other: {after.gtids_before if after else ''}",
             hint=_ELSE.format(server=histories.server),
@@ -277,7 +277,7 @@ def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) ->
         )
     resumes = f"{branch.file(before.first_number)}:{before.first_pos}"
     return RefusedError(
-        f"the binary logs of branch {branch.id} between {there} and {resumes} are not there",
+        f"the binary logs of branch {branch.id} between {there} and {resumes} are missing",
         detail=f"gap: after {there}, before {resumes}",
         hint=_ELSE.format(server=histories.server),
     )
@@ -347,7 +347,7 @@ def abandoned(histories: Histories, latest: Window) -> str:
     if present is None or latest.branch == present.id or (not latest.branch and latest.begin >= present.noticed_at):
         return ""
     return (
-        f"this is not the server's present history: since {format_time(present.noticed_at)} it goes on as branch "
+        f"this is not the server's present history: since {format_time(present.noticed_at)} it continues as branch "
         f"{present.id} ({present.reason}), of which nothing can be restored yet; take a full backup now: "
         f"backupd backup {present.server} --kind full"
     )
@@ -427,8 +427,8 @@ def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None
     if not base.position.file:
         return "the server wrote no binary log"
     if branch is None:
-        return "it is not certain which history of the server this backup is of, so nothing is replayed on it"
-    return f"the binary log is not archived at {base.position.file}:{base.position.pos}, where it would go on"
+        return "the branch of this backup is uncertain, so no binary log is replayed on it"
+    return f"the binary log is not archived at {base.position.file}:{base.position.pos}, where a replay would start"
 
 
 def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple[datetime, str]:
@@ -440,14 +440,14 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
         resumes = f"{branch.file(following.first_number)}:{following.first_pos}"
         if following.first_at is not None:  # the earliest time there, which a session may have set into the past
             end = min(end, max(following.first_at, run.last_at or following.first_at))
-        return end, f"gap: the binary logs between {there} and {resumes} are not there"
+        return end, f"gap: the binary logs between {there} and {resumes} are missing"
     later = histories.next_of(branch)
     if later is not None:
         return min(end, later.noticed_at), (
-            f"the server's history went on as branch {later.id} ({later.reason}); this one is archived up to {there}"
+            f"the server's history continues as branch {later.id} ({later.reason}); this one is archived up to {there}"
         )
     if run.confirmed_at is None:
-        return end, f"archived up to {there}; the server was not asked whether that was all"
+        return end, f"archived up to {there}; the server was not checked for later transactions"
     if run.confirmed_at > now + _SKEW:
         return end, (
             f"archived up to {there}; the time of the last check is unreliable, because the clock was wrong "

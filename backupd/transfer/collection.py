@@ -121,7 +121,7 @@ def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Co
         found = read(destination, *owner)
         if found is None and is_listed(destination, key := layout.manifest_key(*owner)):
             where = f"{destination.name}: {key}"
-            return Committed(*owner, DamagedError(f"{where} cannot be read", [f"{where}: listed, and not there"]))
+            return Committed(*owner, DamagedError(f"{where} cannot be read", [f"{where}: listed, but missing"]))
         return found
 
     for start in range(0, len(owners), 2 * _READERS):
@@ -393,7 +393,7 @@ class GarbageCollection:
             return set()
         told = (
             f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and no deletion by "
-            "backupd explains it: what is left of them is kept. To restore the manifests from another destination: "
+            "backupd explains it: their remaining objects are kept. To restore the manifests from another destination: "
             "`backupd verify`"
         )
         self._hold_over_limit(told)

@@ -107,9 +107,9 @@ def replicate(
             intent = stack.enter_context(Intent([target], server, backup_id, parents=order.above, clock=clock))
         except RefusedError as error:
             raise RefusedError(
-                f"backup {backup_id} cannot be copied to {target.name} without what it builds on",
+                f"backup {backup_id} cannot be copied to {target.name} without its parent backup",
                 detail=error.detail,
-                hint="what it builds on is copied first; run it again",
+                hint="the parent is copied first: repeat the command",
             ) from error
         return _Copy(pinned, target, order, intent, report, check).run(clock())
 
@@ -192,7 +192,7 @@ class _Copy:
                 f"destination {self._target.name} is removing {len(leaving)} objects that backup {header.backup_id} "
                 "needs",
                 detail="\n".join(leaving[:20]),
-                hint="backupd copies them again after their removal, and retries by itself",
+                hint="backupd copies them again after their removal, and retries automatically",
             )
         return damaged
 
@@ -205,7 +205,7 @@ class _Copy:
                 f"{len(gone)} objects vanished from destination {self._target.name} while backup "
                 f"{header.backup_id} was copied there",
                 detail="\n".join(gone[:20]),
-                hint="it is tried again: what is missing is sent again",
+                hint="backupd retries and sends the missing objects again",
             )
 
     def _manifest(self) -> tuple[Document, Header]:
@@ -216,7 +216,7 @@ class _Copy:
             header = decode_of(raw, where, order.server, order.backup_id)
             if header.parent is not None and header.parent not in order.above:
                 raise RefusedError(
-                    f"backup {order.backup_id} builds on {header.parent}, which is not known to be at "
+                    f"backup {order.backup_id} builds on {header.parent}, and no record shows that backup at "
                     f"{self._target.name}",
                     hint="`backupd fsck --repair` brings the catalog up to date",
                 )
@@ -297,7 +297,7 @@ class _Copy:
             try:
                 self._target.delete(key)
             except DestinationError as trouble:
-                error.add_note(f"{key} could not be taken back at {self._target.name}: {trouble.message}")
+                error.add_note(f"{key} could not be withdrawn at {self._target.name}: {trouble.message}")
             raise
 
 
@@ -326,7 +326,7 @@ def copy_branch(relay: Relay, branch: Branch) -> None:
             raise DamagedError(f"{where} is damaged", [f"{where}: it describes {found.id} of {found.server}"])
         return found
 
-    message = f"no destination describes branch {branch.id} of {branch.server} as it was written"
+    message = f"no destination describes branch {branch.id} of {branch.server} in its original form"
     document, _branch = relay.first_good(layout.branch_key(branch.server, branch.id), decode, message)
     if not relay.holds(document):
         relay.put(document)
@@ -350,7 +350,7 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
         raise objects.not_kept(
             relay.target,
             "\n".join(f"{name} {problem}" for name, problem in gone),
-            "look at the medium and its log; it is tried again by itself",
+            "check the storage and its log; backupd retries",
         )
     return header
 

@@ -1,6 +1,6 @@
 """What a new backup need not store again: the key that recognises content, and what a destination holds already.
 
-Losing the key costs only dedup: the next backup stores everything once more.
+Losing the key costs only dedup: the next backup stores everything again.
 
 Only objects that a committed backup names and that nobody is about to collect count as known. An object alone proves
 nothing: it may belong to a run that died, or be on its way out. ``Presence`` asks one listing instead of object by
@@ -51,7 +51,7 @@ def identity_key(path: Path) -> bytes:
     if len(key) != KEY_SIZE:
         raise RefusedError(
             f"{path} is not an identity key: {len(key)} bytes where {KEY_SIZE} were expected",
-            hint="move it away; the next backup makes a new key and stores everything once more",
+            hint="move it away; the next backup makes a new key and stores everything again",
         )
     return key
 
@@ -59,7 +59,7 @@ def identity_key(path: Path) -> bytes:
 def _unusable(path: Path, error: OSError) -> RefusedError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = f"make room for the folder {path.parent}, then try again"
+        hint = f"free space for the folder {path.parent}, then repeat the command"
     elif error.errno == errno.EISDIR:
         hint = "a folder is in place of the key: move it away; the next backup makes a new key"
     else:

@@ -254,7 +254,7 @@ def _read_stock(
             named[owner] = frozenset(item.name for item in one.header.objects)
         elif isinstance(one.header, NewerFormatError):
             newer.add(owner)
-    why = "a newer version of backupd wrote it, and only that removes it"
+    why = "a newer version of backupd wrote it, and only that version removes it"
     held += [HeldBack.of(owner, why) for owner in sorted(removable & newer)]
     # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
     present = [item.backup for item in outlines if item.readable]
@@ -288,7 +288,7 @@ def _in_use(
     pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
     unreadable = [lease.id for lease in writing if lease.owner is None]
     if unreadable:
-        why = f"every backup: the intent {unreadable[0]} cannot be read, so what is being written is unknown"
+        why = f"every backup: the intent {unreadable[0]} cannot be read, so the running backups are unknown"
         held.append(HeldBack(why, frozenset(unreadable[:1])))
         return due
     busy = {owner for owner in due - pinned if owner[0] in running}
@@ -497,5 +497,5 @@ def _require(destination: Destination, server: str, backup_id: str) -> None:
     if not exists(destination, layout.manifest_key(server, backup_id)):
         raise NotFoundError(
             f"destination {destination.name} has no backup {backup_id} of {server}",
-            hint="backupd backups lists what there is",
+            hint="backupd backups lists the backups",
         )

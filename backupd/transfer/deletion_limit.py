@@ -70,8 +70,9 @@ def missing_backups_text(place: str, missing: Collection[Backup]) -> str:
     names += [f"{len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
     return (
         f"objects: no object is collected at destination {place}: the catalog expects {len(missing)} backups there "
-        f"that have no manifest: {', '.join(names)}. Is a part of it not mounted, or a folder moved? `backupd "
-        "verify` takes back what another destination has; `backupd backups delete ID` forgets what is gone"
+        f"that have no manifest: {', '.join(names)}. Check that all of it is mounted and no folder was moved. `backupd "
+        "verify` restores what another destination has; `backupd backups delete ID` removes a lost backup from the "
+        "catalog"
     )
 
 

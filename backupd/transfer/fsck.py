@@ -315,7 +315,10 @@ def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
     left = strays(destination, now=now)
     for info in left.parts:
         yield Finding(
-            Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died", repairable=True
+            Invariant.NO_ORPHAN_SEGMENT_PART,
+            info.key,
+            "a part of a binary log whose upload was interrupted",
+            repairable=True,
         )
     for key in left.strangers:
         yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of backupd; remove it by hand")
@@ -337,7 +340,7 @@ def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
         yield Finding(
             Invariant.SEGMENT_HAS_BRANCH,
             layout.branch_key(server, name),
-            "is missing or cannot be read: nothing tells how these binary logs go on from earlier ones",
+            "is missing or cannot be read: so it is unknown how these binary logs continue earlier ones",
         )
 
 
@@ -366,7 +369,7 @@ class _Comparison:
             for path, inode in self._shown.items()
             if inode not in names and hidden.pop(self._digest(path), None) is None
         ]
-        return _told(strange, "holds what is no object of this backup") or _told(
+        return _told(strange, "holds a file that is not an object of this backup") or _told(
             sorted(hidden.values()), "is not shown"
         )
 
@@ -411,7 +414,7 @@ def _catalog(view: _View, catalog: Collection[Backup], busy: set[tuple[str, str]
         yield Finding(
             Invariant.CATALOG_HAS_BACKUP,
             backup_id,
-            f"the catalog does not know this backup of {server}; `backupd fsck --repair` takes it in",
+            f"the catalog does not know this backup of {server}; `backupd fsck --repair` imports it",
             repairable=True,
         )
     for server, backup_id in sorted(expected - view.references.backups):
@@ -419,8 +422,8 @@ def _catalog(view: _View, catalog: Collection[Backup], busy: set[tuple[str, str]
             Invariant.BACKUP_HAS_MANIFEST,
             backup_id,
             f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
-            "manifest of it; until that is settled no object is collected there (is a part of it not "
-            f"mounted?). From another destination `backupd verify {server}` takes back a manifest alone, "
-            f"`backupd replicate {server} --to {view.destination.name}` what is gone as a whole; "
-            f"`backupd backups delete {backup_id}` forgets it",
+            "manifest of it; until that is resolved no object is removed there. Check that all of it is mounted. From "
+            "another destination `backupd verify {server}` restores a single manifest, `backupd replicate {server} "
+            "--to {view.destination.name}` whole backups; `backupd backups delete {backup_id}` removes it from the "
+            "catalog",
         )

@@ -59,7 +59,7 @@ class Kept:
                 "it is foreign: nothing shows that this installation took it, and `backupd catalog adopt "
                 f"{backup[1]}` was not run"
             )
-        return hold.text if hold is not None else "it is kept on purpose (`backupd backups keep`)"
+        return hold.text if hold is not None else "it is kept (`backupd backups keep`)"
 
 
 def kept_at(destination: Destination) -> Kept:

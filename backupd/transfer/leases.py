@@ -253,8 +253,8 @@ class Holder:
                 destination.stat(self._lease.key)
             except ObjectMissingError as error:
                 raise CancelledError(
-                    f"{self._lease.key} at destination {destination.name} was removed by somebody",
-                    hint="the run counted as dead; run the job again",
+                    f"{self._lease.key} at destination {destination.name} was removed by another process",
+                    hint="another process took this run for dead; run the job again",
                 ) from error
 
     def beat(self) -> None:
@@ -362,7 +362,7 @@ def _dead(destination: Destination, clock: Clock, alive: Alive, *, ours: str) ->
             who = "another process" if lease.owner is None else f"process {lease.owner.pid} on {lease.owner.host}"
             raise BusyError(
                 f"{who} holds the clean-up lease at destination {destination.name}",
-                hint="what is due is removed the next time",
+                hint="the next removal deletes the due files",
             )
     return others
 
@@ -422,7 +422,7 @@ class Pin(Holder):
         if is_marked(destination, server, backup_id):
             raise RefusedError(
                 f"backup {backup_id} of {server} at destination {name} is marked deleted",
-                hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time",
+                hint=f"backupd backups undelete {backup_id} removes the mark until the grace period ends",
             )
         if not exists(destination, layout.manifest_key(server, backup_id)):
             raise NotFoundError(f"destination {name} has no backup {backup_id} of {server}")

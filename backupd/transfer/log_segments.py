@@ -124,7 +124,9 @@ def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeade
         raise
     except TamperedError as error:
         raise SegmentConflictError(
-            f"{header.key} at destination {destination.name} is none of ours", detail=error.detail, hint=error.hint
+            f"{header.key} at destination {destination.name} was not written by backupd",
+            detail=error.detail,
+            hint=error.hint,
         ) from error
     except (NotFoundError, DamagedError):
         return None
@@ -135,7 +137,7 @@ def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeade
             detail=f"{destination.name}:{header.key}: SHA-256 {found.segment.sha256} there, "
             f"{header.segment.sha256} here",
             hint="two installations, or a copy of one, write logs of the same server to this destination; nothing was "
-            "overwritten. Give one of them a destination of its own",
+            "overwritten. Give each its own destination",
         )
     return found
 
@@ -166,7 +168,7 @@ def _lost(destination: Destination, key: str, problem: str) -> DestinationError:
     return objects.not_kept(
         destination,
         f"{destination.name}:{key}: {problem}",
-        "look at the medium and its log; what was to be stored stays in the spool, for later",
+        "check the storage and its log; the data stays in the spool until it can be stored",
     )
 
 
@@ -209,7 +211,7 @@ def load_header(destination: Destination, server: str, key: SegmentKey) -> Segme
             f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
             f"{key.start} to {key.end}, in branch {key.branch}",
             detail=f"{where} is missing",
-            hint="`backupd timeline` shows what there is and where",
+            hint="`backupd timeline` lists the archived logs and their destinations",
         ) from error
     return decode_of(raw, where, server, key)
 
@@ -289,7 +291,7 @@ def fetch(
     if append and before != header.segment.start:
         raise RefusedError(
             f"{target} has {before} bytes where the next piece begins at {header.segment.start}",
-            hint="pieces of a binary log are put together in order and without a hole",
+            hint="pieces of a binary log are joined in order and without gaps",
         )
     flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if append else os.O_CREAT | os.O_EXCL)
     with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
@@ -346,8 +348,7 @@ def require_bound(destination: Destination, header: SegmentHeader, unsealer: Uns
         problem = (
             f"what is sealed is of a later version of the format than {header.version}, which it says"
             if told and not header.is_bound
-            else "it is not the one that was sealed with it: somebody changed "
-            "what it tells of server, place, times or parts"
+            else "it is not the one that was sealed with it: somebody changed its server, position, times or parts"
         )
         raise TamperedError(
             f"{header.key} at destination {destination.name} does not belong to what is sealed there",
@@ -361,7 +362,7 @@ def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart,
     key = header.folder + part.stored.name
     plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=min(part.size, PLAIN_LIMIT))
     if len(plain) != part.size or hashlib.sha256(plain).hexdigest() != part.sha256:
-        raise objects.damaged(destination, key, "what is sealed in it is not what was archived", kind=_LOG)
+        raise objects.damaged(destination, key, "its sealed content is not the archived one", kind=_LOG)
     return plain
 
 

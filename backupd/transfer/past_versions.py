@@ -84,9 +84,7 @@ class Past:
         if not kept:
             raise _none_kept(
                 destination,
-                "it is empty, and always was"
-                if not anything
-                else "it was made without versioning, or that was never switched on",
+                "it is empty, and always was" if not anything else "versioning was never enabled on it",
             )
 
     def _take(self, trail: Trail) -> None:
@@ -167,7 +165,6 @@ def _none_kept(destination: Destination, why: str) -> RefusedError:
     return RefusedError(
         f"destination {destination.name} keeps no versions of what was deleted or overwritten",
         detail=why,
-        hint="another destination's copy is what is left: `backupd replicate` and `backupd "
-        "verify` bring it here; so that it can be brought back the next time, switch "
-        "versioning on, with object lock where that is possible",
+        hint="copy the data from another destination with `backupd replicate` and `backupd verify`; to be able to "
+        "restore versions later, enable versioning, and object lock if possible",
     )

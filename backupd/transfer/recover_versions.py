@@ -229,7 +229,7 @@ class _Search:
             trail = past.suspects.get(key)
             hidden = trail is not None and trail.is_hidden
             if hidden and any(_covers(other, segment) for other in files[server, segment.branch, segment.number]):
-                self.left[key] = "a larger part of the same binary log is there, or comes back"
+                self.left[key] = "a larger part of the same binary log is there, or is restored"
                 continue
             if trail is None and not past.below(key.removesuffix(layout.SEGMENT)):
                 branches.add(layout.branch_key(server, segment.branch))
@@ -437,7 +437,7 @@ def bring_back(destination: Destination, found: Found, *, clock: Clock, report: 
     work.run(marker)
     if why := work.failed.get(layout.REPOSITORY) or found.lost.get(layout.REPOSITORY):
         raise RefusedError(
-            f"the marker of destination {destination.name} does not come back",
+            f"the marker of destination {destination.name} could not be restored",
             detail=why,
             hint="nothing else was touched",
         )

@@ -251,7 +251,7 @@ def found_wrong(destination: Destination, key: str, item: StoredObject, *, fresh
     except ArchivedError:
         if recorded is None:
             raise
-    return "" if recorded == item.sha256 else "holds other bytes than were stored (by the place's own SHA-256)"
+    return "" if recorded == item.sha256 else "holds other bytes than were stored (by the destination's SHA-256)"
 
 
 def checksum(destination: Destination, key: str) -> str | None:
@@ -333,7 +333,7 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
         return failures[0]
     lines = [line_of(error) for error in failures] or [f"{key}: no destination holds it"]
     return DamagedError(
-        f"{key} cannot be copied to {target.name}: no destination has its true bytes",
+        f"{key} cannot be copied to {target.name}: no destination has the original",
         lines,
         hint="`backupd verify` shows what else is damaged, and repairs what another copy can repair",
     )

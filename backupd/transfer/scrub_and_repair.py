@@ -204,7 +204,7 @@ def recorded(destination: Destination, key: str, stored: StoredObject) -> tuple[
     digest = checksum(destination, key)
     if digest is None:
         return False, ""
-    return True, "" if digest == stored.sha256 else "holds other bytes than were stored (by the place's own SHA-256)"
+    return True, "" if digest == stored.sha256 else "holds other bytes than were stored (by the destination's SHA-256)"
 
 
 def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:
@@ -217,14 +217,14 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
     if _from_earlier(target, key, item):
         _released(target, key, item)
         return f"an earlier version at {target.name}"
-    message = f"no other destination has the true bytes of {key}"
+    message = f"no other destination has the original of {key}"
     source, content = _first(sources, lambda source: objects.fetch_side(source, key, item), message, key)
     with contextlib.suppress(LockedError):  # then it lies in a bucket with versions: the newest one counts
         target.delete(key)
     put_bytes(target, key, content)
     if problem := _problem(target, key, item):
         raise not_kept(
-            target, f"{target.name}:{key}: {problem}", "look at the medium and its log: it may be about to fail"
+            target, f"{target.name}:{key}: {problem}", "check the storage and its log: the disk may be failing"
         )
     _released(target, key, item)
     return source.name
@@ -243,7 +243,7 @@ def _first(
             failures += error.damages
         except DestinationError as error:
             failures.append(error.message)
-    raise DamagedError(message, failures or [f"{key}: it lies nowhere else"])
+    raise DamagedError(message, failures or [f"{key}: no other destination has it"])
 
 
 def _from_earlier(target: Destination, key: str, item: StoredObject) -> bool:
@@ -303,7 +303,7 @@ def put_segment_right(
 ) -> str:
     """Put a segment right of which the keys ``damaged`` are wrong, its ``segment.json`` or all of it among them; the
     name of the source. Where the other copy was sealed another time it takes the place of this one. Raises as
-    ``put_right`` does, NotFoundError when it lies nowhere else."""
+    ``put_right`` does, NotFoundError when no other destination has it."""
     place = layout.segment_key(server, key)
     wrong = set(damaged)
     if place not in wrong:

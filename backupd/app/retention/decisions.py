@@ -353,7 +353,7 @@ class _Solution:
             newest.setdefault(family(backup), backup.finished_at)
         for backup in self._backups:
             if backup.pinned:
-                self._note(backup.id, "pinned", "it is kept on purpose (`backupd backups keep`)")
+                self._note(backup.id, "pinned", "it is kept (`backupd backups keep`)")
             if backup.id in view.being_read:
                 self._note(backup.id, "read", "a restore is reading it")
             if backup.id in view.built_on:

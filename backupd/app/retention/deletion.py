@@ -349,7 +349,7 @@ def _refusal(victims: Sequence[BackupRecord], kept: Kept, needed_by: Mapping[str
     for victim in victims:
         if (victim.server, victim.id) in kept.backups:
             return RefusedError(
-                f"backup {victim.id} is kept on purpose",
+                f"backup {victim.id} is kept (`backupd backups keep`)",
                 hint=f"`backupd backups keep {victim.id} --release` releases it",
             )
         if victim.foreign:

@@ -31,7 +31,7 @@ def create(
 ) -> None:
     """Create a token. The secret is displayed only once and cannot be retrieved later."""
     token, secret = run.service.access.create(name, role, servers=server or None, expires=expires)
-    run.screen.done = f"token {token.id} was made"
+    run.screen.done = f"token {token.id} was created"
     run.screen.document({**token.as_json(), "token": secret})
     run.screen.line(f"token {token.id} of {token.name}, {token.role} of {_scope(token)}{_until(token)}")
     if token.expires_at is None:
@@ -40,7 +40,7 @@ def create(
             "with --expires 90d",
             style="yellow",
         )
-    run.screen.line("its secret, shown this once:")
+    run.screen.line("secret (shown only once):")
     run.screen.line(secret)
 
 
@@ -49,7 +49,7 @@ def list_(run: Run) -> None:
     """List tokens, including expired and revoked ones."""
     run.show_list(
         run.service.access.tokens(),
-        "no tokens; `backupd token create --role viewer|operator|admin --name NAME` makes one",
+        "no tokens; `backupd token create --role viewer|operator|admin --name NAME` creates one",
         ("ID", "NAME", "ROLE", "SERVERS", "STATE", "LAST USED", "MADE BY"),
         lambda token: (
             token.id,
@@ -71,7 +71,7 @@ def revoke(
     gone = run.service.access.revoke(token)
     run.screen.done = f"token {gone.id} was revoked"
     run.screen.document(gone.as_json())
-    run.screen.line(f"token {gone.id} of {gone.name} counts no more")
+    run.screen.line(f"token {gone.id} of {gone.name} is revoked")
 
 
 def audit(

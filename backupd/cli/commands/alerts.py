@@ -30,7 +30,7 @@ def list_(
 ) -> None:
     """List open incidents, newest first (also without the word `list`)."""
     found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
-    nothing = "no incidents" if everything else "nothing is open"
+    nothing = "no incidents" if everything else "no open incidents"
     run.show_list(found, nothing, ("ID", "SINCE", "OVER", "WHAT", "WHY"), _incident)
     for incident in [one for one in found if one.is_open and one.hint][:5]:
         run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
@@ -61,7 +61,7 @@ def send_test(run: Run) -> None:
             else f"{message.channel}: NOT SENT\n{message.error}"
         )
         if message.state is MessageState.SENT and message.error:
-            run.screen.line(f"  but not to everybody:\n{message.error}")
+            run.screen.line(f"but not to every recipient:\n{message.error}")
     run.ends(well=all(message.state is MessageState.SENT and not message.error for message in sent))
 
 

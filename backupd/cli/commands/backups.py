@@ -177,7 +177,7 @@ def retention(
 ) -> None:
     """Show which backups the retention rules keep, which they delete, and why. Changes nothing without --apply."""
     if really and not apply:
-        raise typer.BadParameter("--really means nothing without --apply")
+        raise typer.BadParameter("--really requires --apply")
     extra: dict[str, Any] = {}
     if apply:
         from backupd.cli.progress import reporting
@@ -199,9 +199,9 @@ def retention(
     for sentence in extra.get("held", ()):
         run.screen.line(f"not removed yet: {sentence}", style="yellow")
     if not found:
-        run.screen.line("no destination holds anything of this server")
+        run.screen.line("no destination holds backups of this server")
     elif not apply and any(decisions.expired for decisions in found):
-        run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks what expired")
+        run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply`marks the expired ones")
 
 
 def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
@@ -246,7 +246,7 @@ def hold(
     --all: list holds and pauses."""
     whom = _whom(server, everyone, needed=False)
     if whom is None and (release or reason):
-        raise typer.BadParameter("name a server, or say --all")
+        raise typer.BadParameter("name a server, or give --all")
     if whom is None:
         run.show_list(
             run.service.retention.holds(),
@@ -291,9 +291,9 @@ def resume(run: Run, server: MaybeServer = None, everyone: Everyone = False) -> 
 
 def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:
     if server is not None and everyone:
-        raise typer.BadParameter("name a server or say --all, not both")
+        raise typer.BadParameter("name a server or give --all, not both")
     if needed and server is None and not everyone:
-        raise typer.BadParameter("name a server, or say --all")
+        raise typer.BadParameter("name a server, or give --all")
     return EVERY_SERVER if everyone else server
 
 

@@ -43,7 +43,7 @@ def status(run: Run, server: AnyServer = None) -> None:
     found = run.service.binlogs.status(server)
     run.screen.document([one.as_json() for one in found])
     if not found:
-        run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy asks for it")
+        run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy enables it")
     for one in found:
         _show(run.screen, one)
 
@@ -88,7 +88,7 @@ def _kinds(text: str) -> frozenset[ChangeKind]:
     try:
         return frozenset(ChangeKind(word.strip().lower()) for word in text.split(",") if word.strip())
     except ValueError:
-        raise typer.BadParameter(f"kinds are {', '.join(ChangeKind)}, with commas between them") from None
+        raise typer.BadParameter(f"kinds are {', '.join(ChangeKind)}, separated by commas") from None
 
 
 @app.command()
@@ -344,7 +344,7 @@ def _promise(value: timedelta | None, promised: timedelta | None, kept: bool | N
     text = _span(value) or "not known"
     if promised is None:
         return text
-    how = "NOT KEPT" if kept is False else "kept" if kept else "not judged yet"
+    how = "NOT KEPT" if kept is False else "kept" if kept else "not determined yet"
     return f"{text}; {name} is {_span(promised)}: {how}"
 
 
@@ -355,7 +355,7 @@ def _cut(screen: Screen, count: int) -> None:
 
 def _place(position: Position | None) -> str:
     if position is None:
-        return "a place that is not known"
+        return "an unknown position"
     return f"{position.file}:{position.pos}" if position.file else f"GTID {position.gtid}"
 
 

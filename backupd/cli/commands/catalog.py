@@ -113,7 +113,7 @@ def adopt(
         }[one.bound]
         run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
     if not done:
-        run.screen.line("no foreign backup was there")
+        run.screen.line("no foreign backup was found")
 
 
 @app.command()
@@ -187,20 +187,20 @@ def _show(screen: Screen, done: Rebuilt) -> None:
         )
     if done.foreign:
         screen.line(
-            f"foreign, so that no rule, proof or restore counts on them: {', '.join(done.foreign)}; if they "
+            f"foreign, not used by rules, proofs or restores: {', '.join(done.foreign)}; if they "
             "are yours: backupd catalog adopt ID",
             style="yellow",
         )
     if done.damaged:
-        screen.line(f"not whole there: {', '.join(done.damaged)}", style="yellow")
+        screen.line(f"incomplete there: {', '.join(done.damaged)}", style="yellow")
     if done.closed:
         screen.line(
-            f"{done.closed} backups have no position, because no private key was at hand: with "
-            "restore.gnupg_home in the configuration, run it again with --into-existing",
+            f"{done.closed} backups have no position, because no private key was available: set restore.gnupg_home in "
+            "the configuration and repeat with --into-existing",
             style="yellow",
         )
     for copied in done.catalog_of:
-        screen.line(f"jobs, events and schedules are those of the copy of {copied:%Y-%m-%d %H:%M:%S} UTC")
+        screen.line(f"jobs, events and schedules are from the copy of {copied:%Y-%m-%d %H:%M:%S} UTC")
     for line in done.heads:
         screen.line(line)
     for line in done.elsewhere:
@@ -242,7 +242,7 @@ def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:
     found, done = told.found, told.done
     begin = format_time(found.since)
     if not found.returns:
-        screen.line(f"nothing that is needed was hidden or overwritten at {told.destination} since {begin}")
+        screen.line(f"no required object was deleted or overwritten at {told.destination} since {begin}")
     else:
         screen.table(
             ("WHAT", "HIDDEN", "OVERWRITTEN", "BYTES", "FIRST", "LAST"),
@@ -264,7 +264,7 @@ def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:
         screen.table(("SERVER", "BACKUP"), backups)
     if found.marks:
         screen.line()
-        screen.line(f"marked deleted only since {begin}, so these marks are withdrawn:")
+        screen.line(f"marked as deleted only since {begin}, so these marks are removed:")
         screen.table(
             ("SERVER", "BACKUP", "MARKED"),
             ((server, backup_id, format_time(at)) for (server, backup_id), at in sorted(found.marks.items())),
@@ -272,15 +272,15 @@ def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:
     _list(screen, "no intact version", found.lost, style="yellow")
     _list(screen, "stays away", found.left)
     if found.before:
-        screen.line(f"{found.before} more files were hidden before {begin}, and stay so")
+        screen.line(f"{found.before} more files were hidden before {begin}, and stay hidden")
     if done is None:
         if not found.is_nothing:
-            what = [f"these {len(found.returns)} files come back"] if found.returns else []
-            what += [f"these {len(found.marks)} marks are withdrawn"] if found.marks else []
+            what = [f"these {len(found.returns)} files are restored"] if found.returns else []
+            what += [f"these {len(found.marks)} marks are removed"] if found.marks else []
             screen.line()
             screen.line(f"-> nothing was changed; with --yes {' and '.join(what)}")
         return
-    _list(screen, "did not come back", done.failed, style="yellow")
+    _list(screen, "not restored", done.failed, style="yellow")
     screen.line()
     screen.line(
         f"{len(done.keys)} objects restored"

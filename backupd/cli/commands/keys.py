@@ -97,9 +97,9 @@ def make_signing(run: Run) -> None:
     It cannot decrypt backups. It has no passphrase, because the service uses it unattended.
     """
     made = run.service.keys.make_signing()
-    run.screen.done = f"the key {made.key} was made"
+    run.screen.done = f"the key {made.key} was created"
     run.screen.document(made.as_json())
-    run.screen.line(f"the key {made.key} was made in {made.home}. Now:")
+    run.screen.line(f"the key {made.key} was created in {made.home}. Now:")
     for step in made.steps:
         run.screen.line(f"- {step}")
 
@@ -132,7 +132,7 @@ def rotate_signing(
     """
     if new_key is not None and former is not None:
         raise UsageError(
-            "--to and --from cannot be given together", hint="--to belongs to the first step, --from to the second"
+            "--to and --from cannot be given together", hint="the first run takes --to, the second run --from"
         )
     done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
     run.screen.document(done.as_json())
@@ -146,7 +146,7 @@ def rotate_signing(
         run.screen.line(
             f"{server}: {one.key} counted up to the head with counter {one.counter}, {one.at:%Y-%m-%d %H:%M:%S} UTC"
         )
-    run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
+    run.screen.line("Now:" if done.ok else "Some documents are not signed. Now:", style="" if done.ok else "yellow")
     for step in done.steps:
         run.screen.line(f"- {step}")
     run.ends(well=done.ok)

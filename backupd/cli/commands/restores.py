@@ -84,11 +84,11 @@ def thaw(
     if raise_id is not None and (target or days or tables or server):
         raise typer.BadParameter("--raise takes --tier and nothing else")
     if raise_id is not None and tier is None:
-        raise typer.BadParameter("--raise: say how fast with --tier")
+        raise typer.BadParameter("--raise requires --tier")
     if target is None and raise_id is None and (tier or days or tables):
         raise typer.BadParameter("--tier and --days require SERVER and --to TARGET")
     if target is not None and server is None:
-        raise typer.BadParameter("say which server")
+        raise typer.BadParameter("name a server")
     if raise_id is not None and tier is not None:
         job, thawing = run.service.restores.raise_thaw(raise_id, tier)
         run.screen.document({"job": job.as_json(), "thaw": thawing.as_json()})
@@ -104,21 +104,21 @@ def thaw(
     for warning in done.plan.warnings:
         run.screen.warn(warning)
     if done.plan.thaw is None or done.job is None or done.thawing is None:
-        run.screen.line("nothing has to be thawed: everything that this needs can be read as it is")
+        run.screen.line("no thaw is needed: all required objects are readable")
         return
     show_thaw(run.screen, done.plan.thaw)
     run.screen.line()
     run.screen.line(_sentence(done.job, done.thawing))
     if done.job.state is JobState.WAITING:
         run.screen.line(
-            f"-> job {done.job.id}: the service tracks it; to check on it and show its state: backupd thaw. "
+            f"-> job {done.job.id}: the service tracks it; to show its state: backupd thaw. "
             f"To speed it up: backupd thaw --raise {done.job.id} --tier TIER"
         )
 
 
 def _list(screen: Screen, found: Sequence[tuple[JobRecord, Thawing]]) -> None:
     if not found:
-        screen.line("nothing was ever thawed")
+        screen.line("no thaw jobs")
         return
     rows = []
     for job, thawing in found:
@@ -150,7 +150,7 @@ def _when(job: JobRecord, thawing: Thawing) -> str:
 def _sentence(job: JobRecord, thawing: Thawing) -> str:
     if job.state is JobState.SUCCEEDED:
         until = thawing.ready_until
-        return "everything can be read" + (f" until {format_time(until)}" if until else "")
+        return "all objects are readable" + (f" until {format_time(until)}" if until else "")
     return job.message or f"job {job.id} is {job.state}"
 
 
@@ -311,7 +311,7 @@ def restore(
     with reporting() as report:
         outcome = run.service.foreground.restore(request, report)
     document = outcome.as_json()
-    ending = "was made" if outcome.is_good else "finished with problems"
+    ending = "was made" if outcome.is_good else "finished with errors"
     run.screen.done = f"the restore into {datadir} {ending}"
     run.screen.document(document)
     from backupd.cli.render import show_restore

@@ -108,7 +108,7 @@ def requested(
     values: dict[str, Any] = {"tables": tuple(tables or ())}
     for name, value in given.items():
         if value == "":
-            raise typer.BadParameter(f"{option_name(name)}: an empty text names nothing")
+            raise typer.BadParameter(f"{option_name(name)}: must not be empty")
         match value:
             case list():
                 values[name] = tuple(value)
@@ -133,7 +133,7 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
     except UsageError as error:
         problems = [error.message]
     if problems:
-        others = "" if request.of_tables else " (--tables names tables, for --into SERVER or --sql DIR)"
+        others = "" if request.of_tables else " (to restore tables: --tables with --into SERVER or --sql DIR)"
         raise typer.BadParameter("; ".join(problems) + others)
 
 
@@ -239,10 +239,10 @@ def _show_objects(screen: Screen, objects: dict[str, Any]) -> None:
 
     kept = objects["left_alone"]
     for title, found in (
-        ("made, because missing", objects["added"]),
-        ("left alone, and as in the backup", [one for one in kept if one["differs"] is False]),
-        ("left alone, though unlike in the backup", [one for one in kept if one["differs"]]),
-        ("left alone, and could not be compared", [one for one in kept if one["differs"] is None]),
+        ("created, because missing", objects["added"]),
+        ("left unchanged, same as in the backup", [one for one in kept if one["differs"] is False]),
+        ("left unchanged, although different in the backup", [one for one in kept if one["differs"]]),
+        ("left unchanged, could not be compared", [one for one in kept if one["differs"] is None]),
     ):
         if found:
             screen.line(f"{title}: {listed(found)}")
@@ -338,7 +338,7 @@ def leftovers(
                 f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
                 str(one.staging.tables),
                 format_size(one.staging.bytes),
-                "dropped" if one.dropped else "being worked at" if one.staging.active else "waits",
+                "dropped" if one.dropped else "in use" if one.staging.active else "waits",
             )
             for one in found
         ),

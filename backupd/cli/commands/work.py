@@ -159,10 +159,10 @@ def _show(screen: Screen, one: Replicated) -> None:
     if one.logs.segments or one.logs.dropped:
         screen.line(
             f"  binary logs: {one.logs.segments} segments copied ({format_size(one.logs.bytes)}), "
-            f"{one.logs.dropped} pieces gone"
+            f"{one.logs.dropped} pieces removed"
         )
     if one.examined.verified:
-        screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} looked at)")
+        screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} read)")
     for damage in one.examined.damages:
         if damage.repaired_from:
             screen.line(f"  repaired from {damage.repaired_from}: {damage}", style="yellow")

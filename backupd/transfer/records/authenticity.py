@@ -104,8 +104,8 @@ def sign(signing: Signing, document: bytes) -> bytes:
             raise KeyUnusableError(
                 f"the key {signing.key} cannot sign: {_why_not(status.lines())}",
                 detail=error.detail,
-                hint=f"its secret half has to be in {signing.home}, and its passphrase, if it has one, in "
-                "encryption.signing_passphrase_file; where it is lost: `backupd keys rotate-signing`",
+                hint=f"its secret key must be in {signing.home}, and its passphrase, if it has one, in "
+                "encryption.signing_passphrase_file; if it is lost: `backupd keys rotate-signing`",
             ) from error
         if not any(line.keyword == "SIG_CREATED" for line in status.lines()):
             raise ToolError("gpg exited with 0, but did not confirm that it signed")
@@ -375,9 +375,7 @@ class RecordedDestination(ForwardingDestination):
             document = self._whole(key)
             found = hashlib.sha256(document).hexdigest()
             if found != wanted and _reads_well(document):
-                self._differs(
-                    key, *backup, f"its SHA-256 is {found}, and that of the manifest that belongs there is {wanted}"
-                )
+                self._differs(key, *backup, f"its SHA-256 is {found}, but that of the expected manifest is {wanted}")
         elif (
             segment is not None
             and segment[2] == layout.SEGMENT
@@ -389,8 +387,7 @@ class RecordedDestination(ForwardingDestination):
                     key,
                     segment[0],
                     "",
-                    f"it tells of a binary log with the SHA-256 {found[:64]}, and that "
-                    f"which belongs there has {wanted}",
+                    f"it describes a binary log with the SHA-256 {found[:64]}, but the expected one has {wanted}",
                 )
         else:
             return self._inner.get(key, offset=offset, length=length)

@@ -321,7 +321,7 @@ class Unsealer:
                 ToolError(
                     f"gpg could not use the secret key for {keys}",
                     detail=error.detail,
-                    hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye",
+                    hint=f"check the agent: gpg-connect-agent --homedir {self._home} /bye",
                 )
             )
         return error

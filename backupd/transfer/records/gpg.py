@@ -79,8 +79,8 @@ def writable_home(home: Path) -> Iterator[Path]:
         raise KeyUnusableError(
             f"no key can be made in the GnuPG home {home}: "
             + ("it cannot be written to" if home.is_dir() else "there is no such folder"),
-            hint=f"make it for the user of the service (install -d -m 0700 {home}), and call this "
-            "where it can be written to: in a container with the folder mounted writable",
+            hint=f"make it for the user of the service (install -d -m 0700 {home}), and run the command where it is "
+            "writable: in a container, mount the folder writable",
         )
     real = home.resolve()
     short = _short(real)
@@ -138,7 +138,7 @@ def _private(real: Path) -> Path:
     except OSError as error:
         raise KeyUnusableError(
             f"the GnuPG home {real} cannot be read: {error.strerror}",
-            hint="call as the user that owns it, or correct its permissions",
+            hint="run the command as the user that owns it, or correct its permissions",
         ) from error
     try:
         with _guard:

@@ -57,14 +57,14 @@ def get_document(destination: Destination, key: str) -> bytes:
         return get_bytes(destination, key)
     except ArchivedError as error:
         raise DamagedError(
-            f"{where} cannot be read: it lies in an archive class",
+            f"{where} cannot be read: it is in an archive class",
             [
                 (
-                    f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
-                    "everything but objects/, thaw this file there, and copy it back onto itself in the standard class"
+                    f"{where}: a rule of the bucket moved it to an archive class: limit the rule to objects/, thaw "
+                    "this file there, and copy it onto itself in the standard class"
                 )
             ],
-            hint="another destination's copy of it is as good",
+            hint="use another destination's copy",
         ) from error
 
 
@@ -82,7 +82,7 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
         raise NotFoundError(
             f"destination {destination.name} holds no backup {backup_id} of {server}",
             detail=f"{destination.name}:{key} is missing",
-            hint="`backupd backups` lists what there is and where",
+            hint="`backupd backups` lists the backups and their destinations",
         ) from error
     return decode_of(raw, f"{destination.name}:{key}", server, backup_id)
 
@@ -95,7 +95,7 @@ def decode_of(raw: bytes, where: str, server: str, backup_id: str) -> Header:
     if (header.server, header.backup_id) != (server, backup_id):
         problem = f"it belongs to {header.backup_id} of {header.server}"
     elif strange := next((item.name for item in header.objects if not layout.is_object_name(item.name)), ""):
-        problem = f"it names an object {strange[:120]!r}, which no object is called"
+        problem = f"it names an object {strange[:120]!r}, which is not an object name"
     if problem:
         raise DamagedError(f"{where} is damaged", [f"{where}: {problem}"], hint=_ELSEWHERE)
     return header
@@ -135,8 +135,8 @@ def _contradiction(header: Header, facts: BodyFacts) -> str:
         return "the object list in the clear is not the one that was sealed"
     if header.is_bound and facts.header != header_digest(header):
         return (
-            "the clear manifest is not the one that was sealed with it: somebody changed what it tells of server, "
-            "kind, times, positions or sizes"
+            "the clear manifest is not the one that was sealed with it: somebody changed its server, kind, times, "
+            "positions or sizes"
         )
     return ""
 

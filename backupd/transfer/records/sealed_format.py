@@ -244,7 +244,7 @@ def _nothing(decompressor: zstandard.ZstdDecompressor, frame: bytes) -> bytes:
     """The library takes any frame that announces nothing for a good one: look whether it is whole."""
     reader = decompressor.decompressobj()
     if len(frame) > _EMPTY_FRAME or reader.decompress(frame) or not reader.eof or reader.unused_data:
-        raise damaged("the compressed data is cut off, or more than it says")
+        raise damaged("the compressed data is cut off, or longer than declared")
     return b""
 
 

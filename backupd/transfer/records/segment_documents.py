@@ -35,7 +35,7 @@ SEGMENT_FORMAT = "backupd-segment/"
 SEGMENT_VERSION = 2
 BRANCH_FORMAT = "backupd-branch/"
 _BRANCH_VERSION = 1
-_HINT = "another destination may hold a good copy of this binary log; `backupd verify` tells"
+_HINT = "another destination may hold a good copy of this binary log: run `backupd verify`"
 _NAME_MAX = 255
 
 _Document = TypeVar("_Document", "SegmentHeader", Branch)
@@ -168,7 +168,7 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
     branch = Branch.from_json(document)
     check_fields(branch)
     if not is_name(branch.server) or not all(is_id(name) for name in (branch.id, branch.parent or branch.id)):
-        raise ValueError("it names no server and branch of ours")
+        raise ValueError("it names no valid server and branch")
     if not is_log_name(branch.file(branch.first_number), branch.first_number):
         raise ValueError(f"{branch.basename[:120]!r} is not how binary logs are called")
     return branch
@@ -274,7 +274,8 @@ class Sealing:
         if not data:
             raise StreamError(
                 f"a binary log in the spool ends {end - start} bytes too early",
-                hint="was a file in the spool's folder cut by hand? Move the folder away to begin anew",
+                hint="check whether a file in the spool's folder was truncated by hand; move the folder away to start "
+                "again",
             )
         if start == 0 and len(data) >= _FLAGGED:
             data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))

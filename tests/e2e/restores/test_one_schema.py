@@ -59,7 +59,7 @@ def test_a_dropped_schema_comes_back_out_of_a_dump_with_its_views_routines_and_e
         )
         assert told.code == 0, told.all
         plain = " ".join(told.out.split())
-        assert "made, because missing: procedure shop.p, view shop.seen, event shop.e" in plain
+        assert "created, because missing: procedure shop.p, view shop.seen, event shop.e" in plain
         assert f"views, routines and events of shop are those of backup {backup}" in plain
         assert "enabled, as their definitions say: event shop.e" in plain
         assert server.query("SELECT * FROM shop.seen ORDER BY id") == [(1,), (2,)]

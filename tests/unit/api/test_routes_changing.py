@@ -152,7 +152,7 @@ def test_a_job_that_waits_is_cancelled_and_one_that_is_over_is_not(filled: Rig, 
     answer = operator.post(f"/v1/jobs/{QUEUED}/cancel")
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
     assert filled.catalog.jobs.get(QUEUED).state is JobState.CANCELLED
-    assert "nothing to cancel" in told(operator.post(f"/v1/jobs/{OVER}/cancel"), 409)["message"]
+    assert "it cannot be cancelled" in told(operator.post(f"/v1/jobs/{OVER}/cancel"), 409)["message"]
     told(operator.post("/v1/jobs/20991101T020000Z-00000000/cancel"), 404)
 
 

@@ -220,7 +220,7 @@ def test_one_that_hangs_holds_back_nobody_and_is_caught_up_later(
 
             until(shipped, "the other one has both")
             assert archiver.behind()["two"].bytes == logs[0].size + logs[1].size
-            assert "one binary log has been under way for" in archiver.behind()["two"].error
+            assert "the upload of one binary log has taken" in archiver.behind()["two"].error
             two.hang.set()
     finally:
         two.hang.set()
@@ -356,7 +356,7 @@ def test_a_damaged_file_is_kept_as_far_as_it_can_be_read_and_the_gap_is_named(ho
     house.end(replace(logs[0], data=bytes(data)))
     house.end(logs[1])
     first = house.step()
-    assert "it is fetched from its server again" in first.trouble[""]
+    assert "backupd fetches it from the server again" in first.trouble[""]
     again = house.step(1)
     assert "is not archived yet" in again.trouble[""]
     assert (again.stored, house.books.gaps) == ((), [])  # as long as the server may have it whole

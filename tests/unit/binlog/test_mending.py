@@ -207,7 +207,7 @@ def test_damage_in_the_spool_is_mended_while_the_stream_goes_on(server: Server, 
             archive.step()
             assert not archive.books.gaps
             assert "damaged behind byte 0" in archive.troubles[0]
-            assert "it is fetched from its server again" in archive.troubles[0]
+            assert "backupd fetches it from the server again" in archive.troubles[0]
             archive.has_all(server, first)
             insert(server, 2)
             streaming.has_all(server)
@@ -382,7 +382,7 @@ def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path
     doubt = spool.doubt(bad, read(bad.path).end, "the checksum is wrong")
     with pytest.raises(DamagedCopyError, match="is damaged") as part:
         mender.mend(doubt)
-    assert "bytes of it came" in part.value.detail
+    assert "bytes of it were received" in part.value.detail
     assert spool.doubts() == (doubt,)
     mender.mend(doubt)
     assert spool.doubts() == ()

@@ -198,7 +198,7 @@ def test_cancelling_ends_what_waits_and_asks_what_runs(catalog: Catalog) -> None
     assert catalog.jobs.heartbeat("job-2", 1, NOON) == "ops"
     catalog.jobs.finish("job-2", JobState.CANCELLED, NOON, token=1)
     for name in ("job-0001", "job-2"):
-        with pytest.raises(RefusedError, match="nothing to cancel"):
+        with pytest.raises(RefusedError, match="it cannot be cancelled"):
             catalog.jobs.request_cancel(name, "ops", NOON)
     with pytest.raises(NotFoundError):
         catalog.jobs.request_cancel("nix", "ops", NOON)

@@ -123,7 +123,7 @@ def test_who_gets_past_the_triggers_shows(catalog: Catalog) -> None:
     for _ in range(5):
         catalog.audit.add(ENTRY)
     _without_triggers(catalog._database, "UPDATE audit SET actor = 'otto' WHERE number = 2")
-    assert catalog.audit.verify().problems == ("entry 2 was altered, or stands in another's place",)
+    assert catalog.audit.verify().problems == ("entry 2 was altered or moved",)
     _without_triggers(catalog._database, "DELETE FROM audit WHERE number IN (3, 4)")
     assert "entries 3 to 4 are missing" in catalog.audit.verify().problems
 

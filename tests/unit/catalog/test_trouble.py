@@ -321,7 +321,7 @@ def test_an_error_of_the_disk_is_called_full_only_when_it_is(
         ("/var/lib/catalog.db", "not a URL"),
         ("sqlite://", "not supported"),
         ("sqlite:///:memory:", "not supported"),
-        ("mysql://root:geheim@localhost/x", "cannot live in"),
+        ("mysql://root:geheim@localhost/x", "cannot be stored in"),
         ("", "not a URL"),
         ("postgresql://u:geheim@h:port/x", "not a URL"),
     ],

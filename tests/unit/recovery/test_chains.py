@@ -72,7 +72,7 @@ def test_a_chain_goes_from_the_full_backup_to_the_one_asked_for_by_parent_ids_al
 
 
 def test_a_missing_parent_is_named() -> None:
-    with pytest.raises(NotFoundError, match=f"{name(3)} builds on {name(2)}, which is not there"):
+    with pytest.raises(NotFoundError, match=f"{name(3)} builds on {name(2)}, which is missing"):
         chain_of(name(6), [b for b in STOCK if b.id != name(2)])
     with pytest.raises(NotFoundError, match=name(9)):
         chain_of(name(9), STOCK)

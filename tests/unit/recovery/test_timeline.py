@@ -267,7 +267,7 @@ def test_a_latest_moment_of_a_branch_that_the_server_left_is_said_to_be_none_of_
     later = replace(FIRST, id="20261121T113000Z-00000002", noticed_at=at(11.5), since=at(11.3), parent=FIRST.id)
     found = timeline("shop", BACKUPS, (FIRST, later), [run("local", 1, 10, 11.2)], now=NOW)
     (warning,) = found.as_json()["warnings"]
-    assert f"since 2026-11-21T11:30:00Z it goes on as branch {later.id}" in warning
+    assert f"since 2026-11-21T11:30:00Z it continues as branch {later.id}" in warning
     assert "nothing can be restored yet; take a full backup now: backupd backup shop --kind full" in warning
     assert made(*WHOLE).warnings == ()
 

@@ -175,7 +175,7 @@ def test_bytes_that_change_on_their_way_from_one_source_come_from_the_next() -> 
     assert copied is not None
     assert any("liar" in text for text in copied.remarks)
     assert all(content(target)[key] == value for key, value in content(other).items() if key in content(target))
-    with pytest.raises(DamagedError, match="no destination has its true bytes"):
+    with pytest.raises(DamagedError, match="no destination has the original"):
         copy([liar], Frail("c", clock), clock)
 
 
@@ -196,7 +196,7 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_the_next() -> None:
 def test_an_increment_does_not_arrive_before_what_it_builds_on() -> None:
     clock = FakeClock()
     source, target = stocked(clock), Frail("b", clock)
-    with pytest.raises(RefusedError, match="without what it builds on"):
+    with pytest.raises(RefusedError, match="without its parent backup"):
         copy([source], target, clock, 2)
     assert backup_ids(target) == []
 
@@ -225,7 +225,7 @@ def test_somebody_who_took_us_for_dead_while_we_committed_wins() -> None:
             target._blobs.pop(layout.intent_key(backup_id(1)))
 
     target.at_operation = clean_up
-    with pytest.raises(CancelledError, match="removed by somebody"):
+    with pytest.raises(CancelledError, match="removed by another process"):
         copy([source], target, clock)
     assert backup_ids(target) == []
 

@@ -93,7 +93,7 @@ def test_a_manifest_in_an_archive_class_is_one_that_cannot_be_read_and_no_object
     (said,) = [found for found in examine(place, None, clock=clock) if found.invariant is Invariant.MANIFEST_INTACT]
     assert said.subject == backup_id(1)
     assert "archive class" in said.message
-    assert "change the rule" in said.message
+    assert "limit the rule" in said.message
     for _turn in range(2):
         collect(place, clock=clock)
         sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed)

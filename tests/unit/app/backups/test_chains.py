@@ -369,7 +369,7 @@ def test_a_member_that_is_gone_damaged_or_marked_at_a_destination_is_noticed(
 def test_a_row_that_is_gone_in_the_middle_is_noticed(desk: Desk) -> None:
     first = desk.records[1]
     desk.wiring.catalog.backups.remove(first.id)
-    refused(desk.decide(), f"builds on {first.id}, which is not there")
+    refused(desk.decide(), f"builds on {first.id}, which is missing")
     desk.wiring.catalog.backups.add(first)
 
 

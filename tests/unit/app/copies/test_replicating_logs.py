@@ -165,7 +165,7 @@ def test_what_is_there_already_and_means_something_else_is_never_overwritten(
     log_segments._commit(offsite._inner, replace(header, segment=replace(header.segment, sha256="0" * 64)))
     before = everything(offsite._inner)
     done = step(one)
-    assert "is none of ours" in done.troubles[0]
+    assert "was not written by backupd" in done.troubles[0]
     assert {key: value for key, value in everything(offsite._inner).items() if key in before} == before
 
 

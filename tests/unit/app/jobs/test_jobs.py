@@ -351,7 +351,7 @@ def test_ctrl_c_is_cancelled_never_failed(wiring: Wiring) -> None:
 
 
 def test_a_cancellation_that_nobody_asked_for_is_a_failure_and_tried_again(wiring: Wiring) -> None:
-    job = do(wiring, fails(CancelledError("the lease was removed by somebody")))
+    job = do(wiring, fails(CancelledError("the lease was removed by another process")))
     assert job.state is JobState.FAILED
     assert successor(wiring, job) is not None
 

@@ -79,7 +79,7 @@ def test_the_command_shows_first_and_brings_back_with_yes(
             "nothing was changed",
             "--yes",
             "marked deleted only since",
-            "1 marks are withdrawn",
+            "1 marks are removed",
         ):
             assert word in told
         assert not S3Destination("vault", place._config).is_initialised()

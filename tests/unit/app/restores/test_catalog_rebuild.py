@@ -418,7 +418,7 @@ def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouche
             assert (done.backups, done.branches, done.segments) == (5, 1, 2)
             (problem,) = done.problems
             assert forged.backup_id in problem
-    with pytest.raises(RefusedError, match="no policy says"):
+    with pytest.raises(RefusedError, match="no policy sets"):
         vouch(wiring, "local")
 
 

@@ -50,7 +50,7 @@ def test_a_token_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureF
     assert "token" not in listed[0]
     assert listed[0]["id"] == made["id"]
     assert main(["token", "revoke", made["id"], "--config", config]) == 0
-    assert "eva counts no more" in capsys.readouterr().out
+    assert "eva is revoked" in capsys.readouterr().out
     assert main(["token", "list", "--config", config]) == 0
     assert "revoked" in capsys.readouterr().out
 

@@ -21,12 +21,12 @@ def config(tmp_path: Path) -> str:
 def test_a_server_that_nobody_knows_is_an_error(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["alerts", "--config", config]) == 0
     assert main(["alerts", "list", "db1", "--config", config]) == 0
-    assert capsys.readouterr().out == "nothing is open\n" * 2
+    assert capsys.readouterr().out == "no open incidents\n" * 2
     for words in (["frob"], ["list", "frob"], ["list", "frob", "--all"]):
         assert main(["alerts", *words, "--config", config]) != 0
         captured = capsys.readouterr()
         assert "no server 'frob'" in captured.err
-        assert "nothing is open" not in captured.out
+        assert "no open incidents" not in captured.out
 
 
 @pytest.mark.parametrize("limit", ["99999999999999999999", "9223372036854775807", "0", "-1"])

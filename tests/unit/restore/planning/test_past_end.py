@@ -167,7 +167,7 @@ def test_the_latest_of_a_branch_that_the_server_left_is_refused_with_both_moment
     assert str(refused.value) == (
         "--to latest would end at 2026-11-21T12:12:00Z, but later transactions are known to exist, up to "
         "2026-11-21T12:18:00Z\n"
-        "detail: shop: this is not the server's present history: since 2026-11-21T12:15:00Z it goes on as branch "
+        "detail: shop: this is not the server's present history: since 2026-11-21T12:15:00Z it continues as branch "
         "20261121T121500Z-00000002 (failover), of which nothing can be restored yet\n"
         "hint: take a full backup now: backupd backup shop --kind full; to restore up to "
         "2026-11-21T12:12:00Z anyway: --accept-older"
