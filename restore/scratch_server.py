@@ -259,7 +259,7 @@ def scratch_folder(path: Path, scratch_id: str) -> Iterator[Path]:
 def _unusable(path: Path, error: OSError) -> RefusedError:
     return RefusedError(
         f"cannot make scratch copies at {path}: {error.strerror}",
-        hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
+        hint="restore.scratch.path in the configuration must be a folder in which this user may create folders",
     )
 
 
@@ -380,7 +380,7 @@ def _refuse_no_room(spec: ScratchSpec, rows: int) -> None:
             f"a copy of these tables needs {format_size(need)}; allowed are {format_size(spec.max_bytes)}",
             hint="raise restore.scratch.max_bytes in the configuration",
         )
-    refuse_full(spec.path, need + RESERVE, "a copy of these tables", hint="free some space there")
+    refuse_full(spec.path, need + RESERVE, "a copy of these tables", hint="free space there")
 
 
 def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
@@ -397,8 +397,8 @@ def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
         if table.engine and table.engine.upper() not in WITH_SNAPSHOTS
     ]
     for names, why in (
-        (elsewhere, "they were dumped at a later place than the rest of the backup"),
-        (loose, "their engines have no snapshots: nobody knows which place their rows are of"),
+        (elsewhere, "they were dumped at a later position than the rest of the backup"),
+        (loose, "their engines have no snapshots: the position of their rows is unknown"),
     ):
         if names:
             raise RefusedError(
@@ -487,10 +487,10 @@ def _refuse_without_parent(filled: _Filled) -> None:
     ]
     if acting:
         raise RefusedError(
-            "tables cannot be rolled forward without the parents of their foreign keys",
+            "tables cannot be rolled forward without the parent tables of their foreign keys",
             detail="\n".join(acting),
-            hint="InnoDB's cascades are in no log: the backup must hold the parents, too; take the base "
-            "from another one",
+            hint="InnoDB's cascades are in no binary log, so the backup must hold the parent tables: choose another "
+            "one (--to backup:ID)",
         )
 
 

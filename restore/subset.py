@@ -417,7 +417,7 @@ class _Making:
         shown = ", ".join(near[:_NAMED]) + (f" and {len(near) - _NAMED} more" if len(near) > _NAMED else "")
         return NotFoundError(
             f"no table of backup {last.header.backup_id} is {' or '.join(pattern.text for pattern in tables)}",
-            detail=f"it holds {shown}" if near else "it holds no tables",
+            detail=f"the backup holds {shown}" if near else "the backup holds no tables",
             hint="write schema.table as it was called when the backup was taken; upper and lower case differ",
         )
 

@@ -266,14 +266,16 @@ class _Restore:
             write_marker(site.datadir, self._state)
         clear(site)
         if site.folder.is_dir():
-            self._warnings.append(f"{site.folder} is still there: something in it is not backupd's")
+            self._warnings.append(f"{site.folder} is still there: it contains a file that backupd did not create")
         if self._spec.replica:
             self._warnings += replica_remarks(facts, self._position(chain[-1]))
         if SELINUX.exists():
             self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         outcome = self._outcome(chain[-1])
         if started is not None:
-            self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
+            self._warnings.append(
+                "the server was already running; the check results of the interrupted attempt are lost"
+            )
         if self._spec.start and programs.server is not None:
             with starting():
                 outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
@@ -296,11 +298,11 @@ class _Restore:
             )
             return True
         asked = self._state
-        same = "" if marker.same_work(asked) else f"; asked for was backup {asked.chain[-1]}, target {asked.target}"
+        same = "" if marker.same_work(asked) else f"; requested: backup {asked.chain[-1]}, target {asked.target}"
         raise RefusedError(
             f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
             detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
-            hint="use it: point the server's datadir there. With its server started by backupd, --start --to "
+            hint="use it: set the server's datadir to it. With its server started by backupd, --start --to "
             f"{marker.words} finds or starts that again; to restore something else, give an empty data directory"
             if was_started
             else "use it: start the server with this datadir; to restore once more, give an empty data directory",
@@ -354,7 +356,7 @@ class _Restore:
             raise RefusedError(
                 f"an unfinished restore of backup {earlier.chain[-1]} (target {earlier.target}) is in the way",
                 detail=f"it lies in {self._site.folder}",
-                hint=f"go on with it: --to {earlier.words}, or remove {self._site.folder}",
+                hint=f"continue it with --to {earlier.words}, or remove {self._site.folder}",
             )
         return False
 
@@ -368,7 +370,7 @@ class _Restore:
             site.folder.mkdir(mode=0o700, exist_ok=True)
             held.enter_context(exclusive(site.folder))
             if read_state(site) is not None:
-                raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")
+                raise RefusedError(f"another restore has just begun in {site.folder}", hint="check its result first")
         if read_state(site) is None:
             write_state(site, self._state)
         close_datadir(site)
@@ -392,8 +394,8 @@ class _Restore:
             _await_free(site.folder, seconds=_DYING)
             shutil.rmtree(site.folder / "replay", ignore_errors=True)
             self._warnings.append(
-                "an earlier attempt was interrupted while it replayed binary logs: its copy was made "
-                "anew, since nothing may be applied twice"
+                "an earlier attempt was interrupted while it replayed binary logs: its copy was rebuilt, since no log "
+                "may be applied twice"
             )
             self._remember(replace(self._state, stage="fetching"))
         if self._state.stage == "fetching":

@@ -267,7 +267,7 @@ class _Work:
                 attempts,
             )
             self.journal.forget(entry.key)
-            self._step(f"what had begun was taken back: {_AS_IT_WAS}")
+            self._step(f"the cut-over was rolled back: {_AS_IT_WAS}")
             if lost is not None:
                 raise lost
         return None
@@ -314,7 +314,7 @@ class _Work:
         raise BusyError(
             f"could not lock {names} in {self._patience.attempts} attempts; {_AS_IT_WAS}",
             detail=held,
-            hint="end the transactions that use these tables, or try again later: what was loaded is still there",
+            hint="end the transactions that use these tables, or try again later: the loaded rows are kept",
         )
 
     def _finish(self, key: str, swap: Swap, attempts: int | None = None) -> CutOverResult:
@@ -349,7 +349,7 @@ class _Work:
         try:
             return lock_holders(self._session, [*(move.target for move in plan.moves), *plan.referencing])
         except ServerError as error:
-            return (f"who holds the locks cannot be read: {error.detail}",)
+            return (f"cannot determine who holds the locks: {error.detail}",)
 
     def _swap(self, key: str, plan: Plan) -> Swap:
         def remember(more: Plan) -> None:
@@ -398,12 +398,13 @@ class _Work:
         except ServerError as error:
             self._session.ping()
             return (
-                f"rows of {key.child.shown} without parents in {key.parent.shown} were not looked for: {error.detail}"
+                f"rows of {key.child.shown} without parents in {key.parent.shown} could not be looked for: "
+                f"{error.detail}"
             )
         if not lost.rows:
             return ""
         sample = ", ".join(str(one[0] if len(one) == 1 else one) for one in lost.sample)
-        why = "which is not there" if lost.missing else "which does not have those"
+        why = "which does not exist" if lost.missing else "which does not have these"
         return (
             f"{lost.rows} rows of {key.child.shown} ({', '.join(key.columns)}: {sample}"
             f"{', ...' if lost.rows > len(lost.sample) else ''}) reference rows of {key.parent.shown}, {why}: "
@@ -440,7 +441,7 @@ def _stopped(connection: Connection, staging: str, number: int, patience: Patien
             session.scalar("SELECT GET_LOCK(%s, 10)", _lock_name(staging))
         few = replace(patience, attempts=_LAST)
         if settle(connection, staging, RunContext(), patience=few) or finished(connection, staging):
-            return "the new tables are in their places; repeat the command to end the restore"
+            return "the new tables are in their places; repeat the command to complete the restore"
     except BackupdError as error:
         return f"the cut-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"
     return _AS_IT_WAS
@@ -452,7 +453,7 @@ def _refuse_changed(plan: Plan, seen: dict[TableName, str]) -> None:
         if seen.setdefault(move.target, move.shape) != move.shape:
             raise RefusedError(
                 f"{move.target.shown} was changed meanwhile, compare again: {_AS_IT_WAS}",
-                detail=f"its definition now:\n{move.shape}" if move.shape else "it is not there any more",
+                detail=f"its definition now:\n{move.shape}" if move.shape else "it no longer exists",
                 hint="repeat the command; it compares with the table as it is now",
             )
 

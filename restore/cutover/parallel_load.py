@@ -81,7 +81,7 @@ def load(
     """
     missing = sorted({table.name.schema for table in tables} - set(staging))
     if missing:
-        raise UsageError(f"no schema to load {', '.join(missing)} into was named")
+        raise UsageError(f"no target schema was given for {', '.join(missing)}")
     if not staging:
         return Loaded({}, (), {})
     job = _Load(replace(connection, answer_timeout=None), folder, staging, context)
@@ -325,4 +325,4 @@ def _refuse_twins(loads: Sequence[TableLoad]) -> None:
         folded = TableName(one.staged.schema, one.staged.table.casefold())
         first = seen.setdefault(folded, one.name)
         if first != one.name:
-            one.failure = f"this server does not tell its name from {first.shown}: load it on its own"
+            one.failure = f"this server does not distinguish its name from {first.shown}: load it separately"

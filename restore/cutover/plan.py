@@ -488,19 +488,19 @@ def refuse_unfit(inventory: TableInventory, targets: Sequence[TableName]) -> Non
 def _refuse(goals: Sequence[Goal], inventory: TableInventory, *, replace_live: bool) -> None:
     if gone := [goal.staged.shown for goal in goals if not inventory.has(goal.staged)]:
         raise NotFoundError(
-            f"{len(gone)} restored tables are not on the server any more",
+            f"{len(gone)} restored tables are no longer on the server",
             detail=", ".join(gone),
             hint="load them again",
         )
     wanted = Counter(inventory.fold(goal.target) for goal in goals)
     if twice := [name.shown for name, times in wanted.items() if times > 1]:
-        raise RefusedError(f"several tables would become {', '.join(twice)}", hint="give each a name of its own")
+        raise RefusedError(f"several tables would become {', '.join(twice)}", hint="give each its own name")
     refuse_unfit(inventory, [goal.target for goal in goals])
     present = [goal.target.shown for goal in goals if inventory.has(goal.target)]
     if present and not replace_live:
         raise RefusedError(
             f"{len(present)} of the tables exist: nothing was changed",
             detail=", ".join(present),
-            hint="choose other names or another schema, or confirm that they are to be replaced; they "
-            "would be renamed, not dropped",
+            hint="choose other names or another schema, or confirm the replacement; the existing tables are renamed, "
+            "not dropped",
         )

@@ -107,7 +107,7 @@ def keep_scripts(
             except BackupdError as error:
                 session.ping()
                 said.append(
-                    f"schema {schema}: what it holds besides tables cannot be read: {error.detail or error.message}"
+                    f"schema {schema}: its views, routines and events cannot be read: {error.detail or error.message}"
                 )
                 continue
             said += [f"schema {schema}: {why}" for why in scripts.unread]
@@ -131,15 +131,15 @@ def remarks(folder: Path, schemas: Sequence[str], backup_id: str, *, replayed: b
     none = [schema for schema in schemas if not any(_path(folder, schema, part).is_file() for part in _PARTS)]
     if none and (chosen or replayed):
         why = (
-            "there were none, or it was to take some tables of that schema only"
+            "there were none, or the backup was limited to some tables of that schema"
             if chosen
-            else "those that were made between it and the target are not restored"
+            else "those created between it and the target are not restored"
         )
         said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: {why}")
     if replayed and (some := [schema for schema in schemas if schema not in none]):
         said.append(
-            f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: what was done "
-            "to them between it and the target is not replayed"
+            f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: changes to them between "
+            "it and the target are not replayed"
         )
     return tuple(said)
 
@@ -261,8 +261,8 @@ class _Adding:
         warnings = list(self._warnings)
         for definer, objects in sorted(self._strangers.items()):
             warnings.append(
-                f"there is no account {definer} here, the definer of {_listed(objects)}: these do not work "
-                "until it is made, or they get another one"
+                f"there is no account {definer} here, the definer of {_listed(objects)}: these do not work until it is "
+                "created or they get another definer"
             )
         if self._enabled:
             running = str(self._session.scalar("SELECT @@GLOBAL.event_scheduler")) in ("ON", "1")
@@ -291,7 +291,7 @@ class _Adding:
             self._left_alone[made] = None  # made meanwhile, or a table has its name, or its text may not be read
             return ""
         if status is None:
-            self._warnings.append(f"{made.shown} was not kept by the server: its time is over")
+            self._warnings.append(f"{made.shown} was dropped by the server: its schedule has ended")
             return ""
         self._added.append(made)
         if status == "ENABLED":

@@ -170,7 +170,7 @@ class Journal:
         for left in self._left(session, most_workers):
             if time.monotonic() > deadline:
                 raise BusyError(
-                    f"the server is still at work for an earlier load into {self.schema}",
+                    f"the server still runs an earlier load into {self.schema}",
                     detail=f"its connection {left} does not end",
                     hint="SHOW PROCESSLIST tells what it does; repeat the command when it has ended",
                 )
@@ -194,9 +194,9 @@ class Journal:
     def _busy(self, session: Session) -> BusyError:
         holder = session.scalar("SELECT IS_USED_LOCK(%s)", self._lock())
         return BusyError(
-            f"somebody is loading into {self.schema} right now",
+            f"another session is loading into {self.schema} right now",
             detail=f"connection {holder} of the server" if holder else "",
-            hint="wait for that restore to end, or end it; then repeat the command",
+            hint="wait for that restore to end, or stop it; then repeat the command",
         )
 
     def _left(self, session: Session, most_workers: int) -> Iterator[int]:
@@ -359,14 +359,14 @@ def drop_staging(connection: Connection, names: Iterable[str]) -> None:
     if wrong := [name for name in wanted if not _NAME.fullmatch(name)]:
         raise RefusedError(
             f"{', '.join(wrong)} is not a staging schema of backupd",
-            hint=f"only schemas named {PREFIX}<restore>_<number> are dropped; nothing was",
+            hint=f"only schemas named {PREFIX}<restore>_<number> are dropped; none was dropped",
         )
     with connection.connect() as session:
         # Held until the end, so that nobody begins to load meanwhile.
         if busy := [name for name in wanted if not session.scalar("SELECT GET_LOCK(%s, %s)", lock_name(name), DYING)]:
             raise BusyError(
                 f"a restore is loading into {', '.join(busy)} right now",
-                hint="wait for it to end, or end it; then repeat the command",
+                hint="wait for it to end, or stop it; then repeat the command",
             )
         for name in reversed(wanted):
             _drop(session, name)
@@ -386,9 +386,9 @@ def _drop(session: Session, name: str) -> None:
     left = remove_strays(session, name)
     if left:
         raise ServerError(
-            f"files of tables that are not there any more are left of the schema {name}",
+            f"files of dropped tables remain in the folder of the schema {name}",
             detail="\n".join(map(str, left)),
-            hint="remove these files: MySQL makes no schema of that name while they are there, and may not start again",
+            hint="remove these files: MySQL creates no schema of that name while they exist, and may fail to start",
         )
     if refused is not None:
         session.execute(statement)
@@ -440,9 +440,9 @@ def _make(session: Session, schema: str, *, but: str = "") -> None:
     ]
     if tables:
         raise RefusedError(
-            f"the schema {schema} is not empty, and no restore has made it",
+            f"the schema {schema} is not empty, and no restore created it",
             detail=f"it holds {', '.join(tables)}",
-            hint="tables are loaded only into schemas of backupd's own; nothing was changed",
+            hint="backupd loads tables only into its own schemas; nothing was changed",
         )
 
 

@@ -145,7 +145,7 @@ class _Reader:
     def _wrong(self, what: str) -> StreamError:
         return StreamError(
             f"a file of rows {what}, at byte {self._offset}",
-            hint="restore from another copy or another backup; `backupd verify` looks at all of them",
+            hint="restore from another copy or another backup; `backupd verify` checks all of them",
         )
 
 
@@ -271,7 +271,7 @@ class TableLoad:
         if self.source.outcome is not Outcome.DUMPED:
             raise LeftOutError(f"the backup does not hold it: {self.source.reason or self.source.outcome}")
         if self.staged.table == TABLE:
-            raise LeftOutError("it has the name of backupd's own table in staging schemas: write it as SQL files")
+            raise LeftOutError("backupd uses this table name in staging schemas: write it as SQL files")
         try:
             raw = (self.folder / definition_path(self.name)).read_bytes()
             definition = read_definition(self.name, raw)
@@ -281,7 +281,7 @@ class TableLoad:
         except ValueError as error:
             raise LeftOutError(str(error)) from error
         if fit.rows_elsewhere and self.source.files:
-            raise LeftOutError(f"its engine {definition.engine} would write the rows somewhere else")
+            raise LeftOutError(f"its engine {definition.engine} would write the rows to another place")
         return fit, hashlib.sha256(raw).hexdigest()
 
     def _find_files(self) -> list[RowFile]:
@@ -322,7 +322,7 @@ class TableLoad:
         except ServerError as error:
             raise self._judged(error) from error
         if warnings and (words := _warning(session)):
-            self.means.warn(f"{self.name.shown}: the server took its definition with a warning: {words}")
+            self.means.warn(f"{self.name.shown}: the server accepted its definition with a warning: {words}")
         session.execute("START TRANSACTION")
         journal.write(session, *(Entry(file.key, State.FILE, file.size) for file in self._all))
         journal.set_state(session, key, State.LOADING)
@@ -394,7 +394,7 @@ class TableLoad:
         position = self.means.journal.position(session, file.key)
         if position != file.position:
             raise BackupdError(
-                f"somebody else is loading {file.key}",
+                f"another session is loading {file.key}",
                 detail=f"it is loaded up to byte {position}, and was up to byte {file.position}",
                 hint="wait for the other restore to end, then repeat the command",
             )
@@ -436,7 +436,7 @@ class TableLoad:
             return
         taken = sum(file.rows for file in self._all)
         if counted != taken:
-            raise LeftOutError(f"{counted} rows are there, though the server took {taken}")
+            raise LeftOutError(f"{counted} rows are there, though the server accepted {taken}")
         if self.source.rows not in (None, counted):
             raise LeftOutError(f"{counted} rows were loaded, the backup has {self.source.rows}")
 
@@ -470,14 +470,15 @@ class TableLoad:
             return ServerError(
                 f"the server has no room for {self.name.shown}",
                 detail=error.detail,
-                hint="make room where its data and temporary files are; the same command then goes on where it stopped",
+                hint="free space where its data and temporary files are; the same command then continues where it "
+                "stopped",
             )
         if code in _FOR_ALL or is_denied(error):
             return error
         if code == _NO_SUCH_TABLE and "nextval(" in self._definition.create:
             return LeftOutError(
-                f"{error.detail}; a sequence that it takes values from must be on the server first: "
-                "restore that one, then this table"
+                f"{error.detail}; the sequence that it takes values from must exist on the server: restore the "
+                "sequence first, then this table"
             )
         return LeftOutError(error.detail)
 
@@ -498,9 +499,9 @@ def _warning(session: Session) -> str:
 
 def _too_large(size: int, limit: int) -> str:
     if size > _LARGEST_PACKET:
-        return f"one of its rows takes a statement of {format_size(size)}, and no server takes more than 1 GiB"
+        return f"one of its rows needs a statement of {format_size(size)}, and no server accepts more than 1 GiB"
     wanted = 1 << (size - 1).bit_length()
     return (
-        f"one of its rows takes a statement of {format_size(size)}, and the server takes {format_size(limit)} at "
+        f"one of its rows needs a statement of {format_size(size)}, and the server accepts {format_size(limit)} at "
         f"most: SET GLOBAL max_allowed_packet = {wanted}, then repeat the command"
     )

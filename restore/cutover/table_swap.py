@@ -163,8 +163,8 @@ class Swap:
         raise LostError(
             f"{', '.join(gone)}: dropped or renamed before the cut-over put it in place of "
             f"{', '.join(move.target.shown for move in moves)}; no live table was replaced",
-            detail="somebody else renamed or dropped what this cut-over was to move",
-            hint="what was begun is taken back: repeat the restore, which brings the table once more",
+            detail="another session renamed or dropped a table of this cut-over",
+            hint="the cut-over is rolled back: repeat the restore",
         )
 
     def undo(self) -> None:
@@ -252,8 +252,8 @@ class Swap:
         }
         found = ddl.read_tables(self.session, shapes).tables
         return tuple(
-            f"the definition of {shapes[name][0].shown} was changed in the moment before it was renamed; the table "
-            f"that has its name now does not have that change: compare SHOW CREATE TABLE {name}"
+            f"the definition of {shapes[name][0].shown} was changed right before it was renamed; the table that has "
+            f"its name now lacks that change: compare SHOW CREATE TABLE {name}"
             for name, one in found.items()
             if _bare(shape(name, one.create)) != _bare(shapes[name][1])
         )

@@ -129,13 +129,13 @@ def check_sql(
 def _judged(rows: Sequence[Sequence[object]]) -> tuple[str, str]:
     """(outcome, detail) of what a statement answered."""
     if not rows or not rows[0]:
-        return FAILED, "answered no row"
+        return FAILED, "returned no row"
     if len(rows) > 1:
-        return FAILED, f"answered {len(rows)} rows: a check must answer one row, with one number"
+        return FAILED, f"returned {len(rows)} rows: a check must return one row with one number"
     value = rows[0][0]
     number = _number(value)
     if number is None and value is not None:
-        return FAILED, f"answered {value!r}, which is not a number: a check must answer 0 or another number"
+        return FAILED, f"returned {value!r}, which is not a number: a check must return 0 or another number"
     return PASSED if number else FAILED, f"answered {value!r}"
 
 
@@ -169,7 +169,7 @@ def compare_with_witness(
         why = "there is no witness between this backup and the target, so there is nothing to compare with"
         return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     if not same_position(witness.position, position):
-        why = f"the witness was taken at {_place(witness.position)}, restored is {_place(position)}"
+        why = f"the witness was taken at {_place(witness.position)}, the restored copy is at {_place(position)}"
         return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     wanted = sorted(TableName.parse(name) for name in {*witness.checksums, *witness.rows})
 

@@ -81,7 +81,7 @@ def refuse_closed(datadir: Path, account: Account) -> None:
         return
     closed = next(folder for folder in there if out_of_reach(user, [f"{folder}/."]))
     raise RefusedError(
-        f"the server's user {account.name} cannot enter {closed}, so no server could run in {datadir}",
+        f"the server's user {account.name} cannot enter {closed}, so a server could not run in {datadir}",
         detail=closed_words(closed),
         hint=f"let others pass through it (chmod o+x {closed}), or choose another data directory",
     )
@@ -138,7 +138,7 @@ def foreign_entries(datadir: Path, ours: Collection[str] = ()) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:
-        raise RefusedError(f"{datadir} is not a directory", hint="give the data directory to restore into") from error
+        raise RefusedError(f"{datadir} is not a directory", hint="name the data directory to restore into") from error
 
 
 def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
@@ -167,7 +167,7 @@ def refuse_nested(datadir: Path) -> None:
             raise RefusedError(
                 f"{datadir} lies in a repository of backups: {folder}",
                 detail=f"{folder / REPOSITORY} is there",
-                hint="restore outside every destination: what lies there is counted, checked and swept as backups",
+                hint="restore outside every destination: files in a destination are checked and removed like backups",
             )
         if why := reserved(folder):
             raise RefusedError(
@@ -175,14 +175,14 @@ def refuse_nested(datadir: Path) -> None:
                 if folder != datadir
                 else f"{datadir} has the name of a staging folder of restores",
                 detail=why,
-                hint="restore into another folder, or give it another name: what lies there is removed in the end",
+                hint="restore into another folder, or give it another name: its contents are removed at the end",
             )
         signs = [name for name in _NESTED if folder != datadir and os.path.lexists(folder / name)]
         if signs:
             raise RefusedError(
                 f"{datadir} lies inside the data directory of a server: {folder}",
                 detail=f"{folder / signs[0]} is there",
-                hint="restore beside it: a server takes every folder in its data directory for a schema",
+                hint="restore beside it: a server treats every folder in its data directory as a schema",
             )
 
 
@@ -220,7 +220,7 @@ def not_looked_at(datadir: Path) -> list[str]:
                 continue  # it has ended, or is the kernel's own
     if not hidden:
         return []
-    told = f"whether one of {hidden} processes uses {datadir} is not known: backupd may not look at them"
+    told = f"cannot determine whether one of {hidden} processes uses {datadir}: backupd may not inspect them"
     return [f"{told} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
 
 

@@ -140,9 +140,9 @@ def read_document(path: Path) -> State | None:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RefusedError(
-            f"{path} is not what backupd writes",
+            f"{path} was not written by backupd",
             detail=str(error),
-            hint="remove it, and what lies beside it, if no restore needs it any more",
+            hint="remove it and the files beside it if no restore needs them any more",
         ) from error
 
 
@@ -235,7 +235,7 @@ class Site:
             raise RefusedError(
                 f"the path {self.datadir} now resolves to a different directory",
                 detail=f"it leads to {leads}",
-                hint="somebody put a symbolic link on the way there: see who, and put the folder back",
+                hint="somebody put a symbolic link on the way there: find out who, and restore the folder",
             )
 
 
@@ -243,7 +243,7 @@ def reserved(folder: Path) -> str:
     """Why backupd itself may remove what lies in ``folder``, or take it for a part of another restore; "" where it may
     not."""
     if any(fnmatch.fnmatchcase(folder.name, name) for name in _RESERVED):
-        return f"the name {folder.name} is one of those that restores use for themselves"
+        return f"the name {folder.name} is reserved for restores"
     try:
         return f"{folder / _STATE} is there" if read_document(folder / _STATE) is not None else ""
     except RefusedError:
@@ -265,7 +265,7 @@ def unusable(folder: Path, error: OSError | ValueError) -> RefusedError:
     return RefusedError(
         f"cannot restore into {str(folder)!r}: {reason}",
         detail=f"at {named}" if named and named != str(folder) else "",
-        hint="give another data directory, or mend that: it must be on a file system where this user may make folders",
+        hint="choose another data directory, or correct the cause: this user must be able to create folders there",
     )
 
 
@@ -281,7 +281,7 @@ def workable(folder: Path) -> Iterator[None]:
 def _choose(real: Path) -> Site:
     if real == real.parent:
         raise RefusedError(
-            f"{real} cannot be a data directory: it is the root of everything",
+            f"{real} cannot be a data directory: it is the root directory",
             hint="give an empty directory, or one that does not exist yet",
         )
     beside = Site(real, real.with_name(real.name + BESIDE), inside=False)
@@ -297,7 +297,7 @@ def _choose(real: Path) -> Site:
     parent = next(folder for folder in real.parents if folder.exists())
     if not parent.is_dir():
         raise RefusedError(
-            f"{real} cannot be made: {parent} is not a directory", hint="give the data directory to restore into"
+            f"{real} cannot be created: {parent} is not a directory", hint="name the data directory to restore into"
         )
     if len(os.fsencode(beside.folder.name)) > os.pathconf(parent, "PC_NAME_MAX"):
         raise RefusedError(
@@ -310,13 +310,13 @@ def _choose(real: Path) -> Site:
         return inside
     if os.statvfs(parent).f_flag & os.ST_RDONLY:
         raise RefusedError(
-            f"{real} cannot be made: {parent} is read-only here",
-            hint="the service writes only where its unit says: add ReadWritePaths= in a drop-in (systemctl edit "
+            f"{real} cannot be created: {parent} is read-only here",
+            hint="the service writes only where its unit allows: add ReadWritePaths= in a drop-in (systemctl edit "
             "backupd), restart it, and try again; or run `backupd restore` from a shell",
         )
     raise RefusedError(
-        f"{real} cannot be made: {parent} is not writable",
-        hint="run the restore as root, or make the empty data directory first",
+        f"{real} cannot be created: {parent} is not writable",
+        hint="run the restore as root, or create the empty data directory first",
     )
 
 
@@ -345,7 +345,7 @@ def refuse_foreign_staging(site: Site) -> None:
             elif not foreign or read_state(site) is not None:
                 return
     raise RefusedError(
-        f"{site.folder} is needed to build the restore in, and is not one of backupd's",
+        f"{site.folder} is needed to build the restore in, but was not created by backupd",
         detail="\n".join(foreign[:20]),
         hint="move it away, or give another data directory",
     )
@@ -398,7 +398,7 @@ def exclusive(*folders: Path) -> Iterator[None]:
                 descriptor = held.enter_context(opened(folder, os.O_RDONLY | os.O_DIRECTORY))
             _lock(descriptor, folder)
             if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
-                raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
+                raise RefusedError(f"another restore has just finished in {folder}", hint="check its result first")
         yield
 
 
@@ -410,8 +410,8 @@ def _lock(descriptor: int, folder: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() > give_up:
                 raise RefusedError(
-                    f"another restore is at work in {folder}",
-                    hint="wait for it, or end that process; the same command then continues",
+                    f"another restore is running in {folder}",
+                    hint="wait for it, or stop that process; then repeat the command",
                 ) from error
             time.sleep(0.05)
         except OSError as error:

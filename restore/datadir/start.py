@@ -184,8 +184,8 @@ def _move(site: Site, name: str) -> None:
         source.rename(goal)
     elif not os.path.lexists(goal):
         raise RefusedError(
-            f"{name!r} is gone from {site.data}: somebody else was at work there",
-            hint=f"remove {site.folder} and everything the restore put beside it, then restore anew",
+            f"{name!r} is gone from {site.data}: another process changed it",
+            hint=f"remove {site.folder} and everything the restore put beside it, then restore again",
         )
 
 
@@ -277,7 +277,7 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     while (started := running(config.directory)) is None:
         if not _lives(pid) or time.monotonic() > deadline:
             raise ToolError(
-                f"the server on {config.datadir} did not come up",
+                f"the server on {config.datadir} did not start",
                 detail=log_tail(config.error_log),
                 hint=f"the files are in place; its option file is {config.directory / 'my.cnf'}",
             )

@@ -204,7 +204,7 @@ def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
     besides = sorted(there - {str(table.name) for table in facts.inventory})
     named = ", ".join(TableName.parse(name).shown for name in besides)
     return (
-        (f"{len(besides)} tables are in the restored copy that {last.header.backup_id} does not list: {named}",)
+        (f"{len(besides)} tables of the restored copy are not in the list of {last.header.backup_id}: {named}",)
         if besides
         else ()
     )

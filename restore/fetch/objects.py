@@ -118,9 +118,9 @@ class Assembly:
         except OSError as error:
             raise BackupdError(
                 f"cannot write {self.path}: {os.strerror(error.errno or 0)}",
-                hint="free some space there and repeat the command; what was fetched is kept"
+                hint="free some space there and repeat the command; the fetched files are kept"
                 if error.errno in (errno.ENOSPC, errno.EDQUOT)
-                else "repeat the command when that is mended",
+                else "correct the cause, then repeat the command",
             ) from error
         self._note(index, payload)
 
@@ -323,7 +323,7 @@ class _Job:
                 problem = self._try(destination, item, missing)
                 if problem is None:
                     break
-                failures.append((f"{problem[0]}; it is for {_names(item)}", problem[1]))
+                failures.append((f"{problem[0]}; needed by {_names(item)}", problem[1]))
             else:
                 with self._lock:
                     self._damages += failures
@@ -362,7 +362,7 @@ class _Job:
     def _count(self, item: _Item, reused: int) -> None:
         judged = [(assembly, assembly.judge()) for assembly in {id(a): a for a, _ in item.uses}.values()]
         wrong = [
-            f"{assembly.entry.path!r}: its parts are good, together they are not the file"
+            f"{assembly.entry.path!r}: its parts are intact, but do not form the original file"
             for assembly, verdict in judged
             if verdict is False
         ]
@@ -381,22 +381,22 @@ class _Job:
         # What is damaged at one place and archived at another can still be had.
         if self._failed and self._failed <= self._archived:
             raise ArchivedError(
-                f"{len(self._failed)} stored objects lie in an archive class, and no other copy of them can be read",
+                f"{len(self._failed)} stored objects are in an archive class, and no other copy of them can be read",
                 detail="\n".join(lines[:50]),
                 hint="thaw them first: `backupd thaw SERVER --to TARGET`, or repeat this with --thaw TIER; if a rule "
-                "of the place has put them there, name the class as its storage_class, too, so that it is expected",
+                "of the bucket moved them there, set that class as storage_class of the destination",
             )
         if any(damage for _, damage in self._damages):
             raise DamagedError(
                 f"{len(lines)} stored objects are damaged or missing, and no other copy has them",
                 lines,
-                hint="restore another backup (`backupd backups`), or bring these objects back from elsewhere; "
-                "`backupd verify` looks at all of them",
+                hint="restore another backup (`backupd backups`), or restore these objects from another source; "
+                "`backupd verify` checks all of them",
             )
         raise DestinationError(
             "the backup could not be read",
             detail="\n".join(lines[:50]),
-            hint="see that the destination can be reached, then repeat the command: it continues",
+            hint="check that the destination can be reached, then repeat the command: it continues",
         )
 
 
@@ -425,7 +425,7 @@ def _items(
 
 def _verify(assembly: Assembly, index: int, content: bytes) -> None:
     if len(content) != assembly.size_of(index) or hashlib.sha256(content).hexdigest() != assembly.digest_of(index):
-        raise StreamError(f"{assembly.entry.path!r}: what was unsealed is not what was backed up")
+        raise StreamError(f"{assembly.entry.path!r}: the decrypted file differs from the one backed up")
 
 
 def _unpacked(plain: bytes, wanted: Sequence[tuple[Assembly, int]]) -> Iterator[tuple[Assembly, int, bytes]]:

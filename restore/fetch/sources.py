@@ -111,7 +111,7 @@ def check_entries(header: Header, body: Body) -> None:
         if not entry.bundle and sum(part.size for part in entry.parts) != entry.size:
             problems.append(f"{entry.path!r}: its parts do not add up to its {entry.size} bytes")
         if len(entry.parts) == 1 and entry.parts[0].sha256 != entry.sha256:
-            problems.append(f"{entry.path!r}: the digest of its only part is not its own")
+            problems.append(f"{entry.path!r}: its digest differs from that of its only part")
     if problems:
         raise DamagedError(
             f"backup {header.backup_id} cannot be restored: {len(problems)} impossible entries",
@@ -154,7 +154,7 @@ def check_collisions(entries: Iterable[Entry], folder: Path) -> None:
     pairs = colliding(entry.path for entry in entries)
     if pairs:
         raise RefusedError(
-            f"{folder} does not tell upper from lower case, but {len(pairs)} names differ by nothing else",
+            f"{folder} ignores case, but {len(pairs)} pairs of names differ only by case",
             detail="\n".join(f"{one!r} and {other!r}" for one, other in pairs[:_SHOWN]),
             hint="restore onto a file system that is case-sensitive, as the source's was",
         )
@@ -230,9 +230,9 @@ def load_chain(server: str, chain: Sequence[str], sources: Sources) -> tuple[tup
     broken = missing or _broken_links(loaded)
     if broken:
         raise DamagedError(
-            f"the chain of backup {chain[-1]} is not whole: nothing was fetched",
+            f"the chain of backup {chain[-1]} is incomplete: nothing was fetched",
             broken,
-            hint="restore a backup before the break (`backupd backups` lists them), or bring what is missing back",
+            hint="restore a backup before the break (`backupd backups` lists them), or restore the missing objects",
         )
     return tuple(loaded), tuple(warnings)
 
@@ -245,16 +245,16 @@ def load_dump(server: str, backup_id: str, sources: Sources) -> tuple[Loaded, tu
     header, facts = loaded.header, loaded.body.facts
     if header.kind != BackupKind.LOGICAL or facts.dump is None:
         raise RefusedError(
-            f"backup {backup_id} is a {header.kind} one, no logical one", hint="`backupd backups` lists the kinds"
+            f"backup {backup_id} is a {header.kind} backup, not a logical one", hint="`backupd backups` lists the kinds"
         )
     if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(loaded) or (
         header.table_set,
         header.tables_missing,
     ) != (facts.dump.table_set, len(facts.dump.failed)):
         raise DamagedError(
-            f"the manifest of backup {backup_id} is not whole",
+            f"the manifest of backup {backup_id} is incomplete",
             [f"{backup_id}: its clear manifest is not the one that was sealed with it"],
-            hint="restore another backup, or bring its manifest back from elsewhere",
+            hint="restore another backup, or restore its manifest from another source",
         )
     return loaded, tuple(said)
 
@@ -318,7 +318,7 @@ def _load(server: str, backup_id: str, sources: Sources) -> tuple[Loaded, list[s
         raise DamagedError(
             f"no good copy of the manifest of backup {backup_id} was found",
             damages + others,
-            hint="restore another backup; `backupd verify` says what else is damaged",
+            hint="restore another backup; `backupd verify` lists all damage",
         )
     raise failures[0] if failures else NotFoundError(f"no destination is configured for backup {backup_id}")
 
@@ -489,8 +489,8 @@ def remarks(info: ServerInfo) -> tuple[str, ...]:
     if info.external:
         inside = sorted({path.kind for path in info.external if path.kind != "tablespace"})
         beside = sum(path.kind == "tablespace" for path in info.external)
-        places = [f"{beside} tablespaces go to <datadir>.external beside the new one"] if beside else []
+        places = [f"{beside} tablespaces go to <datadir>.external beside the new data directory"] if beside else []
         if inside:
-            places.append(f"what is {', '.join(inside)} goes inside the new one")
-        found.append(f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places))
+            places.append(f"what is {', '.join(inside)} goes inside the new data directory")
+        found.append(f"{len(info.external)} paths of the source were outside its data directory: " + "; ".join(places))
     return tuple(found)

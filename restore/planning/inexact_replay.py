@@ -42,7 +42,7 @@ class InexactError(RefusedError):
             "inexact replay: the restored rows may differ from the source",
             detail=why,
             hint="choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "
-            f"binlog_format is exact; to restore it as it is: {ACCEPT}",
+            f"binlog_format is exact; to restore it anyway: {ACCEPT}",
         )
         self.why = why
 
@@ -114,10 +114,10 @@ def beyond_replay(replayed: Iterable[Transaction]) -> RefusedError | None:
     if found is None:
         return None
     return RefusedError(
-        "this replay would stop at a statement that makes files outside of the data directory",
+        "this replay would stop at a statement that creates files outside the data directory",
         detail=f"{_named(found)}: {found.statement[:_SHOWN]}",
-        hint="choose a target before it, or after the next backup; single tables that it does not name come back with "
-        "--tables; for moments from now on take a full backup now",
+        hint="choose a target before it, or after the next backup; single tables that it does not name can be restored "
+        "with --tables; for later targets take a full backup now",
     )
 
 

@@ -202,7 +202,8 @@ def over_objective(seconds: float, rto: float | None) -> tuple[str, ...]:
     if rto is None or seconds <= rto:
         return ()
     return (
-        f"this takes {format_duration(seconds)} by the rates, longer than the {format_duration(rto)} of objectives.rto",
+        f"by measured rates this takes {format_duration(seconds)}, but objectives.rto is {format_duration(rto)} of "
+        "objectives.rto",
     )
 
 

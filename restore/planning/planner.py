@@ -103,7 +103,7 @@ def make_plan(
     refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
     warnings = [*([str(older)] if older else []), *warnings, *found.warnings, *([line] if line else [])]
-    warnings += [f"{one.words(server)}: not used, but by name: --to backup:{one.backups[-1]}" for one in aside]
+    warnings += [f"{one.words(server)}: used only if named: --to backup:{one.backups[-1]}" for one in aside]
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
     told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
@@ -308,7 +308,7 @@ def _about_latest(
     if damaged:
         warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
     if torn:
-        warnings.append(f"newer, but what they build on is damaged or gone, not used: {', '.join(torn)}")
+        warnings.append(f"newer, but their parent backup is damaged or missing, not used: {', '.join(torn)}")
     return warnings
 
 
@@ -325,10 +325,10 @@ def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tu
     damaged = {name for name in everywhere if any(place[name] != "complete" for place in places)}
     ordered = sorted(everywhere, key=lambda name: (name in damaged, rank.get(name, len(rank))))
     warnings = [
-        f"the copy at {name} is damaged; it is used only for what the others lack"
+        f"the copy at {name} is damaged; it is used only for objects that the others lack"
         for name in ordered
         if name in damaged
     ]
     if len(damaged) == len(everywhere):
-        warnings = ["every copy of this backup is known to be damaged; the restore names what cannot be read"]
+        warnings = ["every copy of this backup is known to be damaged; the restore lists the unreadable files"]
     return tuple(ordered), warnings

@@ -46,7 +46,7 @@ def choose_point(
         return newest, (
             f"the newest restorable backup{' that lacks no tables' if partial else ''}, finished "
             f"{format_time(newest.finished_at)}; without archived binary logs nothing later is recoverable"
-            + (f", but --to backup:{partial[-1]} without the tables that it lacks" if partial else "")
+            + (f", but --to backup:{partial[-1]} without the tables missing in it" if partial else "")
         )
     exact = [b for b in usable if is_exactly(b, goal)]
     if exact:
@@ -68,10 +68,10 @@ def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
     if not damaged:
         return NotFoundError(f"server {server} has no restorable backup", hint=take)
     return NotFoundError(
-        f"server {server} has no restorable backup: {len(damaged)} are there, but marked as damaged",
+        f"server {server} has no restorable backup: {len(damaged)} exist, but are marked as damaged",
         detail="\n".join(_named(b) for b in reversed(damaged)),
-        hint=f"marked so does not mean that every file is lost: --to backup:{damaged[-1].id} restores it, or names "
-        f"what cannot be read; while the server lives, {take}",
+        hint=f"a damaged backup may be readable in part: --to backup:{damaged[-1].id} restores it or lists the "
+        f"unreadable files; while the server runs, {take}",
     )
 
 
@@ -121,7 +121,7 @@ def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
         f"server {server} has no backup {backup_id}",
         kind="backup",
         name=backup_id,
-        hint=f"`backupd backups {server}` lists what there is",
+        hint=f"`backupd backups {server}` lists the backups",
     )
 
 
@@ -139,7 +139,7 @@ def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[Ba
             f"backup {backup_id} is a logical one; it cannot become a data directory",
             hint="choose a physical backup",
         )
-    return found, "asked for by its id"
+    return found, "requested by its ID"
 
 
 def refuse_deleted(chain: Sequence[BackupRecord]) -> None:
@@ -286,12 +286,10 @@ def choose(resolution: Resolution, archive: Archive, resolver: TargetResolver, m
     _seconds, way, spec, remarks = best
     newest = way is resolution.ways[0]
     reason = (
-        "the nearest backup before the target"
-        if newest
-        else "quicker than a nearer backup, although more is to be replayed"
+        "the nearest backup before the target" if newest else "faster than a nearer backup, although more is replayed"
     )
     if resolution.stop is None:
-        reason = "the newest restorable backup, behind which nothing can be replayed"
+        reason = "the newest restorable backup, after which nothing can be replayed"
     elif spec is None:
         reason = "its position is exactly the target"
     elif looked > 1 and newest:
@@ -345,7 +343,7 @@ def _spec(
         total = sum(len(part.segments) for part in materials)
         remarks[
             f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
-            "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
+            "statements, not rows: a replay may give other rows than on the source (UUID(), NOW(6), LIMIT "
             "without ORDER BY)"
         ] = None
     return spec, tuple(remarks)
@@ -373,8 +371,8 @@ def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:
         raise _torn(leg, f"the segments end before {stop.file}:{stop.pos}")
     if leg.repeats and not material.repeated:
         raise RefusedError(
-            f"the replay of branch {leg.branch} cannot start at {leg.start.gtid}: its binary logs repeat nothing of "
-            "what was executed by then, so the transactions that are missing in between are unknown",
+            f"the replay of branch {leg.branch} cannot start at {leg.start.gtid}: its binary logs do not record which "
+            "transactions were executed by then, so the missing ones are unknown",
             hint="choose a backup that was taken after the fork",
         )
 
@@ -388,5 +386,5 @@ def _torn(leg: RouteLeg, detail: str) -> RefusedError:
     return RefusedError(
         f"the archived segments of branch {leg.branch} cannot be replayed from {leg.start.file}:{leg.start.pos}",
         detail=detail,
-        hint="`backupd fsck` says what happened to them; choose a target before it",
+        hint="`backupd fsck` shows the cause; choose an earlier target",
     )

@@ -97,14 +97,15 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
         raise RefusedError(
             f"{len(twice)} tables would all become {twice[0].target.shown}",
             detail=", ".join(goal.source.shown for goal in twice[:20]),
-            hint="with more than one table --as needs a `*`, where the old name goes: --as '*_restored'",
+            hint="with more than one table --as needs a `*`in place of the old name: --as '*_restored'",
         )
     for goal in found:
         for half in (goal.target.schema, goal.target.table):
             if not 0 < len(half) <= _LONGEST or half.endswith(" ") or "\0" in half:
                 raise RefusedError(
-                    f"{goal.target.shown} is no name: a table has 1 to {_LONGEST} characters, the last no space",
-                    hint="choose another one with --as",
+                    f"{goal.target.shown} is not a valid name: a table name has 1 to {_LONGEST} characters, the last "
+                    "no space",
+                    hint="choose another name with --as",
                 )
     return found
 
@@ -231,12 +232,12 @@ def choose(
     ]
     others += [f"not {one.way}: {one.error.message}" for one in impossible]
     reason = f"{chosen.title}: " + (
-        "the only way there is"
+        "the only possible source"
         if len(candidates) == 1
         else (
-            "the quickest way"
+            "the fastest"
             if len(whole) > 1
-            else "it has more of the tables"
+            else "it holds more of the tables"
             if len(near) > 1
             else "it comes nearest to the target"
         )
@@ -257,15 +258,15 @@ def steps_of(candidate: Candidate, rates: Mapping[str, Rate]) -> tuple[Step, ...
             f"fetch {format_size(candidate.stored)} for {tables} from {candidate.base.destinations[0]}, unseal",
             candidate.source,
         ),
-        "prepared": ("prepare these files alone: apply redo and increments", candidate.source),
+        "prepared": ("prepare only these files: apply redo and increments", candidate.source),
         "started": (
             "start a private server on them" if not logical else "start an empty private server",
             _SERVER if logical else candidate.source,
         ),
         "rolled_forward": (f"{replay_text(replay)}, of these tables only" if replay else "", 0),
-        "extracted": (f"read {rows} of rows out of the copy", candidate.rows),
+        "extracted": (f"read {rows} of rows from the copy", candidate.rows),
         "loaded": (f"load {rows} of rows beside the live tables", candidate.rows),
-        "handed_over": ("compare with the live tables, then give them their names in one step", 0),
+        "handed_over": ("compare with the live tables, then rename them into place in one step", 0),
     }
     if logical:
         del work["prepared"]

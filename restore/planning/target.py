@@ -282,7 +282,7 @@ def behind_the_stream(
             ends,
             max(until, ends),
             why,
-            f"see what holds it up: backupd binlog status {server}",
+            f"to find the cause: backupd binlog status {server}",
             certain=bool(stream.missed),
         ), ""
     if stream.trouble:
@@ -358,6 +358,6 @@ def past_end(histories: Histories, branch: Branch, run: Run, moment: datetime, k
         f"{format_time(moment)} is not recoverable: branch {branch.id} is archived up to {there}"
         f"{f' and goes on at {resumes}' if resumes else ''}, and more may have been committed by then{certain}",
         detail=f"gap: after {there}" + (f", before {resumes}" if resumes else ""),
-        hint=(f"--to {format_time(known)} is the last moment that is certain, " if known else "")
+        hint=(f"--to {format_time(known)} is the last certain moment, " if known else "")
         + f"{latest} all that is archived; `backupd timeline {histories.server}` shows the others",
     )

@@ -228,7 +228,7 @@ class Archive:
             if not ancestor.names_go_on:
                 break
         raise RefusedError(
-            f"branch {branch.id} was never in exactly the state {place.gtid}, where the next one begins",
+            f"branch {branch.id} was never exactly at {place.gtid}, where the next branch begins",
             hint="choose a backup that was taken after the fork",
         )
 
@@ -291,7 +291,7 @@ class Archive:
         if wanted is not None or later is None or (self.histories.since(later) or later.noticed_at) > moment:
             return []
         other = f"--to {format_time(moment)}@{later.id}"
-        here = f"this is branch {branch.id}; to use the branch that followed: {other}"
+        here = f"this is branch {branch.id}; to use the later branch: {other}"
         return [f"the server's history forked near this time ({later.reason}): {here}"]
 
     def _stop_for_time(self, branch: Branch, moment: datetime) -> tuple[Stop, list[str]]:
@@ -329,7 +329,7 @@ class Archive:
             else RefusedError(
                 f"{format_time(moment)} is not recoverable: no backup of branch {branch.id} is older, as far as "
                 "is known",
-                hint=f"choose a moment inside a window; {self._shows} them",
+                hint=f"choose a target inside a window; {self._shows} them",
             )
         )
 
@@ -382,8 +382,8 @@ class Archive:
         run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
         if run is None:
             raise RefusedError(
-                f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are not there",
-                hint=f"choose a moment inside a window; {self._shows} them",
+                f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are missing",
+                hint=f"choose a target inside a window; {self._shows} them",
             )
         return run
 

@@ -52,7 +52,7 @@ def refuse_no_room_for(spec: ReplaySpec, folder: Path) -> None:
         spec.size * COPIES + RESERVE,
         "the binary logs",
         detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
-        hint="free some space there, or restore to a place nearer to a backup",
+        hint="free some space there, or choose a target closer to a backup",
     )
 
 
@@ -119,8 +119,8 @@ def _number(file: str) -> int:
 def _hole(server: str, after: str, before: str) -> RefusedError:
     return RefusedError(
         "the archived binary logs are not complete: nothing was restored",
-        detail=f"the last place before the gap is {after}, the first after it {before}",
-        hint=f"`backupd timeline {server}` shows what is recoverable; restore to a place before the gap",
+        detail=f"the last position before the gap is {after}, the first after it {before}",
+        hint=f"`backupd timeline {server}` shows what is recoverable; choose a target before the gap",
     )
 
 
@@ -232,7 +232,7 @@ class _Job:
 
 def _safe(name: str) -> str:
     if not name or "/" in name or name in (".", ".."):
-        raise DamagedError("a segment has a name that no binary log has", [repr(name)])
+        raise DamagedError("a segment has an invalid binary log name", [repr(name)])
     return name
 
 
@@ -252,11 +252,11 @@ def _shorten(path: Path, size: int) -> None:
 
 
 def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
-    places = f"nothing after {name}:{key.start} can be replayed; the archive goes on at {name}:{key.end}"
+    places = f"nothing after {name}:{key.start} can be replayed; the archive continues at {name}:{key.end}"
     message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
     hint = (
-        "repeat the command: it makes a new plan out of what is there now. `backupd verify` looks at every copy, "
-        "and one that lies elsewhere can be put back to its destination"
+        "repeat the command: it plans again with the readable copies. `backupd verify` checks every copy; a copy "
+        "stored elsewhere can be put back at its destination"
     )
     lines = [
         line for error in failures for line in (error.damages if isinstance(error, DamagedError) else [_line(error)])
@@ -265,7 +265,7 @@ def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) ->
         return ArchivedError(
             message,
             detail="\n".join([places, *lines]),
-            hint="it lies in an archive class: thaw it first with `backupd thaw SERVER --to "
+            hint="it is in an archive class: thaw it first with `backupd thaw SERVER --to "
             "TARGET`, or repeat this with --thaw TIER; it continues",
         )
     gone = (DamagedError, NotFoundError, ObjectMissingError)
@@ -274,7 +274,7 @@ def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) ->
     return DestinationError(
         message,
         detail="\n".join([places, *lines]),
-        hint="see that the destination can be reached, then repeat the command: it continues",
+        hint="check that the destination can be reached, then repeat the command: it continues",
     )
 
 

@@ -121,14 +121,14 @@ class RolledForward(Document):
         """What an operator has to know of it."""
         found = list(self.warnings)
         if self.doubtful:
-            found.append(f"the logs do not tell whether these belong before the target: {joined(self.doubtful)}")
+            found.append(f"the binary logs do not show whether these belong before the target: {joined(self.doubtful)}")
         if self.prepared_xa:
             found.append(
-                f"{len(self.prepared_xa)} XA transactions are prepared and hold locks until somebody decides "
-                f"(XA COMMIT or XA ROLLBACK): {joined(self.prepared_xa)}"
+                f"{len(self.prepared_xa)} XA transactions are prepared and hold locks until XA COMMIT or XA ROLLBACK: "
+                f"{joined(self.prepared_xa)}"
             )
         if self.excluded:
-            found.append(f"left out as asked: {joined(self.excluded)}")
+            found.append(f"left out as requested: {joined(self.excluded)}")
         return tuple(found)
 
 
@@ -163,8 +163,8 @@ def refuse_conflicts(spec: ReplaySpec, logs: Logs) -> None:
     if conflicts.missing:
         raise RefusedError(
             f"not between the backup and the target: {', '.join(conflicts.missing)}",
-            hint="give transactions that would be replayed: `backupd binlog search SERVER` finds them; what the backup "
-            "itself holds cannot be left out, an older backup may not hold it",
+            hint="give transactions that would be replayed: `backupd binlog search SERVER` finds them; transactions in "
+            "the backup itself cannot be left out; an older backup may not contain them",
         )
     if found:
         lines = [
@@ -175,7 +175,8 @@ def refuse_conflicts(spec: ReplaySpec, logs: Logs) -> None:
         raise RefusedError(
             f"{', '.join(spec.exclude)} cannot be left out: {len(found)} later transactions build upon it",
             detail="\n".join([*lines[:_NAMED], *([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])]),
-            hint="leave those out, too (--exclude-gtid for each), or restore to before-gtid: and mend the rest by hand",
+            hint="leave those out, too (--exclude-gtid for each), or restore to before-gtid: and correct the rest by "
+            "hand",
         )
 
 
@@ -220,7 +221,7 @@ def beginning(
     return Beginning(
         Position(place.file, place.pos, gtid),
         len(skipped),
-        f"the copy stands at {place.file}:{place.pos} by InnoDB's own record, {len(skipped)} transactions after the "
+        f"the copy is at {place.file}:{place.pos} by InnoDB's own record, {len(skipped)} transactions after the "
         f"backup's position {start.file}:{start.pos}: replayed from there, so that nothing is applied twice",
     )
 
@@ -340,7 +341,7 @@ class Replaying:
         # Some folders the sandbox lets it make (/tmp, or everything where it is not entered as root), and forgets.
         if made := astray(server.config.datadir, server.config.writable):
             raise RefusedError(
-                "the logs make tables in folders elsewhere, which a copy does not have",
+                "the binary logs create tables in folders that the copy does not have",
                 detail="\n".join(made),
                 hint=NO_FOLDER_ELSEWHERE,
             )

@@ -298,7 +298,7 @@ class _Closure:
         ]
         unknown = dict.fromkeys(why for name, why in self._reading.cut.items() if name in found)
         unknown |= dict.fromkeys(
-            f"statements changed rows of {name.shown}, and what one of its triggers did is not known from the index"
+            f"statements changed rows of {name.shown}, and the index does not record what its triggers did"
             for name in found
             if name in self._reading.written and "" in self._reading.triggers.get(name, ())
         )
@@ -309,7 +309,7 @@ class _Closure:
         self, name: TableName, by_table: Mapping[TableName, list[tuple[_Link, str]]]
     ) -> Iterator[tuple[TableName, str]]:
         for parent in self._parents(name):
-            yield parent, f"{name.shown} has a foreign key to it, and cascades are in no log"
+            yield parent, f"{name.shown} has a foreign key to it, and cascades are in no binary log"
         for link, why in by_table.get(name, ()):
             for other in sorted(link.together | link.reads):
                 yield other, f"a statement names it along with {name.shown}: {why}"
@@ -333,7 +333,7 @@ class _Closure:
     def _alike(self, found: Mapping[TableName, str]) -> Iterator[tuple[TableName, str]]:
         for name in found:
             for other in self._by_pattern.get(mistakable(name), ()):
-                yield other, f"the server's filter does not tell it from {name.shown}"
+                yield other, f"the server's filter does not distinguish it from {name.shown}"
 
     def _fires(self, table: TableName) -> list[str]:
         there = [self._triggers[table]] if self._triggers is not None and table in self._triggers else []

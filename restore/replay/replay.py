@@ -128,7 +128,7 @@ def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[P
     numbers = [_number(name) for name in names]
     wrong = ""
     if not files and not _is_same_place(start, stop):
-        wrong = "no file given"
+        wrong = "no binary log was given"
     elif len({name.rpartition(".")[0] for name in names}) > 1:
         wrong = "the files have different base names, so they are of different servers"
     elif any(later != earlier + 1 for earlier, later in itertools.pairwise(numbers)):
@@ -186,7 +186,7 @@ def _refuse_wrong(leg: Leg) -> None:
     held = found.transactions + found.repeated
     if leg.transactions is not None and found.is_marked and held != leg.transactions:
         raise DamagedError(
-            "the logs do not hold what the index says",
+            "the binary logs do not match their index",
             [f"{held:,} transactions between start and stop, not {leg.transactions:,}"],
         )
 
@@ -197,7 +197,7 @@ def _refuse_own_id(session: Session, found: Walk, server_ids: Sequence[int]) -> 
     if own in found.server_ids or own in server_ids:
         raise RefusedError(
             f"the copy has the server id {own}, which occurs in the logs: it would skip those events",
-            hint="start it with another one",
+            hint="start the copy with another server ID",
         )
 
 
@@ -209,7 +209,7 @@ def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
         if session.scalar("SELECT CONVERT_TZ('2020-01-01', '+00:00', %s)", name) is None:
             yield (
                 f"the source's time_zone is {name!r}, which the copy does not know (its tables of time zones lack "
-                "it): what NOW() and the like gave in statements of the logs may be shifted"
+                "it): values of NOW() and similar functions in statements of the binary logs may be shifted"
             )
         else:
             session.execute("SET GLOBAL time_zone = %s", name)
@@ -218,8 +218,7 @@ def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
 def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
     if found.by_statement and method is ReplayMethod.APPLIER:
         yield (
-            "the logs hold data changes in STATEMENT format, which give the same rows only one after the other: "
-            "replayed without parallel workers"
+            "the logs hold data changes in STATEMENT format, which must run in order: replayed without parallel workers"
         )
 
 
@@ -245,9 +244,9 @@ def _refuse_unequal(leg: Leg, before: str, executed: str, counted: int) -> None:
         problems.append(f"its server counted {counted:,} transactions, and the logs hold {expected:,}")
     if problems:
         raise ServerError(
-            "the copy did not end where it should",
+            "the copy did not reach the target",
             detail="\n".join(problems),
-            hint=f"throw this copy away; {other_way(narrowed=bool(leg.tables))}",
+            hint=f"discard this copy; {other_way(narrowed=bool(leg.tables))}",
         )
 
 

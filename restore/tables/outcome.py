@@ -189,7 +189,8 @@ def refuse_old(session: Session, server: str) -> None:
     dialect = read_dialect(session)
     if not dialect.restores_tables:
         raise RefusedError(
-            f"{server} is {dialect.flavour} {dialect.version}: tables are put into {FIRST_FOR_TABLES} and later only",
+            f"{server} is {dialect.flavour} {dialect.version}: tables can be restored only into {FIRST_FOR_TABLES} and "
+            "later",
             hint="write them as SQL files (--sql FOLDER), which the server's own client loads; or restore a whole "
             "backup beside it (--to backup:ID --datadir FOLDER)",
         )
@@ -214,8 +215,8 @@ def remarks_on(session: Session, server: str) -> Iterator[str]:
         for name in ("Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")
     ):
         yield (
-            f"{server} replicates from another server: what is restored becomes transactions of its own that its "
-            "source does not have, and later changes from there may not fit to it"
+            f"{server} replicates from another server: the restore creates transactions that its source does not have, "
+            "and later changes from the source may fail"
         )
 
 

@@ -78,13 +78,13 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
         except OSError as error:
             raise RefusedError(
                 f"cannot keep the rows of tables at {folder}: {error.strerror}",
-                hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
+                hint="restore.scratch.path in the configuration must be a folder in which this user may create folders",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError(
-                f"restore {spec.restore_id} is being done by another process", hint="wait for it, or stop it"
+                f"restore {spec.restore_id} is running in another process", hint="wait for it, or stop it"
             ) from None
         try:
             yield folder
@@ -143,9 +143,11 @@ class _Work:
     def files(self) -> TablesOutcome:
         spec = self._spec
         if spec.sql is None:
-            raise RefusedError("neither a server nor a folder was named", hint="give --into SERVER or --sql DIR")
+            raise RefusedError("no target given: name a server or a folder", hint="give --into SERVER or --sql DIR")
         if spec.sql.exists():
-            raise RefusedError(f"{spec.sql} exists", hint="name a folder that is not there yet: nothing is overwritten")
+            raise RefusedError(
+                f"{spec.sql} exists", hint="name a folder that does not exist yet: backupd overwrites nothing"
+            )
         refuse_target(spec.sql)
         with workplace(spec) as folder:
             found = extract(spec, folder, self._sources, self._context)
@@ -222,12 +224,12 @@ class _Work:
                 if not placed:
                     continue
                 drop_staging(into, other.schemas)
-                text = f"restore {other.restore_id} had put its tables into their places before it was interrupted"
+                text = f"restore {other.restore_id} had renamed its tables into place before it was interrupted"
                 if again := sorted(placed & ours):
                     raise RefusedError(
-                        f"{text}: that was finished now, and nothing else was done",
+                        f"{text}: it was completed now, and nothing else was done",
                         detail=", ".join(name.shown for name in again),
-                        hint="look at these tables; to replace them once more, repeat the command",
+                        hint="check these tables; to replace them again, repeat the command",
                     )
                 self._warnings.append(f"{text}: that was finished")
 
@@ -238,7 +240,7 @@ class _Work:
         for schema in staging.values():
             done = done or self._settled(into, schema)
         if done is not None:
-            self._warnings.append("an interrupted attempt had put the tables into their places: that was finished")
+            self._warnings.append("an interrupted attempt had renamed the tables into place; it was completed")
         return done
 
     def _settled(self, into: Connection, schema: str) -> CutOverResult | None:
@@ -261,7 +263,7 @@ class _Work:
             raise RefusedError(
                 f"{len(taken)} of these names are taken on {self._spec.into}: {taken[0].shown}",
                 detail=", ".join(name.shown for name in taken),
-                hint=f"choose other names (--as '*_restored'), or leave out --as and say --confirm {self._spec.into}: "
+                hint=f"choose other names (--as '*_restored'), or leave out --as and give --confirm {self._spec.into}: "
                 "the live tables are then renamed aside",
             )
 
@@ -412,4 +414,4 @@ def _restored(goal: TableGoal, found: Extracted) -> RestoredTable:
 
 def _why_not(goal: TableGoal, found: Extracted) -> str:
     dumped = next((table for table in found.tables if table.name == goal.source), None)
-    return dumped.reason if dumped is not None and dumped.reason else "it is not in what was restored"
+    return dumped.reason if dumped is not None and dumped.reason else "it is not among the restored tables"

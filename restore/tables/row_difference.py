@@ -355,7 +355,7 @@ def _compare(session: Session, pair: Pair, sample: int) -> TableDifference:
     common = Common.of(staged, live)
     found = TableDifference(pair.live, columns_differ=common.differ, remarks=common.remarks)
     if not common.pairs:
-        return replace(found, comparable=False, why_not="the two tables have no column in common")
+        return replace(found, comparable=False, why_not="the two tables have no common column")
     if common.key:
         return _by_key(session, pair, common, found, sample)
     return _by_rows(session, pair, common, found)

@@ -164,8 +164,8 @@ class _Extraction:
             engines = {table.name: table.engine for table in list_tables(session) if table.name in self._wanted}
         lost = uncovered(engines.values(), last.body.facts.server.flavour, last.header.tool) | {_VOLATILE}
         return {
-            name: f"physical backups have no rows of it: they leave out the engine {engine}. Take it out of a "
-            "logical one (--from logical)"
+            name: f"physical backups have no rows of it: they leave out the engine {engine}. Restore it from a logical "
+            "backup (--from logical)"
             for name, engine in engines.items()
             if engine in lost
         }
@@ -205,7 +205,7 @@ class _Extraction:
                     f"{len(copy.failed)} tables of backup {spec.chain[-1]} cannot be loaded, so nothing can be rolled "
                     "forward",
                     detail="\n".join(f"{name.shown}: {why}" for name, why in copy.failed.items()),
-                    hint="choose another backup with --to backup:ID, or see what the server says of that table",
+                    hint="choose another backup with --to backup:ID, or read the server's message about that table",
                 )
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(copy.connection, {})
@@ -303,9 +303,9 @@ class _Extraction:
         missing = [name for name in self._wanted if not inventory.has(name) and name not in broken]
         if missing:
             raise NotFoundError(
-                f"{missing[0].shown} is not there at the target",
+                f"{missing[0].shown} does not exist at the target",
                 detail=", ".join(name.shown for name in missing),
-                hint="it was dropped or renamed by then, or did not exist yet: `backupd binlog search` tells when",
+                hint="it was dropped or renamed by then, or did not exist yet: `backupd binlog search` finds the time",
             )
         context = self._context
         shutil.rmtree(self._rows, ignore_errors=True)

@@ -118,7 +118,7 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
     try:
         _write(folder, Path(os.path.realpath(target)), CLIENTS[flavour].client)
     except OSError as error:
-        room = "make room there, or" if error.errno == 28 else "mend that, or"
+        room = "free space there, or" if error.errno == 28 else "correct the cause, or"
         raise RefusedError(
             f"cannot write SQL files to {target}: {error.strerror}",
             detail=f"at {error.filename}" if error.filename else "",
@@ -134,7 +134,7 @@ def refuse_target(target: Path) -> None:
 def _write(folder: Path, target: Path, client: str) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RefusedError(
-            f"{target} is there already and is not an empty folder",
+            f"{target} exists and is not an empty folder",
             hint="name one that does not exist; nothing is overwritten",
         )
     partial = target.with_name(f".{target.name}{_PARTIAL}")
@@ -181,7 +181,7 @@ def _remove_partial(partial: Path) -> None:
     )
     if foreign:
         raise RefusedError(
-            f"{partial} is needed to write the files in, and is not one of backupd's",
+            f"{partial} is needed to write the files in, but was not created by backupd",
             detail="\n".join(foreign[:20]),
             hint="move it away, or name another folder",
         )

@@ -208,9 +208,9 @@ def _definitions(
     unfit = dict(found.failed)
     for name, definition in found.tables.items():
         if definition.columns.versioned:
-            unfit[name] = "it is system-versioned, and what an import begins with would take away its history"
+            unfit[name] = "it is system-versioned, and an import would discard its history"
         elif name.table.lower() in _RESERVED:
-            unfit[name] = "it has the name of one of backupd's own tables in staging schemas"
+            unfit[name] = "backupd uses this table name in staging schemas"
     return {name: definition for name, definition in found.tables.items() if name not in unfit}, unfit
 
 

@@ -177,7 +177,7 @@ def test_a_replay_that_would_make_files_beside_the_data_directory_is_refused_in_
         before = sorted(far.rglob("*"))
         for command in (("plan",), ("restore", "--datadir", str(short_tmp / "d"))):
             said = house.fails(command[0], SERVER, "--to", "latest", *command[1:]).all
-            assert "error: this replay would stop at a statement that makes files outside of the data directory" in said
+            assert "error: this replay would stop at a statement that creates files outside the data directory" in said
             assert "CREATE TABLE shop.far (id INT PRIMARY KEY) DATA DIRECTORY=" in said
         assert not (short_tmp / "d").exists()
         assert house.ok("plan", SERVER, "--to", "latest", "--tables", "shop.near")

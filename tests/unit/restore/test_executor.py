@@ -270,7 +270,7 @@ def test_a_finished_restore_is_found_again_started_again_and_otherwise_named(
     other = replace(repeated, chain=("20200101T000000Z-00000000",), target="2026-11-21T09:41:03Z")
     with pytest.raises(RefusedError, match="was finished there") as refused:
         restore(taken, keys, other)
-    assert "asked for was backup 20200101T000000Z-00000000, target 2026-11-21T09:41:03Z" in refused.value.detail
+    assert "requested: backup 20200101T000000Z-00000000, target 2026-11-21T09:41:03Z" in refused.value.detail
     assert first.started is not None
     end(first.started.pid)
     with ended(restore(taken, keys, repeated)) as third:
@@ -338,7 +338,7 @@ def test_a_second_restore_into_the_same_directory_is_refused_while_the_first_is_
     def report(progress: Progress) -> None:
         if progress.phase in ("fetch", "prepare") and progress.phase not in tried:
             tried.append(progress.phase)
-            with pytest.raises(RefusedError, match="another restore is at work"):
+            with pytest.raises(RefusedError, match="another restore is running"):
                 restore(taken, keys, taken.spec(short_tmp / "mysql"))
             assert [pin.backups for pin in pins(taken.destination)] == [(("shop", taken.header.backup_id),)]
 

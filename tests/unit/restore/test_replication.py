@@ -34,6 +34,6 @@ def test_what_makes_a_mariadb_copy_a_replica_again_is_given_without_secrets(take
 def test_the_remark_about_paths_elsewhere_says_where_each_kind_goes(taken: Taken) -> None:
     paths = (ExternalPath("tablespace", "a/b", "/x/a/b.ibd"), ExternalPath("undo", "undo", "/y"))
     (text,) = remarks(replace(taken.body.facts.server, encrypted=(), external=paths))
-    assert "1 tablespaces go to <datadir>.external beside the new one" in text
+    assert "1 tablespaces go to <datadir>.external beside the new data directory" in text
     assert "undo goes inside" in text
     assert "tablespace goes inside" not in text

@@ -164,7 +164,7 @@ def test_of_names_that_are_the_same_to_the_server_only_one_is_loaded(cramped: Se
     ]
     loaded = load(at(cramped), tmp_path, tables, STAGING, RunContext(workers=4))
     assert loaded.rows == {TableName("shop", "twin"): 1}
-    assert "does not tell its name from shop.twin" in loaded.failed[TableName("shop", "Twin")]
+    assert "does not distinguish its name from shop.twin" in loaded.failed[TableName("shop", "Twin")]
     assert cramped.scalar(f"SELECT t FROM {STAGING['shop']}.twin") == "twin"
 
 
@@ -173,4 +173,4 @@ def test_a_definition_that_only_a_lax_server_takes_is_taken_and_told(cramped: Se
     create = "CREATE TABLE `lax` (\n  `a` int\n) ENGINE=InnoDB KEY_BLOCK_SIZE=3"
     loaded = load(at(cramped), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING, RunContext(workers=4))
     assert loaded.rows == {name: 1}
-    assert "shop.lax: the server took its definition with a warning" in loaded.warnings[0]
+    assert "shop.lax: the server accepted its definition with a warning" in loaded.warnings[0]

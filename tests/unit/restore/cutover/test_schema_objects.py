@@ -283,7 +283,7 @@ def test_views_across_schemas_find_each_other_and_what_is_over_does_not_begin_ag
     found = add_missing(house.connection, tmp_path, ["one", "two"])
     assert kinds(found.added) == {("view", "a"), ("view", "b")}
     assert len(found.added) == 3
-    assert found.warnings == ("event one.once was not kept by the server: its time is over",)
+    assert found.warnings == ("event one.once was dropped by the server: its schedule has ended",)
     (tmp_path / "schemas/one/routines.sql").write_text("SET SESSION sql_mode = '';\nCREATE OR REPLACE PROCEDURE p();\n")
     with pytest.raises(DamagedError, match=r"routines\.sql of schema one"):
         add_missing(house.connection, tmp_path, ["one"])
@@ -299,14 +299,12 @@ def test_scripts_of_a_dump_are_said_to_be_of_its_moment(tmp_path: Path) -> None:
     said = remarks(rows, ["other", "shop"], "b1", replayed=True, chosen=True)
     assert said == (
         (
-            "backup b1 has no views, routines or events of other: there were none, or it was to take some tables "
-            "of that "
-            "schema only"
+            "backup b1 has no views, routines or events of other: there were none, or the backup was limited to some "
+            "tables of that schema"
         ),
         (
-            "views, routines and events of shop are those of backup b1: what was done to them between it and the "
-            "target "
-            "is not replayed"
+            "views, routines and events of shop are those of backup b1: changes to them between it and the target are "
+            "not replayed"
         ),
     )
     assert remarks(rows, ["shop"], "b1", replayed=False, chosen=True) == ()

@@ -140,7 +140,7 @@ def test_statements_of_the_policy_pass_when_their_first_value_is_true(connection
         "failed",
     ]
     assert checks[1].name == "SELECT COUNT(*) FROM shop.customers WHERE id = -1"
-    assert "answered no row" in checks[3].detail
+    assert "returned no row" in checks[3].detail
     assert "no_such_table" in checks[6].detail
     assert "READ ONLY" in checks[8].detail
 
@@ -167,7 +167,7 @@ def test_a_statement_that_takes_too_long_answers_many_rows_or_no_number_fails_an
     )
     assert {check.outcome for check in (late, many, zero, *texts)} == {"failed"}
     assert "no answer within 0.3 s" in late.detail
-    assert "rows: a check must answer one row" in many.detail
+    assert "rows: a check must return one row" in many.detail
     assert all("not a number" in check.detail for check in texts)
     assert zero.detail == "answered '0.00'"
 

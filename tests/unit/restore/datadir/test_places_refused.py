@@ -53,7 +53,7 @@ def test_below_a_folder_that_the_servers_user_cannot_enter_is_refused(short_tmp:
     with pytest.raises(RefusedError) as told:
         refuse_closed(closed / "inner" / "new" / "db", account)
     assert told.value.message == (
-        f"the server's user mysql cannot enter {closed}, so no server could run in {closed}/inner/new/db"
+        f"the server's user mysql cannot enter {closed}, so a server could not run in {closed}/inner/new/db"
     )
     assert told.value.detail == f"{closed} is of user root, with mode 0700"
     assert told.value.hint == f"let others pass through it (chmod o+x {closed}), or choose another data directory"
@@ -125,7 +125,7 @@ def test_only_what_a_killed_call_left_of_sql_files_is_removed(tmp_path: Path) ->
     other = tmp_path / ".new.partial"
     other.mkdir()
     (other / "ibdata1").touch()
-    with pytest.raises(RefusedError, match="not one of backupd's") as told:
+    with pytest.raises(RefusedError, match="not created by backupd") as told:
         write_sql(dump, tmp_path / "new")
     assert told.value.detail == "ibdata1"
     assert (other / "ibdata1").exists()

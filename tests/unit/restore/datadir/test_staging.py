@@ -13,7 +13,7 @@ from restore.scratch_server import remove_dead
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/", "the root of everything"),
+        ("/", "the root directory"),
         ("/tmp/" + "n" * 300, "File name too long"),
         ("/tmp/" + "n" * 250, "too long"),
         ("/tmp/a\0b", "null byte"),
@@ -44,7 +44,7 @@ def test_what_only_bears_the_name_of_the_staging_folder_is_never_removed(tmp_pat
     site.folder.mkdir()
     refuse_foreign_staging(site)
     (site.folder / "precious").touch()
-    with pytest.raises(RefusedError, match="not one of backupd's") as refused:
+    with pytest.raises(RefusedError, match="not created by backupd") as refused:
         refuse_foreign_staging(site)
     assert refused.value.detail == "precious"
     write_state(site, State("r", "shop", "latest", ("b",)))

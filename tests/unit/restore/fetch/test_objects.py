@@ -227,7 +227,7 @@ def test_good_parts_in_the_wrong_order_are_not_the_file(
         return replace(entry, parts=(entry.parts[1], entry.parts[0], *entry.parts[2:]))
 
     entries = tuple(turned(e) if e.path == "ibdata1" else e for e in made[2].entries)
-    with pytest.raises(DamagedError, match="together they are not the file"):
+    with pytest.raises(DamagedError, match="do not form the original file"):
         fetch(
             Loaded(made[1], replace(made[2], entries=entries)),
             Sources([local], GpgOpener(keys)),

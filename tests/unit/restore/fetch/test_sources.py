@@ -63,7 +63,7 @@ class House:
         return [one.body for one in loaded]
 
     def broken(self, *chain: str) -> list[str]:
-        with pytest.raises(DamagedError, match=r"is not whole: nothing was fetched") as damaged:
+        with pytest.raises(DamagedError, match=r"is incomplete: nothing was fetched") as damaged:
             self.load(*chain)
         assert "restore a backup before the break" in damaged.value.hint
         return list(damaged.value.damages)

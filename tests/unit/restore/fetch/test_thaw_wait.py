@@ -103,7 +103,7 @@ def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
     def restore(*places: ColdPlace) -> None:
         fetch(full, Sources(places, GpgOpener(keys)), tmp_path, RunContext(workers=2))
 
-    with pytest.raises(ArchivedError, match="3 stored objects lie in an archive class") as told:
+    with pytest.raises(ArchivedError, match="3 stored objects are in an archive class") as told:
         restore(bare, cold)
     assert "it is missing" in told.value.detail
     assert "thaw them first" in told.value.hint

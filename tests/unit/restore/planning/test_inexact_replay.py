@@ -60,7 +60,7 @@ def test_the_refusal_names_the_option() -> None:
         "detail: 0-1-10 of 2026-11-21T12:00:00Z uses the temporary table tmp1, which was open at the position of "
         "backup B and is in no backup\n"
         "hint: choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "
-        "binlog_format is exact; to restore it as it is: --accept-inexact"
+        "binlog_format is exact; to restore it anyway: --accept-inexact"
     )
 
 

@@ -122,7 +122,7 @@ def test_a_moment_between_the_confirmation_and_a_transaction_of_the_future_is_re
         with pytest.raises(RefusedError) as refused:
             plan(at(10).isoformat(), at(1), stamp, confirmed=at(5))
         assert "everything up to 2026-11-21T12:05:00Z is there" in refused.value.message
-        assert "--to 2026-11-21T12:05:00Z is the last moment that is certain, --to latest all" in refused.value.hint
+        assert "--to 2026-11-21T12:05:00Z is the last certain moment, --to latest all" in refused.value.hint
         assert "`backupd timeline shop`" in refused.value.hint
         assert "nearest recoverable before: 2026-11-21T12:05:00Z" in refused.value.detail
 
@@ -205,7 +205,7 @@ def test_a_stream_that_failed_or_is_late_is_refused_and_one_that_is_behind_for_a
     assert str(refused.value) == (
         "--to latest would end at 2026-11-21T12:05:00Z, but later transactions may exist, up to 2026-11-21T12:20:00Z\n"
         "detail: shop: the stream of shop is failed since 2026-11-21T12:04:00Z: the account is gone\n"
-        "hint: see what holds it up: backupd binlog status shop; to restore up to 2026-11-21T12:05:00Z anyway: "
+        "hint: to find the cause: backupd binlog status shop; to restore up to 2026-11-21T12:05:00Z anyway: "
         "--accept-older"
     )
     with pytest.raises(OlderError) as refused:

@@ -250,7 +250,7 @@ def test_a_binary_log_that_began_again_does_not_bring_old_data_back() -> None:
 
 def test_where_every_backup_is_damaged_they_are_listed_with_the_way_to_try_one() -> None:
     damaged = [replace(b, state=BackupState.DAMAGED) for b in BACKUPS]
-    with pytest.raises(NotFoundError, match="3 are there, but marked as damaged") as none:
+    with pytest.raises(NotFoundError, match="3 exist, but are marked as damaged") as none:
         plan("latest", damaged)
     assert all(b.id in none.value.detail for b in damaged)
     assert f"--to backup:{BACKUPS[2].id}" in none.value.hint

@@ -93,7 +93,7 @@ def test_a_way_that_is_closed_is_told_beside_the_one_that_is_taken() -> None:
         impossible=(Impossible(Source.PHYSICAL, RefusedError("there is a gap")),),
     )
     assert plan.others == ("not physical: there is a gap",)
-    assert "the only way" in plan.reason
+    assert "the only possible source" in plan.reason
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_both_ends_of_the_hole_
     with pytest.raises(DamagedError) as bad:
         fetch_logs(SERVER, spec(stored), (local, away), unsealer, tmp_path / "fresh", report=silent)
     assert "bytes 0 to 1000 of binary log bin.000002" in bad.value.message
-    assert "nothing after bin.000002:0 can be replayed; the archive goes on at bin.000002:1000" in bad.value.damages
+    assert "nothing after bin.000002:0 can be replayed; the archive continues at bin.000002:1000" in bad.value.damages
     assert {"local", "away"} <= {word for line in bad.value.damages for word in line.replace(":", " ").split()}
 
 
@@ -176,7 +176,7 @@ def test_what_is_nowhere_is_named_and_no_older_place_is_advised(
     with pytest.raises(DamagedError, match="bytes 1000 to 3000 of binary log") as lost:
         fetch_logs(SERVER, spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs", report=silent)
     assert "repeat the command" in lost.value.hint
-    assert "restore to a place before" not in lost.value.hint
+    assert "choose a target before" not in lost.value.hint
 
 
 def test_logs_that_do_not_follow_each_other_are_refused_before_anything_is_read(

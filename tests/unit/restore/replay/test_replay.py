@@ -244,7 +244,7 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
     ):
         with pytest.raises((RefusedError, DamagedError), match=said):
             roll(server, info, what)
-    with pytest.raises(DamagedError, match="what the index says"):
+    with pytest.raises(DamagedError, match="match their index"):
         roll(server, info, quiet.logs, transactions=3)
     with pytest.raises(RefusedError, match="has the server id"):
         roll(server, info, quiet.logs, server_ids=[server.config.server_id])

@@ -119,7 +119,11 @@ class Answering:
 
 @pytest.mark.parametrize("version", ["5.5.62", "5.6.24-log", "5.7.5"])
 def test_tables_are_not_put_into_a_server_that_is_too_old(version: str) -> None:
-    with pytest.raises(RefusedError, match=r"db56 is mysql 5.* tables are put into 5\.7\.6 and later only") as caught:
+    with pytest.raises(
+        RefusedError,
+        match=r"db56 is mysql 5.* tables can be restored only into 5\.7\.6 and "
+        "later",
+    ) as caught:
         refuse_old(cast(Session, Answering(version)), "db56")
     assert "--sql FOLDER" in caught.value.hint
 

@@ -241,7 +241,7 @@ def test_what_cannot_be_rolled_forward_exactly_is_refused_before_anything_is_fet
     refused([*made.tables(ORDERS), later], "a later place", "sums.t")
     refused(made.tables(LOOSE), "no snapshots", "MyISAM")
     if kind.mariadb:
-        refused(made.tables(ITEMS), "without the parents", "ON DELETE CASCADE")
+        refused(made.tables(ITEMS), "without the parent tables", "ON DELETE CASCADE")
 
 
 @BOTH
