@@ -201,10 +201,7 @@ def over_objective(seconds: float, rto: float | None) -> tuple[str, ...]:
     """What to say of a plan that takes longer than the policy allows; empty for one that does not."""
     if rto is None or seconds <= rto:
         return ()
-    return (
-        f"by measured rates this takes {format_duration(seconds)}, but objectives.rto is {format_duration(rto)} of "
-        "objectives.rto",
-    )
+    return (f"this takes {format_duration(seconds)} by measured rates; objectives.rto is {format_duration(rto)}",)
 
 
 def _increments(chain: Sequence[BackupRecord]) -> str:
