@@ -387,4 +387,4 @@ class Archiver:
 
 def _damage_text(error: DamagedLogError, doubt: Doubt) -> str:
     """What is to be known of a file that cannot be read, and was fetched again or will be."""
-    return f"{error.message} ({doubt.why}): {doubt.verdict or 'it is fetched from its server again'}"
+    return f"{error.message} ({doubt.why}): {doubt.verdict or 'backupd fetches it from the server again'}"

@@ -94,7 +94,7 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
 def _gone(reason: str, first: int) -> str:
     if first == NOTHING:
         return reason
-    return f"no remaining backup needs files before {first}: {reason}"
+    return f"file {first} is the first that is still needed: {reason}"
 
 
 def _by_time(run: BinlogRun, needing: Sequence[Stored]) -> RunDecision:

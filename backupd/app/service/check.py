@@ -277,7 +277,7 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
         if "bwrap" in why and "missing" in why
         else switched[0]
         if switched
-        else ("to change that, allow user namespaces in this container or service")
+        else "allow user namespaces in this container or service"
     )
     return warning(
         "confinement",

@@ -300,9 +300,9 @@ def test_keys_that_expired_or_will_soon_are_told(spec: PreflightSpec, short_tmp:
 
 def test_a_decryption_key_on_this_machine_is_said_aloud(spec: PreflightSpec, keys: Keys) -> None:
     text = _warnings(replace(spec, gnupg_home=keys.secret_home))
-    assert f"keys: the decryption key {keys.fingerprint} lives in {keys.secret_home}" in text
+    assert f"keys: the decryption key {keys.fingerprint} is in {keys.secret_home}" in text
     text = _warnings(replace(spec, restore_gnupg_home=keys.secret_home))
-    assert f"restore keys: the decryption key {keys.fingerprint}is also on this host" in text
+    assert f"restore keys: the decryption key {keys.fingerprint} is also on this host" in text
     text = _warnings(replace(spec, restore_gnupg_home=make_home(spec.spool.parent / "empty")))
     assert "nothing can be restored on this machine" in text
     text = _warnings(replace(spec, restore_gnupg_home=spec.gnupg_home))

@@ -358,7 +358,7 @@ def test_a_damaged_file_is_kept_as_far_as_it_can_be_read_and_the_gap_is_named(ho
     first = house.step()
     assert "backupd fetches it from the server again" in first.trouble[""]
     again = house.step(1)
-    assert "is not archived yet" in again.trouble[""]
+    assert "before it is archived" in again.trouble[""]
     assert (again.stored, house.books.gaps) == ((), [])  # as long as the server may have it whole
     house.judge("the server no longer has the file")
     house.step(1)

@@ -332,5 +332,6 @@ def test_a_server_that_no_log_is_replayed_onto_has_the_moments_of_its_backups_on
     assert [(w.begin, w.end) for w in found.windows] == [(at(2), at(2)), (at(9), at(9))]
     assert found.latest == at(9)
     assert all(
-        f"replayed onto {flavour} 5.7.6 and later, and this server is {version}" in w.reason_end for w in found.windows
+        f"replayed onto {flavour} 5.7.6 and later only, and this server is {version}" in w.reason_end
+        for w in found.windows
     )

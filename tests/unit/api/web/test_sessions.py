@@ -304,7 +304,7 @@ def test_nobody_is_offered_to_start_a_plan_that_goes_nowhere(scene: tuple[Rig, S
     assert asked.status_code == 422, "who may start it is asked at once"
     assert "no data directory given" in asked.text
     assert (
-        "No target given: tables need either into or sql"
+        "no target given: tables need either into or sql"
         in operator.send("/restore", {"server": CRM, "what": "tables", "when": "latest", "tables": "shop.orders"}).text
     )
 

@@ -78,7 +78,7 @@ def test_the_command_shows_first_and_brings_back_with_yes(
             backup_id(1),
             "nothing was changed",
             "--yes",
-            "marked deleted only since",
+            "marked as deleted only since",
             "1 marks are removed",
         ):
             assert word in told

@@ -236,7 +236,7 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
         (replace(quiet.logs, files=(one, renamed)), "a file is missing"),
         (replace(quiet.logs, files=(one, Path("/tmp/other.000003"))), "different servers"),
         (replace(quiet.logs, files=(one,)), "not in the last"),
-        (replace(quiet.logs, files=()), "no file"),
+        (replace(quiet.logs, files=()), "no binary log was given"),
         (replace(quiet.logs, stop=replace(quiet.stop, pos=quiet.stop.pos - 1)), "bytes, and the stop"),
         (torn, "ends inside an event"),
         (inside, "ends inside a transaction"),

@@ -238,7 +238,7 @@ def test_what_cannot_be_rolled_forward_exactly_is_refused_before_anything_is_fet
         assert names in caught.value.detail
 
     later = replace(made.dumped[SUMS], position=Position(made.start.file, made.start.pos + 100, ""))
-    refused([*made.tables(ORDERS), later], "a later place", "sums.t")
+    refused([*made.tables(ORDERS), later], "a later position", "sums.t")
     refused(made.tables(LOOSE), "no snapshots", "MyISAM")
     if kind.mariadb:
         refused(made.tables(ITEMS), "without the parent tables", "ON DELETE CASCADE")
