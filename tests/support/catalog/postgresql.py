@@ -46,9 +46,10 @@ def _free_port() -> int:
 class PostgreSQL:
     """A running server; ``url(name)`` addresses one of its databases through its socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        """``port``: part of the socket's name; by default any that is free."""
         self.folder = folder
-        self.port = _free_port()
+        self.port = port or _free_port()
         self.bin = programs()
 
     def initialise(self) -> None:
@@ -107,19 +108,26 @@ class PostgreSQL:
     def url(self, database: str) -> str:
         return f"postgresql://catalog@/{database}?host={self.folder}&port={self.port}"
 
-    def create(self, database: str) -> str:
+    def create(self, database: str, template: str = "template1") -> str:
+        """A copy of ``template``, to which nobody may be connected."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{database}"'.encode())
+            connection.execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"'.encode())
         return self.url(database)
+
+
+def own_folder(folder: Path) -> None:
+    """Make ``folder``, where it is missing, one that the server may write to."""
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        owner = pwd.getpwnam("postgres")
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
 
 
 @contextmanager
 def private_postgresql() -> Iterator[PostgreSQL]:
     folder = Path(tempfile.mkdtemp(prefix="bk-pg-", dir="/tmp"))
     try:
-        if os.geteuid() == 0:
-            owner = pwd.getpwnam("postgres")
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
+        own_folder(folder)
         server = PostgreSQL(folder)
         server.initialise()
         server.start()
