@@ -51,9 +51,8 @@ def timed(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Run:
     started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         peak = 0
-        status = Path(f"/proc/{process.pid}/status")
         while process.poll() is None:
-            peak = max(peak, _high_water(status))
+            peak = max(peak, peak_of(process.pid))
             time.sleep(0.05)
         seconds = time.perf_counter() - started
         stdout, stderr = process.communicate()
@@ -87,9 +86,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _high_water(status: Path) -> int:
+def peak_of(pid: int) -> int:
+    """Bytes of resident memory that a process had at most; 0 when it is over."""
     try:
-        lines = status.read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
     for line in lines:
