@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -12,7 +11,6 @@ from sqlalchemy import (
     Connection,
     Index,
     Integer,
-    Select,
     String,
     Table,
     and_,
@@ -31,10 +29,12 @@ from backupd.catalog.row_mapping import (
     Span,
     UtcTime,
     first_record,
+    insert_all,
     metadata,
     narrowed,
     number_of,
     row_of,
+    write_row,
 )
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
@@ -117,8 +117,7 @@ class Events(Rows):
 
     def add(self, event: Event) -> None:
         """Append one event; its number is the next one."""
-        with self._database.write() as connection:
-            insert_events(connection, [event])
+        self._do(insert(events).values(row_of(events, event)))
 
     def list(
         self, *, server: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
@@ -140,23 +139,25 @@ class Events(Rows):
         after: str | None = None,
     ) -> Listed[Event]:
         """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
-        query = span.of(_of(servers, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
-        query = narrowed(query, (events.c.kind, kind), (events.c.severity, severity))
+        query = narrowed(
+            span.of(select(events), events.c.at).order_by(events.c.number.desc()).limit(limit + 1),
+            (events.c.server, servers),
+            (events.c.job_id, job_id),
+            (events.c.kind, kind),
+            (events.c.severity, severity),
+        )
         if after is not None:
             query = query.where(events.c.number < number_of(after))
         return Listed.of(self._records(Event, query), limit, lambda event: str(event.number))
 
-    def since(
-        self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None, limit: int = 1000
-    ) -> tuple[Event, ...]:
+    def since(self, number: int, *, limit: int = 1000) -> tuple[Event, ...]:
         """Those with a higher number, oldest first."""
-        query = _of(servers, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
+        query = select(events).where(events.c.number > number).order_by(events.c.number).limit(limit)
         return self._records(Event, query)
 
     def newest(self) -> int:
         """The highest number that was given, 0 for none."""
-        with self._database.read() as connection:
-            return int(connection.scalar(select(func.max(events.c.number))) or 0)
+        return int(self._scalar(select(func.max(events.c.number))) or 0)
 
     def last(
         self, server: str, kinds: Collection[str], subject: str, *, severities: Collection[Severity] = tuple(Severity)
@@ -176,23 +177,12 @@ class Events(Rows):
         self._do(delete(events).where(events.c.at < before))
 
 
-def _of(servers: Collection[str] | None, job_id: str | None) -> Select[Any]:
-    return narrowed(select(events), (events.c.server, servers), (events.c.job_id, job_id))
-
-
-def insert_events(connection: Connection, found: Sequence[Event]) -> None:
-    """Record events within a transaction of the caller."""
-    if found:
-        connection.execute(insert(events), [row_of(events, event) for event in found])
-
-
 class Messages(Rows):
     """Messages: what is to be sent, what was, and what could not be."""
 
     def add(self, message: Message) -> None:
         """Record a message that is to be sent."""
-        with self._database.write() as connection:
-            insert_messages(connection, [message])
+        self._do(insert(messages).values(row_of(messages, message)))
 
     def get(self, message_id: str) -> Message:
         """Raises NotFoundError."""
@@ -218,8 +208,7 @@ class Messages(Rows):
         """The incident that the first mail about this one is named by, which may have told of several; "" where there
         is none."""
         named = select(messages.c.incident_id).where(messages.c.content.like(f"%<{incident_id}@%"))
-        with self._database.read() as connection:
-            return str(connection.scalar(named.order_by(messages.c.created_at, messages.c.id).limit(1)) or "")
+        return str(self._scalar(named.order_by(messages.c.created_at, messages.c.id).limit(1)) or "")
 
     def due(self, channel: str, now: datetime, horizon: datetime, limit: int) -> tuple[Message, ...]:
         """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a
@@ -243,16 +232,14 @@ class Messages(Rows):
             .where(messages.c.state == str(MessageState.QUEUED))
             .group_by(messages.c.channel)
         )
-        with self._database.read() as connection:
-            return {str(channel): int(count) for channel, count in connection.execute(query)}
+        return {str(channel): int(count) for channel, count in self._rows(query)}
 
     def made_since(self, moment: datetime, kinds: Collection[MessageKind]) -> int:
         """How many of these kinds were made since then; one that goes to several channels counts once."""
         query = select(func.count(messages.c.created_at.distinct())).where(
             messages.c.created_at > moment, messages.c.kind.in_([str(kind) for kind in kinds])
         )
-        with self._database.read() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._scalar(query))
 
     def update(self, message: Message) -> None:
         """Write how it fared."""
@@ -271,35 +258,18 @@ class Messages(Rows):
         self._do(delete(messages).where(messages.c.created_at < before, messages.c.state != str(MessageState.QUEUED)))
 
 
-def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
-    """Record messages within a transaction of the caller."""
-    if found:
-        connection.execute(insert(messages), [row_of(messages, message) for message in found])
-
-
 class Cursors(Rows):
     """Cursors: how far somebody has read the events, and other numbers that outlive a process."""
 
     def all(self) -> Mapping[str, int]:
         """Each number by the name of its cursor."""
-        with self._database.read() as connection:
-            return {str(row.name): int(row.number) for row in connection.execute(select(cursors))}
+        return {str(row.name): int(row.number) for row in self._rows(select(cursors))}
 
     def move(self, numbers: Mapping[str, int]) -> None:
         """Set these cursors, all or none; one that is new begins."""
         with self._database.write() as connection:
-            move_cursors(connection, numbers)
-
-
-def move_cursors(connection: Connection, numbers: Mapping[str, int]) -> None:
-    """Within a transaction of the caller."""
-    for name, number in numbers.items():
-        if not connection.execute(update(cursors).where(cursors.c.name == name).values(number=number)).rowcount:
-            connection.execute(insert(cursors).values(name=name, number=number))
-
-
-_NOT_WRITTEN_AGAIN = frozenset({"id", "acknowledged_by", "acknowledged_at"})
-"""Somebody else writes the last two, at any time."""
+            for name, number in numbers.items():
+                write_row(connection, cursors, {"name": name, "number": number})
 
 
 class IncidentRows(Rows):
@@ -348,18 +318,16 @@ class IncidentRows(Rows):
         query = select(incidents).where((incidents.c.last_at > moment) | (incidents.c.closed_at > moment))
         return self._records(Incident, query.order_by(incidents.c.id))
 
-    def record(self, changed: Sequence[Incident], messages: Sequence[Message], cursors: Mapping[str, int]) -> None:
+    def record(self, changed: Sequence[Incident], told: Sequence[Message], read: Mapping[str, int]) -> None:
         """Write incidents, new or not, what is to be sent because of them, and how far was read: all or nothing."""
         with self._database.write() as connection:
             for incident in changed:
-                values = row_of(incidents, incident)
-                again = {name: value for name, value in values.items() if name not in _NOT_WRITTEN_AGAIN}
-                if not connection.execute(
-                    update(incidents).where(incidents.c.id == incident.id).values(again)
-                ).rowcount:
-                    connection.execute(insert(incidents).values(values))
-            insert_messages(connection, messages)
-            move_cursors(connection, cursors)
+                write_row(
+                    connection, incidents, row_of(incidents, incident), once=("acknowledged_by", "acknowledged_at")
+                )
+            insert_all(connection, messages, told)
+            for name, number in read.items():
+                write_row(connection, cursors, {"name": name, "number": number})
 
     def restate(self, event: Event) -> None:
         """The open incident of the kind, server and subject of ``event`` has its words now. Nothing without one."""

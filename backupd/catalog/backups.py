@@ -201,14 +201,9 @@ class Backups(Rows):
         query = narrowed(select(backups), (backups.c.server, servers), (backups.c.kind, kind), (backups.c.state, state))
         return page(self._found, span.of(query, backups.c.finished_at), backups.c.finished_at, after, limit)
 
-    def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
-        """The newest complete backup of a server."""
-        return next(iter(self.list(server, kind=kind, state=BackupState.COMPLETE, limit=1)), None)
-
     def servers(self) -> tuple[str, ...]:
         """Every server that has a row, also those that are no longer configured."""
-        with self._database.read() as connection:
-            return tuple(connection.scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
+        return tuple(self._scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
 
     def set_state(self, backup_id: str, state: BackupState) -> None:
         """Raises NotFoundError."""
@@ -226,16 +221,12 @@ class Backups(Rows):
     def committed(self, backup_id: str) -> str:
         """The SHA-256 of the manifest of a backup that a run of this installation committed, or was about to, or that
         was adopted, whether it has a row or not; "" for any other."""
-        with self._database.read() as connection:
-            return connection.scalar(select(commits.c.manifest).where(commits.c.backup_id == backup_id)) or ""
+        return self._scalar(select(commits.c.manifest).where(commits.c.backup_id == backup_id)) or ""
 
     def digest(self, backup_id: str) -> str:
         """The SHA-256 of its manifest, "" where it is not known."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                select(backups.c.manifest, backups.c.found).where(backups.c.id == backup_id)
-            ).first()
-            return row.manifest or row.found if row is not None else ""
+        rows = self._rows(select(backups.c.manifest, backups.c.found).where(backups.c.id == backup_id))
+        return rows[0].manifest or rows[0].found if rows else ""
 
     def adopt(self, backup_id: str) -> None:
         """From now on it counts as one of this installation's own. Raises NotFoundError."""
@@ -335,12 +326,8 @@ def _not_found(backup_id: str) -> NotFoundError:
 
 def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
     """Name and uuid of each server that answered under a name that is not shown to be its own."""
-    return frozenset(
-        (row.server, row.uuid)
-        for row in connection.execute(
-            select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
-        )
-    )
+    query = select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
+    return frozenset((row.server, row.uuid) for row in connection.execute(query))
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:

@@ -27,6 +27,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
     cast,
     delete,
     func,
@@ -63,11 +64,17 @@ binlog_branches = Table(
 """``number`` stands for (server, id) in the tables below, which have very many rows."""
 
 
+PIECE = ("branch", "number", "start_pos", "end_pos")
+"""Columns that name a segment."""
+
+
 def _piece() -> tuple[Column[Any], ...]:
-    return tuple(
-        Column(name, BigInteger, primary_key=True, autoincrement=False)
-        for name in ("branch", "number", "start_pos", "end_pos")
-    )
+    return tuple(Column(name, BigInteger, primary_key=True, autoincrement=False) for name in PIECE)
+
+
+def same_piece(one: Any, other: Any) -> ColumnElement[bool]:
+    """Do the columns of both name the same segment?"""
+    return and_(*(one[name] == other[name] for name in PIECE))
 
 
 LOOSE = text("(binlog_segments.ending = 'open' OR binlog_segments.start_pos > 0)")
@@ -114,11 +121,7 @@ binlog_copies = Table(
     Column("stored", BigInteger, nullable=False),
     Column("stored_at", UtcTime, nullable=False),
     Column("verified_at", UtcTime),
-    ForeignKeyConstraint(
-        ["branch", "number", "start_pos", "end_pos"],
-        [f"binlog_segments.{name}" for name in ("branch", "number", "start_pos", "end_pos")],
-        ondelete="CASCADE",
-    ),
+    ForeignKeyConstraint(PIECE, [f"binlog_segments.{name}" for name in PIECE], ondelete="CASCADE"),
 )
 
 
@@ -190,26 +193,7 @@ def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:
 
 def segment_of(row: RowMapping, server: str, branch: str) -> Segment:
     """The segment in a row of ``binlog_segments`` joined with its branch."""
-    return Segment(
-        server=server,
-        branch=branch,
-        file=row["file"],
-        number=row["number"],
-        start=row["start_pos"],
-        end=row["end_pos"],
-        ending=Ending(row["ending"]),
-        gtids_before=row["gtids_before"],
-        gtids_after=row["gtids_after"],
-        transactions=row["transactions"],
-        first_at=row["first_at"],
-        last_at=row["last_at"],
-        precise=row["precise"],
-        server_ids=tuple(row["server_ids"]),
-        flavour=row["flavour"],
-        server_version=row["server_version"],
-        sha256=row["sha256"],
-        remarks=tuple(row["remarks"]),
-    )
+    return record_of(Segment, row, server=server, branch=branch, start=row["start_pos"], end=row["end_pos"])
 
 
 def copy_of(row: RowMapping) -> CopyState:
@@ -223,13 +207,7 @@ def run_from(row: RowMapping, server: str, branch: str) -> Run:
 
 
 _S, _C, _R, _F = binlog_segments.c, binlog_copies.c, binlog_runs.c, binlog_confirmed.c
-_COPY = (
-    (_C.branch == _S.branch)
-    & (_C.number == _S.number)
-    & (_C.start_pos == _S.start_pos)
-    & (_C.end_pos == _S.end_pos)
-    & (_C.state == "complete")
-)
+_COPY = same_piece(_S, _C) & (_C.state == "complete")
 _BATCH = 5_000
 _OPEN = Ending.OPEN
 _WHOLE = (_S.start_pos == 0, _S.ending != "open")
@@ -254,12 +232,9 @@ def removed(connection: Connection, branch: int, keys: Iterable[SegmentKey], des
 def read(connection: Connection, server: str, destination: str | None = None) -> tuple[Run, ...]:
     """Oldest branch first, then by destination, in log order."""
     found: list[Run] = []
-    branches = connection.execute(
-        select(binlog_branches.c.number, binlog_branches.c.id)
-        .where(binlog_branches.c.server == server)
-        .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
-    ).all()
-    for number, branch in branches:
+    columns = binlog_branches.c
+    branches = select(columns.number, columns.id).where(columns.server == server)
+    for number, branch in connection.execute(branches.order_by(columns.noticed_at, columns.id)).all():
         parts = _parts(connection, number, server, branch, destination)
         for name in sorted(parts):
             found += _dated(folded(parts[name]), _confirmed(connection, number, name))
@@ -291,16 +266,9 @@ def _part(connection: Connection, branch: int, destination: str, numbers: Iterab
     left = sorted(numbers)
     found: list[int] = []
     while left:
-        row = (
-            connection.execute(
-                select(binlog_runs)
-                .where(_R.branch == branch, _R.destination == destination, _R.first_number <= left[0])
-                .order_by(_R.first_number.desc())
-                .limit(1)
-            )
-            .mappings()
-            .first()
-        )
+        before = (_R.branch == branch, _R.destination == destination, _R.first_number <= left[0])
+        query = select(binlog_runs).where(*before).order_by(_R.first_number.desc()).limit(1)
+        row = connection.execute(query).mappings().first()
         if row is None or row["last_number"] < left[0]:
             del left[0]
             continue
@@ -317,17 +285,9 @@ def _part(connection: Connection, branch: int, destination: str, numbers: Iterab
 
 
 def _join_longest(connection: Connection, branch: int, destination: str, number: int) -> None:
-    row = (
-        connection.execute(
-            select(binlog_segments, _C.stored)
-            .join(binlog_copies, _COPY)
-            .where(*_WHOLE, _S.branch == branch, _C.destination == destination, _S.number == number)
-            .order_by(_S.end_pos.desc())
-            .limit(1)
-        )
-        .mappings()
-        .first()
-    )
+    here = (*_WHOLE, _S.branch == branch, _C.destination == destination, _S.number == number)
+    whole = select(binlog_segments, _C.stored).join(binlog_copies, _COPY).where(*here)
+    row = connection.execute(whole.order_by(_S.end_pos.desc()).limit(1)).mappings().first()
     if row is not None:
         _join(connection, branch, run_of(segment_of(row, "", ""), destination, row["stored"]))
 
@@ -445,26 +405,14 @@ def folded(parts: Iterable[Run]) -> list[Run]:
 
 
 def _parts(
-    connection: Connection,
-    branch: int,
-    server: str,
-    name: str,
-    destination: str | None,
+    connection: Connection, branch: int, server: str, name: str, destination: str | None
 ) -> dict[str, list[Run]]:
     """By destination."""
     whole = select(binlog_runs).where(_R.branch == branch).order_by(_R.first_number)
     # Looked up first, and not in the order that a planner may choose: they are few among very many.
     few = select(binlog_segments).where(_S.branch == branch, LOOSE).cte("few").prefix_with("MATERIALIZED")
-    loose = select(few, _C.destination, _C.stored).join(
-        binlog_copies,
-        (
-            (_C.branch == few.c.branch)
-            & (_C.number == few.c.number)
-            & (_C.start_pos == few.c.start_pos)
-            & (_C.end_pos == few.c.end_pos)
-            & (_C.state == "complete")
-        ),
-    )
+    copied = same_piece(few.c, _C) & (_C.state == "complete")
+    loose = select(few, _C.destination, _C.stored).join(binlog_copies, copied)
     if destination is not None:
         whole, loose = whole.where(_R.destination == destination), loose.where(_C.destination == destination)
     found: dict[str, list[Run]] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
 from backupd.catalog import binlog_tables as binlogruns
 from backupd.catalog.binlog_tables import (
@@ -16,11 +16,12 @@ from backupd.catalog.binlog_tables import (
     binlog_segments,
     binlog_streams,
     copy_of,
+    same_piece,
     segment_columns,
     segment_of,
 )
 from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import record_of, row_of
+from backupd.catalog.row_mapping import record_of, row_of, write_row
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
 from backupd.model.errors import NotFoundError
 
@@ -33,9 +34,6 @@ Place = tuple[int, int]
 """(number of a file, position in it), within a branch."""
 
 _S, _C = binlog_segments.c, binlog_copies.c
-_SAME = (
-    (_C.branch == _S.branch) & (_C.number == _S.number) & (_C.start_pos == _S.start_pos) & (_C.end_pos == _S.end_pos)
-)
 
 
 class Binlogs(Rows):
@@ -50,10 +48,7 @@ class Binlogs(Rows):
     def add_branch(self, branch: Branch) -> None:
         """What was known of the same branch gives way."""
         with self._database.write() as connection:
-            here = (binlog_branches.c.server == branch.server) & (binlog_branches.c.id == branch.id)
-            values = row_of(binlog_branches, branch)
-            if not connection.execute(update(binlog_branches).where(here).values(**values)).rowcount:
-                connection.execute(insert(binlog_branches).values(**values))
+            write_row(connection, binlog_branches, row_of(binlog_branches, branch), key=("server", "id"))
 
     def branches(self, server: str) -> tuple[Branch, ...]:
         """Oldest first."""
@@ -66,10 +61,7 @@ class Binlogs(Rows):
 
     def servers(self) -> tuple[str, ...]:
         """Every server that has a branch, also those that are no longer configured."""
-        with self._database.read() as connection:
-            return tuple(
-                connection.scalars(select(binlog_branches.c.server).distinct().order_by(binlog_branches.c.server))
-            )
+        return tuple(self._scalars(select(binlog_branches.c.server).distinct().order_by(binlog_branches.c.server)))
 
     # -- segments
 
@@ -86,8 +78,7 @@ class Binlogs(Rows):
                 _S.end_pos == key.end,
             )
         )
-        with self._database.read() as connection:
-            return connection.scalar(query) or ""
+        return self._scalar(query) or ""
 
     def add_segment(self, segment: Segment, destination: str, stored: int, at: datetime) -> None:
         """Record that ``destination`` holds the segment in ``stored`` sealed bytes; the same again changes nothing but
@@ -148,18 +139,12 @@ class Binlogs(Rows):
                         )
 
     def segments(
-        self,
-        server: str,
-        branch: str,
-        *,
-        from_place: Place | None = None,
-        to_place: Place | None = None,
-        destination: str | None = None,
+        self, server: str, branch: str, *, from_place: Place | None = None, to_place: Place | None = None
     ) -> tuple[SegmentRecord, ...]:
         """In log order, those that hold something of ``[from_place, to_place)``: pieces, and whole files beside them.
-        With ``destination`` only what is whole there. An unknown branch has none."""
+        An unknown branch has none."""
         with self._database.read() as connection:
-            query = _select(connection, server, branch, from_place, to_place, destination)
+            query = _select(connection, server, branch, from_place, to_place)
             return tuple(_records(connection, server, query)) if query is not None else ()
 
     def each_segment(
@@ -169,7 +154,6 @@ class Binlogs(Rows):
         *,
         from_place: Place | None = None,
         to_place: Place | None = None,
-        destination: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[SegmentRecord]:
@@ -178,7 +162,7 @@ class Binlogs(Rows):
         place = from_place
         while True:
             with self._database.read() as connection:
-                query = _select(connection, server, branch, place, to_place, destination)
+                query = _select(connection, server, branch, place, to_place)
                 if query is None:
                     return
                 if since is not None:
@@ -200,20 +184,14 @@ class Binlogs(Rows):
         """Sealed bytes at ``destination`` of files ``first`` to ``last``, pieces beside whole files counted too."""
         with self._database.read() as connection:
             number = _known_branch(connection, server, branch)
-            return int(
-                connection.scalar(
-                    select(func.coalesce(func.sum(_C.stored), 0)).where(
-                        _C.branch == number, _C.number >= first, _C.number <= last, _C.destination == destination
-                    )
-                )
-                or 0
-            )
+            files = (_C.branch == number, _C.number >= first, _C.number <= last)
+            return int(connection.scalar(select(func.sum(_C.stored)).where(*files, _C.destination == destination)) or 0)
 
     def holding(self, server: str, branch: str, number: int, pos: int) -> SegmentRecord | None:
         """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
         there is of the file, the one that ends there."""
         with self._database.read() as connection:
-            query = _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None)
+            query = _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1))
             found = [] if query is None else list(_records(connection, server, query))
         inside = [record for record in found if record.key.start <= pos < record.key.end]
         ending = [record for record in found if record.key.end == pos]
@@ -253,14 +231,12 @@ class Binlogs(Rows):
     def add_gap(self, gap: Gap) -> None:
         """What was known of a gap after the same place gives way, but for when it was noticed."""
         with self._database.write() as connection:
-            values = row_of(binlog_gaps, gap)
-            keep = {name: value for name, value in values.items() if name != "noticed_at"}
-            if not connection.execute(update(binlog_gaps).where(_is_gap(gap)).values(**keep)).rowcount:
-                connection.execute(insert(binlog_gaps).values(**values))
+            write_row(connection, binlog_gaps, row_of(binlog_gaps, gap), once=("noticed_at",))
 
     def remove_gap(self, gap: Gap) -> None:
         """What was missing was found. Quiet when it is gone already."""
-        self._do(delete(binlog_gaps).where(_is_gap(gap)))
+        row = row_of(binlog_gaps, gap)
+        self._do(delete(binlog_gaps).where(*(key == row[key.name] for key in binlog_gaps.primary_key.columns)))
 
     def gaps(self, server: str) -> tuple[Gap, ...]:
         """By branch, in the order in which they were noticed."""
@@ -275,9 +251,8 @@ class Binlogs(Rows):
 
     def stream_state(self, server: str) -> tuple[Mapping[str, Any], datetime] | None:
         """What the process that streams said of itself last, and when; None when it never said anything."""
-        with self._database.read() as connection:
-            row = connection.execute(select(binlog_streams).where(binlog_streams.c.server == server)).mappings().first()
-        return (row["status"], row["updated_at"]) if row is not None else None
+        rows = self._rows(select(binlog_streams).where(binlog_streams.c.server == server))
+        return (rows[0].status, rows[0].updated_at) if rows else None
 
     def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
         """What the stream of ``server`` says of itself; it replaces what it said before."""
@@ -352,11 +327,6 @@ def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
     return key.start == 0 and bool(connection.scalar(select(exists().where(_is(branch, key), _S.ending != "open"))))
 
 
-def _is_gap(gap: Gap) -> Any:
-    row = row_of(binlog_gaps, gap)
-    return and_(*(key == row[key.name] for key in binlog_gaps.primary_key.columns))
-
-
 def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: str) -> bool:
     """Was it good until now? Raises NotFoundError."""
     here = _is_copy(branch, key) & (_C.destination == destination)
@@ -371,12 +341,7 @@ def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: st
 
 
 def _select(
-    connection: Connection,
-    server: str,
-    branch: str,
-    from_place: Place | None,
-    to_place: Place | None,
-    destination: str | None,
+    connection: Connection, server: str, branch: str, from_place: Place | None, to_place: Place | None
 ) -> Select[Any] | None:
     number = _known_branch(connection, server, branch)
     if number is None:
@@ -386,16 +351,12 @@ def _select(
         query = query.where(_S.number >= from_place[0], (_S.number > from_place[0]) | (_S.end_pos > from_place[1]))
     if to_place is not None:
         query = query.where(_S.number <= to_place[0], (_S.number < to_place[0]) | (_S.start_pos < to_place[1]))
-    if destination is not None:
-        query = query.where(exists().where(_SAME, _C.destination == destination, _C.state == COMPLETE))
     return query
 
 
 def _records(connection: Connection, server: str, query: Select[Any]) -> Iterator[SegmentRecord]:
     """Rows of segments in their order, with all their copies."""
     wanted = query.subquery()
-    names: Sequence[str] = ("branch", "number", "start_pos", "end_pos")
-    same = [wanted.c[name] == _C[name] for name in names]
     rows = connection.execute(
         select(
             wanted,
@@ -407,7 +368,7 @@ def _records(connection: Connection, server: str, query: Select[Any]) -> Iterato
             _C.verified_at,
         )
         .join(binlog_branches, binlog_branches.c.number == wanted.c.branch)
-        .outerjoin(binlog_copies, same[0] & same[1] & same[2] & same[3])
+        .outerjoin(binlog_copies, same_piece(wanted.c, _C))
         .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)
     ).mappings()
     segment: Segment | None = None

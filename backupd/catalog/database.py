@@ -385,6 +385,21 @@ class Rows:
         with self._database.read() as connection:
             return first_record(connection, kind, query)
 
+    def _rows(self, query: Select[Any]) -> Sequence[Any]:
+        """Its rows as they are."""
+        with self._database.read() as connection:
+            return connection.execute(query).all()
+
+    def _scalars(self, query: Select[Any]) -> Sequence[Any]:
+        """The first column of its rows."""
+        with self._database.read() as connection:
+            return connection.scalars(query).all()
+
+    def _scalar(self, query: Select[Any]) -> Any:
+        """The first column of its first row; None where it has none."""
+        with self._database.read() as connection:
+            return connection.scalar(query)
+
     def _do(self, statement: Executable) -> int:
         """In a transaction by itself; gives how many rows it changed."""
         with self._database.write() as connection:

@@ -4,7 +4,7 @@ deletion, and how far it was behind."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, row_of
 from backupd.model.backup_record import Sighting
-from backupd.model.document import HIDDEN, Document, json_key
+from backupd.model.document import Document, json_key
 from backupd.model.job import JobRecord
 from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState
 
@@ -204,8 +204,7 @@ class Scrubs(Rows):
         query = select(scrubs.c.share, scrubs.c.done_at).where(
             scrubs.c.server == server, scrubs.c.destination == destination
         )
-        with self._database.read() as connection:
-            return {row.share: row.done_at for row in connection.execute(query)}
+        return {row.share: row.done_at for row in self._rows(query)}
 
     def record(self, server: str, destination: str, shares: Iterable[int], now: datetime) -> None:
         """These shares have just been read."""
@@ -265,13 +264,11 @@ class Marks(Rows):
         stored, as the place says; None where there is none yet. The time of a known one stays."""
         with self._database.write() as connection:
             row = _rows(connection, destination).get(owner)
-            before = (
-                None
-                if row is None or stored is None or row["stored_at"] not in (None, stored)
-                else record_of(Sighting, row)
-            )
-            since, already = (now, False) if before is None else (before.since, before.confirmed)
-            _put(connection, destination, owner, Sighting(since, ours=True, confirmed=confirmed or already), stored)
+            known = Sighting(now)
+            if row is not None and stored is not None and row["stored_at"] in (None, stored):
+                known = record_of(Sighting, row)
+            known = replace(known, ours=True, confirmed=confirmed or known.confirmed)
+            _put(connection, destination, owner, known, stored)
 
     def forget(self, destination: str, owner: Backup) -> None:
         """It is wanted again."""
@@ -301,11 +298,8 @@ class Deposits(Rows):
 
     def at(self, destination: str) -> dict[str, str]:
         """SHA-256 (64 hex) by key."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                select(deposits.c.key, deposits.c.sha256).where(deposits.c.destination == destination)
-            )
-            return {row.key: row.sha256 for row in found}
+        query = select(deposits.c.key, deposits.c.sha256).where(deposits.c.destination == destination)
+        return {row.key: row.sha256 for row in self._rows(query)}
 
     def put(self, destination: str, key: str, sha256: str) -> None:
         """Record what was put at the destination; the same key again: replaced."""
@@ -343,13 +337,11 @@ class Thaws(Rows):
         thaw_id: str,
         *,
         state: ThawState | Collection[ThawState] | None = None,
-        part: str | None = None,
         limit: int | None = None,
     ) -> tuple[ThawItem, ...]:
         """In the order in which they were to be asked for, as far as parts tell."""
         query = select(thaws).order_by(thaws.c.destination, thaws.c.key).limit(limit)
-        query = narrowed(query, (thaws.c.thaw_id, thaw_id), (thaws.c.state, state), (thaws.c.part, part))
-        return self._records(ThawItem, query)
+        return self._records(ThawItem, narrowed(query, (thaws.c.thaw_id, thaw_id), (thaws.c.state, state)))
 
     def count(self, thaw_id: str) -> Thawing:
         """Objects and bytes of a thaw by part, destination and state."""
@@ -418,17 +410,6 @@ class Thaws(Rows):
         return self._do(delete(thaws).where(thaws.c.thaw_id.not_in(select(jobs.c.id))))
 
 
-@dataclass(frozen=True, slots=True)
-class Lag(Document):
-    """In the hour that begins at ``hour`` up to ``seconds`` of commits were not yet at the destination; at ``at``."""
-
-    server: str = field(metadata=HIDDEN)
-    destination: str
-    hour: datetime
-    seconds: float = field(metadata=json_key(digits=3))
-    at: datetime
-
-
 class Lags(Rows):
     """Lags: of each hour the longest that a destination was behind its server."""
 
@@ -441,20 +422,10 @@ class Lags(Rows):
         with self._database.write() as connection:
             known = connection.scalar(select(binlog_lags.c.seconds).where(here))
             if known is None:
-                lag = Lag(server, destination, hour, seconds, at)
-                connection.execute(insert(binlog_lags).values(row_of(binlog_lags, lag)))
+                lag = {"server": server, "destination": destination, "hour": hour, "seconds": seconds, "at": at}
+                connection.execute(insert(binlog_lags).values(lag))
             elif seconds > known:
                 connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
-
-    def list(self, server: str, since: datetime, *, destination: str | None = None) -> tuple[Lag, ...]:
-        """Of every hour that ended after ``since``, oldest first."""
-        begin = since.replace(minute=0, second=0, microsecond=0)
-        query = (
-            select(binlog_lags)
-            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
-            .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
-        )
-        return self._records(Lag, narrowed(query, (binlog_lags.c.destination, destination)))
 
     def worst(self, server: str, since: datetime) -> dict[str, float]:
         """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
@@ -464,8 +435,7 @@ class Lags(Rows):
             .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
             .group_by(binlog_lags.c.destination)
         )
-        with self._database.read() as connection:
-            return {row.destination: row.worst for row in connection.execute(query)}
+        return {row.destination: row.worst for row in self._rows(query)}
 
     def forget(self, before: datetime) -> None:
         """Remove hours that began before then."""

@@ -34,7 +34,7 @@ from sqlalchemy import (
     update,
 )
 
-from backupd.catalog.alerts import insert_events
+from backupd.catalog.alerts import events as events_table
 from backupd.catalog.database import Rows
 from backupd.catalog.row_mapping import (
     EVER,
@@ -43,6 +43,7 @@ from backupd.catalog.row_mapping import (
     Span,
     UtcTime,
     first_record,
+    insert_all,
     metadata,
     narrowed,
     page,
@@ -217,7 +218,7 @@ class Jobs(Rows):
             record = _one(connection, job_id)
             if changed:
                 insert_jobs(connection, then)
-                insert_events(connection, events)
+                insert_all(connection, events_table, events)
                 return record
             if record.token != token and record.state is JobState.RUNNING:
                 raise _taken_over(record)
@@ -371,8 +372,7 @@ def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
     """Record jobs, as ``Jobs.add`` does, within a transaction of the caller."""
     if wrong := [record.state for record in records if record.state not in FIRST_STATES]:
         raise ValueError(f"no job begins as {wrong[0]}")
-    if records:
-        connection.execute(insert(jobs), [_columns(record) for record in records])
+    insert_all(connection, jobs, records)
 
 
 def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
@@ -414,10 +414,6 @@ def _one(connection: Connection, job_id: str) -> JobRecord:
     if (found := first_record(connection, JobRecord, select(jobs).where(jobs.c.id == job_id))) is None:
         raise unknown("job", job_id, lists="jobs")
     return found
-
-
-def _columns(record: JobRecord) -> dict[str, Any]:
-    return row_of(jobs, record, progress=dict(record.progress) if record.progress else None)
 
 
 Key = tuple[str, str]
@@ -483,7 +479,7 @@ class Schedules(Rows):
             if skipped and now is not None:
                 skip_jobs(connection, skipped, now)
             insert_jobs(connection, jobs)
-            insert_events(connection, events)
+            insert_all(connection, events_table, events)
 
 
 _FORGET = delete(schedules).where(schedules.c.server == bindparam("of_server"), schedules.c.leg == bindparam("of_leg"))

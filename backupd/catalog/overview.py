@@ -165,17 +165,15 @@ class Glances(Rows):
             .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
         )
         present: dict[str, tuple[str, dict[str, datetime]]] = {}
-        with self._database.read() as connection:
-            for server, _noticed, branch, destination, at in connection.execute(query):
-                if server not in present or present[server][0] != branch:
-                    present[server] = (branch, {})
-                present[server][1][destination] = at
+        for server, _noticed, branch, destination, at in self._rows(query):
+            if server not in present or present[server][0] != branch:
+                present[server] = (branch, {})
+            present[server][1][destination] = at
         return {server: places for server, (_branch, places) in present.items()}
 
     def streams(self) -> dict[str, tuple[Mapping[str, Any], datetime]]:
         """What each stream said of itself last, and when."""
-        with self._database.read() as connection:
-            return {row.server: (row.status, row.updated_at) for row in connection.execute(select(binlog_streams))}
+        return {row.server: (row.status, row.updated_at) for row in self._rows(select(binlog_streams))}
 
     def lags(self, since: datetime) -> dict[tuple[str, str], float]:
         """By server and destination: the most seconds that it was behind in any hour since then."""
@@ -185,8 +183,7 @@ class Glances(Rows):
             .where(binlog_lags.c.hour >= begin)
             .group_by(binlog_lags.c.server, binlog_lags.c.destination)
         )
-        with self._database.read() as connection:
-            return {(server, place): worst for server, place, worst in connection.execute(query)}
+        return {(server, place): worst for server, place, worst in self._rows(query)}
 
     def tests(self) -> dict[str, LastTest]:
         """By server."""
@@ -216,8 +213,7 @@ class Glances(Rows):
             .outerjoin(good, good.c.server == proofs.c.server)
             .order_by(proofs.c.id)
         )
-        with self._database.read() as connection:
-            return {server: LastTest(*rest) for server, *rest in connection.execute(query)}
+        return {server: LastTest(*rest) for server, *rest in self._rows(query)}
 
     def last_jobs(self) -> tuple[LastJob, ...]:
         """One for each server, kind and leg. Jobs that were cancelled, and runs that a rule skipped, do not count."""
@@ -259,8 +255,7 @@ class Glances(Rows):
             )
             .group_by(jobs.c.server, jobs.c.kind, jobs.c.state)
         )
-        with self._database.read() as connection:
-            return {(server, kind, state): count for server, kind, state, count in connection.execute(query)}
+        return {(server, kind, state): count for server, kind, state, count in self._rows(query)}
 
     def stock(self) -> dict[str, Stock]:
         """By destination. Objects that several backups share are counted with the one that stored them first; where
@@ -291,14 +286,11 @@ class Glances(Rows):
     def messages(self) -> dict[MessageState, int]:
         """How many there are in each state."""
         query = select(messages.c.state, func.count()).group_by(messages.c.state)
-        with self._database.read() as connection:
-            found = {MessageState(state): count for state, count in connection.execute(query)}
+        found = {MessageState(state): count for state, count in self._rows(query)}
         return {state: found.get(state, 0) for state in MessageState}
 
     def oldest_message(self) -> datetime | None:
         """When the oldest one that still waits to be sent was made."""
-        with self._database.read() as connection:
-            oldest: datetime | None = connection.scalar(
-                select(func.min(messages.c.created_at)).where(messages.c.state == str(MessageState.QUEUED))
-            )
+        queued = messages.c.state == str(MessageState.QUEUED)
+        oldest: datetime | None = self._scalar(select(func.min(messages.c.created_at)).where(queued))
         return oldest

@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     Column,
-    Connection,
     Index,
     Integer,
     LargeBinary,
@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, records, row_of
+from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, records, row_of, written_out
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
 from backupd.model.errors import RefusedError, unknown
 
@@ -310,7 +310,8 @@ class Audit(Rows):
         problems: list[str] = []
         number, digest = 0, ""
         with self._database.read() as connection:
-            while rows := self._after(connection, number):
+            following = select(audit).order_by(audit.c.number).limit(_BATCH)
+            while rows := records(connection, AuditEntry, following.where(audit.c.number > number)):
                 for entry in rows:
                     if entry.number != number + 1:
                         problems.append(f"entries {number + 1} to {entry.number - 1} are missing")
@@ -318,11 +319,6 @@ class Audit(Rows):
                         problems.append(f"entry {entry.number} was altered or moved")
                     number, digest = entry.number, entry.digest
         return Verified(number, digest, tuple(problems))
-
-    @staticmethod
-    def _after(connection: Connection, number: int) -> tuple[AuditEntry, ...]:
-        query = select(audit).where(audit.c.number > number).order_by(audit.c.number).limit(_BATCH)
-        return records(connection, AuditEntry, query)
 
 
 _COVERED = (
@@ -341,19 +337,9 @@ def chained(before: str, entry: AuditEntry) -> str:
 def _storable(entry: AuditEntry) -> AuditEntry:
     """As the database gives it back: what it cannot hold is written out, as in ``FreeText``, and long names are cut."""
 
-    def text(value: str, limit: int | None = None) -> str:
-        return value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")[:limit]
-
-    return replace(
-        entry,
-        actor=text(entry.actor),
-        role=text(entry.role, 16),
-        via=text(entry.via, 16),
-        action=text(entry.action, 64),
-        server=text(entry.server, 64),
-        subject=text(entry.subject),
-        outcome=text(entry.outcome, 16),
-        detail=text(entry.detail),
-        address=text(entry.address),
-        digest="",
-    )
+    texts: dict[str, Any] = {
+        column.name: written_out(text)[: getattr(column.type, "length", None)]
+        for column in audit.columns
+        if isinstance(text := getattr(entry, column.name), str)
+    }
+    return replace(entry, **{**texts, "digest": ""})

@@ -10,10 +10,10 @@ from sqlalchemy import (
     JSON,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     Index,
     Integer,
-    Select,
     String,
     Table,
     delete,
@@ -125,9 +125,9 @@ class Proofs(Rows):
         read = partial(self._records, Proof)
         return page(read, span.of(query, proofs.c.finished_at), proofs.c.finished_at, after, limit)
 
-    def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
-        """The newest proof of ``server``, of one ``outcome`` only where that is given."""
-        return next(iter(self.list(server, outcome=outcome, limit=1)), None)
+    def latest(self, server: str) -> Proof | None:
+        """The newest proof of ``server``."""
+        return next(iter(self.list(server, limit=1)), None)
 
 
 class Witnesses(Rows):
@@ -141,55 +141,37 @@ class Witnesses(Rows):
 
     def get(self, witness_id: str) -> Witness:
         """Raises NotFoundError."""
-        found = self._first(_newest().where(witnesses.c.id == witness_id))
-        if found is None:
+        if (found := self._first(witnesses.c.id == witness_id)) is None:
             raise NotFoundError(f"there is no witness {witness_id}")
         return found
 
     def latest(self, server: str) -> Witness | None:
         """The newest witness of ``server``."""
-        return self._first(_newest().where(witnesses.c.server == server))
+        return self._first(witnesses.c.server == server)
 
     def of_backup(self, backup_id: str) -> Witness | None:
         """The witness that was read in the moment of this backup."""
-        return self._first(_newest().where(witnesses.c.backup_id == backup_id))
+        return self._first(witnesses.c.backup_id == backup_id)
 
     def between(
-        self,
-        server: str,
-        since: datetime,
-        until: datetime,
-        *,
-        limit: int | None = None,
+        self, server: str, since: datetime, until: datetime, *, limit: int | None = None
     ) -> tuple[Witness, ...]:
         """Those that were taken from ``since`` to ``until``, both included, newest first; with backups or not."""
-        query = (
-            _newest()
-            .where(witnesses.c.server == server, witnesses.c.taken_at >= since, witnesses.c.taken_at <= until)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            payloads: list[object] = [row[0] for row in connection.execute(query)]
-        return tuple(Witness.from_json(payload) for payload in payloads if isinstance(payload, dict))
+        taken = witnesses.c.taken_at
+        return self._newest(limit, witnesses.c.server == server, taken >= since, taken <= until)
 
     def ids(self, server: str) -> tuple[str, ...]:
         """Of all that are known, oldest first."""
-        with self._database.read() as connection:
-            return tuple(
-                connection.scalars(
-                    select(witnesses.c.id)
-                    .where(witnesses.c.server == server)
-                    .order_by(witnesses.c.taken_at, witnesses.c.id)
-                )
-            )
+        query = select(witnesses.c.id).where(witnesses.c.server == server)
+        return tuple(self._scalars(query.order_by(witnesses.c.taken_at, witnesses.c.id)))
 
     def backup_of(self, witness_id: str) -> str | None:
         """The backup in whose very moment it was read. Raises NotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(select(witnesses.c.backup_id).where(witnesses.c.id == witness_id)).first()
-        if row is None:
+        found = self._scalars(select(witnesses.c.backup_id).where(witnesses.c.id == witness_id))
+        if not found:
             raise NotFoundError(f"there is no witness {witness_id}")
-        return row[0] if row[0] is None else str(row[0])
+        backup_id: str | None = found[0]
+        return backup_id
 
     def forget_before(self, server: str, moment: datetime) -> None:
         """Remove those of no backup that are older."""
@@ -203,11 +185,10 @@ class Witnesses(Rows):
         """Remove the witnesses of a backup that is gone."""
         self._do(delete(witnesses).where(witnesses.c.backup_id == backup_id))
 
-    def _first(self, query: Select[tuple[object]]) -> Witness | None:
-        with self._database.read() as connection:
-            payload = connection.execute(query.limit(1)).scalar()
-        return Witness.from_json(payload) if isinstance(payload, dict) else None
+    def _first(self, which: ColumnElement[bool]) -> Witness | None:
+        return next(iter(self._newest(1, which)), None)
 
-
-def _newest() -> Select[tuple[object]]:
-    return select(witnesses.c.payload).order_by(witnesses.c.taken_at.desc(), witnesses.c.id.desc())
+    def _newest(self, limit: int | None, *which: ColumnElement[bool]) -> tuple[Witness, ...]:
+        query = select(witnesses.c.payload).where(*which).limit(limit)
+        found = self._scalars(query.order_by(witnesses.c.taken_at.desc(), witnesses.c.id.desc()))
+        return tuple(map(Witness.from_json, found))

@@ -406,8 +406,7 @@ class Rates(Rows):
         query = select(table.c.phases).where(good).order_by(table.c.finished_at.desc()).limit(SAMPLES)
         if server is not None:
             query = query.where(table.c.server == server)
-        with self._database.read() as connection:
-            return [phase for column in connection.execute(query).scalars() for phase in phases_from(column)]
+        return [phase for column in self._scalars(query) for phase in phases_from(column)]
 
 
 def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:

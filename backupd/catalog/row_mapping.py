@@ -33,6 +33,7 @@ from sqlalchemy import (
     delete,
     insert,
     or_,
+    update,
 )
 from sqlalchemy.engine import RowMapping
 
@@ -67,6 +68,11 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
 
 
+def written_out(text: str) -> str:
+    """``text`` with everything written out that a database refuses."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
+
+
 class FreeText(TypeDecorator[str]):
     """Text of programs and file names, which may hold what a database refuses.
 
@@ -79,9 +85,7 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002  the signature is SQLAlchemy's
         """The text with everything written out that a database refuses."""
-        if value is None:
-            return None
-        return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
+        return None if value is None else written_out(value)
 
 
 metadata = MetaData(
@@ -196,6 +200,29 @@ def put_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> 
     """Insert a row; one that has the same key gives way."""
     connection.execute(delete(table).where(*(key == values[key.name] for key in table.primary_key.columns)))
     connection.execute(insert(table).values(values))
+
+
+def write_row(
+    connection: Connection,
+    table: Table,
+    values: Mapping[str, Any],
+    *,
+    key: Sequence[str] = (),
+    once: Sequence[str] = (),
+) -> None:
+    """Change the row that has this key, by default the primary one, or insert it. ``once``: columns that are written
+    with a new row only: somebody else writes them later, or they tell of its beginning."""
+    names = key or [column.name for column in table.primary_key.columns]
+    again = {name: value for name, value in values.items() if name not in (*names, *once)}
+    known = update(table).where(*(table.c[name] == values[name] for name in names))
+    if not connection.execute(known.values(again)).rowcount:
+        connection.execute(insert(table).values(values))
+
+
+def insert_all(connection: Connection, table: Table, found: Iterable[Any]) -> None:
+    """Insert the rows of these records, within a transaction of the caller."""
+    if rows := [row_of(table, one) for one in found]:
+        connection.execute(insert(table), rows)
 
 
 T = TypeVar("T")

@@ -71,9 +71,9 @@ def archived(house: House, branch: Branch, out: Path) -> dict[str, bytes]:
         wiring = Wiring(settings, catalog)
         destination, unsealer = wiring.destination("local"), wiring.unsealer()
         found: dict[str, bytes] = {}
-        for record in catalog.binlogs.segments(SERVER, branch.id, destination="local"):
+        for record in catalog.binlogs.segments(SERVER, branch.id):
             key = record.key
-            if key.start < len(found.get(record.segment.file, b"")):
+            if not record.destinations["local"].is_complete or key.start < len(found.get(record.segment.file, b"")):
                 continue  # a piece that lies within what is there
             header = log_segments.load_header(destination, SERVER, key)
             target = out / f"{key.number}-{key.start}"

@@ -40,7 +40,7 @@ def test_items_come_back_as_they_were_recorded_and_are_counted_by_part(catalog: 
     catalog.thaws.record([thawing, ready])
     catalog.thaws.record([])
     assert catalog.thaws.of("thaw-1", state=ThawState.THAWING) == (thawing,)
-    assert catalog.thaws.of("thaw-1", part=LOGS) == (ready,)
+    assert catalog.thaws.of("thaw-1", state=ThawState.READY) == (ready,)
     assert catalog.thaws.of("thaw-1", limit=1) == (thawing,)
     found = catalog.thaws.count("thaw-1")
     assert (found.open, found.expected_at, found.ready_until) == (2, later, until)
