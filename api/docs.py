@@ -83,12 +83,18 @@ def _operation(
     operation: Mapping[str, Any],
     roles: Mapping[tuple[str, str], str],
 ) -> Operation:
-    inputs = [_parameter(described, one) for one in operation.get("parameters", ())]
+    inputs = [
+        _named(described, one["name"], one["in"], one, required=one.get("required", False))
+        for one in operation.get("parameters", ())
+    ]
     examples = []
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         schema = _resolved(described, content.get("schema", {}))
         required = schema.get("required", ())
-        inputs += [_field(described, name, one, name in required) for name, one in schema.get("properties", {}).items()]
+        inputs += [
+            _named(described, name, "body", {**one, "schema": one}, required=name in required)
+            for name, one in schema.get("properties", {}).items()
+        ]
         examples += [Example(f"Request ({kind})", text) for text in _examples(content)]
     for status, answer in operation.get("responses", {}).items():
         if status.startswith("2"):
@@ -106,28 +112,10 @@ def _operation(
     )
 
 
-def _parameter(described: Mapping[str, Any], found: Mapping[str, Any]) -> Named:
+def _named(described: Mapping[str, Any], name: str, where: str, found: Mapping[str, Any], *, required: bool) -> Named:
     schema = _resolved(described, found.get("schema", {}))
-    return Named(
-        found["name"],
-        found["in"],
-        _kind(described, schema),
-        found.get("required", False),
-        found.get("description") or schema.get("description", ""),
-        _shown(found, schema),
-    )
-
-
-def _field(described: Mapping[str, Any], name: str, found: Mapping[str, Any], required: bool) -> Named:
-    schema = _resolved(described, found)
-    return Named(
-        name,
-        "body",
-        _kind(described, schema),
-        required,
-        found.get("description") or schema.get("description", ""),
-        _shown(found, schema),
-    )
+    text = found.get("description") or schema.get("description", "")
+    return Named(name, where, _kind(described, schema), required, text, _shown(found, schema))
 
 
 def _shown(found: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

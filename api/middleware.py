@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -258,21 +258,15 @@ class Idempotency(Layer):
         """Raises UsageError for a key of another request, BusyError while the first one is worked on, CatalogError."""
         scope = request.scope
         wiring = site_of(request).wiring
+        requests = wiring.catalog.requests
         actor: Actor = scope["state"]["actor"]
-        body = await _whole(receive)
-        if body is None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return  # whoever asked has gone
-        digest = hashlib.sha256(
-            b"\0".join(
-                (
-                    scope["path"].encode(),
-                    scope["query_string"],
-                    request.headers.get("content-type", "").encode(),
-                    body,
-                )
-            )
-        ).hexdigest()
-        earlier = await run_in_threadpool(wiring.catalog.requests.begin, actor.token_id, key, digest, wiring.clock())
+        kind = request.headers.get("content-type", "").encode()
+        digest = hashlib.sha256(b"\0".join((scope["path"].encode(), scope["query_string"], kind, body))).hexdigest()
+        earlier = await run_in_threadpool(requests.begin, actor.token_id, key, digest, wiring.clock())
         if earlier is not None:
             await _again(earlier, digest)(scope, receive, send)
             return
@@ -281,13 +275,11 @@ class Idempotency(Layer):
             await self._app(scope, _replay(body, receive), recording)
         finally:
             if 200 <= recording.status < 300:
-                kept = b"" if scope["state"].get(SECRET) else bytes(recording.body)
-                headers = {} if scope["state"].get(SECRET) else recording.headers
-                await run_in_threadpool(
-                    wiring.catalog.requests.finish, actor.token_id, key, recording.status, headers, kept
-                )
+                secret = scope["state"].get(SECRET)
+                answer = ({}, b"") if secret else (recording.headers, bytes(recording.body))
+                await run_in_threadpool(requests.finish, actor.token_id, key, recording.status, *answer)
             else:
-                await run_in_threadpool(wiring.catalog.requests.forget, actor.token_id, key)
+                await run_in_threadpool(requests.forget, actor.token_id, key)
 
 
 def _valid(keys: list[str]) -> str:
@@ -315,17 +307,6 @@ def _again(earlier: Asked, digest: str) -> Response:
             hint="if it got lost, revoke the token and make another one with a new key",
         )
     return Response(earlier.body, earlier.status, {**earlier.headers, "Idempotency-Replayed": "true"})
-
-
-async def _whole(receive: Receive) -> bytes | None:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -87,13 +87,10 @@ def problem(error: BackupdError, status: int | None = None) -> tuple[int, dict[s
         headers["Retry-After"] = str(max(1, round(error.seconds + 0.5)))
     elif (error.retryable and status in (409, 502, 503)) or isinstance(error, CatalogError):
         headers["Retry-After"] = str(RETRY_SECONDS)
-    return (
-        status,
-        document(
-            error.problem_type, status, error.message, detail=error.detail, hint=error.hint, errors=_errors(error)
-        ),
-        headers,
+    told = document(
+        error.problem_type, status, error.message, detail=error.detail, hint=error.hint, errors=_errors(error)
     )
+    return status, told, headers
 
 
 def document(

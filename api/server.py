@@ -21,7 +21,6 @@ import anyio.to_thread
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -94,18 +93,14 @@ def _error_page(request: HTTPConnection, status: int, told: Mapping[str, Any], h
 
 def _surround(app: FastAPI, ours: Site, changes: Changes) -> None:
     """The layers that every request passes, the outermost last."""
-
-    def within(layer: Callable[..., ASGIApp], **options: object) -> None:
-        app.add_middleware(layer, **options)
-
-    within(SharedAnswers, version=changes.version)
-    within(Idempotency)
-    within(Doorkeeper)
-    within(ETags)
-    within(Limits)
-    within(Hosts, settings=ours.wiring.settings.api)
-    within(problems.Unforeseen)
-    within(SecurityHeaders, secure=ours.secure)
+    app.add_middleware(SharedAnswers, version=changes.version)
+    app.add_middleware(Idempotency)
+    app.add_middleware(Doorkeeper)
+    app.add_middleware(ETags)
+    app.add_middleware(Limits)
+    app.add_middleware(Hosts, settings=ours.wiring.settings.api)
+    app.add_middleware(problems.Unforeseen)
+    app.add_middleware(SecurityHeaders, secure=ours.secure)
 
 
 HEAD_SECONDS = 10.0

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
+from backupd.model.document import made_of
 from backupd.model.thaw import Price, Prices
 from policies.alerts import Alerts
 from policies.fields import (
@@ -202,13 +203,7 @@ class PriceTable(Section):
         return Prices(
             self.currency,
             self.dated,
-            {
-                name: {
-                    tier: Price(price.hours, price.per_gib, price.per_1000_requests)
-                    for tier, price in one.tiers.items()
-                }
-                for name, one in classes.items()
-            },
+            {name: {tier: made_of(Price, price) for tier, price in one.tiers.items()} for name, one in classes.items()},
             {name: one.minimum_days for name, one in classes.items()},
             {name: one.per_gib_month for name, one in classes.items()},
             self.copy_per_gib_month,
@@ -222,9 +217,7 @@ class Archive(Section):
         "standard", description="Default thaw tier, used when a command does not set --tier.", examples=["bulk"]
     )
     days: int = Field(7, ge=1, le=365, description="For how many days what was thawed stays readable.", examples=[7])
-    requests_per_second: int = Field(
-        50, ge=1, le=1000, description="Maximum number of thaw requests per second.", examples=[50]
-    )
+    requests_per_second: int = written(50, ge=1, le=1000, description="Maximum number of thaw requests per second.")
     prices: PriceTable = section(PriceTable, "What thawing costs, and for how long a class has to be paid for.")
 
 
@@ -445,11 +438,10 @@ class Brake(Section):
             "--apply --really."
         ),
     )
-    count: int = Field(
+    count: int = written(
         10,
         ge=1,
         description="Number of backups that retention may mark as deleted per day regardless of `share`.",
-        examples=[10],
     )
 
 
@@ -464,25 +456,20 @@ class Concurrency(Section):
 
     jobs: int = Field(4, ge=1, le=256, description="Jobs of any kind.", examples=[4])
     per_server: int = Field(1, ge=1, le=16, description="Jobs of one server.", examples=[1])
-    per_destination: int = Field(
-        2, ge=1, le=64, description="Jobs that write to or read from one destination.", examples=[2]
-    )
+    per_destination: int = written(2, ge=1, le=64, description="Jobs that write to or read from one destination.")
 
 
 class Scratch(Section):
     """Where test restores are made and thrown away."""
 
     path: LocalPath = written(
-        "/var/lib/backupd/scratch",
-        description="The folder. The database's user must be able to enter it.",
+        "/var/lib/backupd/scratch", description="The folder. The database's user must be able to enter it."
     )
     max_bytes: Size | None = optional(
         description="The most room that it may take; by default what is free.", examples=["500GiB"]
     )
     memory: Size = written(
-        "1GiB",
-        description="The most memory for preparing and for the scratch server.",
-        examples=["2GiB"],
+        "1GiB", description="The most memory for preparing and for the scratch server.", examples=["2GiB"]
     )
 
 

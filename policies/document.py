@@ -90,6 +90,13 @@ class Node:
             return self.value[step]
         return None
 
+    def at(self, *steps: str | int) -> Node | None:
+        """What these steps lead to; None where one of them leads nowhere."""
+        found: Node | None = self
+        for step in steps:
+            found = found.child(step) if found is not None else None
+        return found
+
     def names(self, step: str) -> tuple[str, ...]:
         """The keys of the mapping under ``step``; none where there is no such mapping."""
         found = self.child(step)

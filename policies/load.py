@@ -119,16 +119,8 @@ def _revived(model: type[Model], plain: Any, file: Path) -> Model:
     try:
         return model.model_validate(plain, context={BASE: file.absolute().parent})
     except ValidationError as error:
-        raise ConfigurationError(
-            [
-                Problem(
-                    str(file),
-                    None,
-                    "",
-                    f"{len(error.errors())} settings that were in force do not fit this version: was it upgraded?",
-                )
-            ]
-        ) from error
+        message = f"{len(error.errors())} settings that were in force do not fit this version: was it upgraded?"
+        raise ConfigurationError([Problem(str(file), None, "", message)]) from error
 
 
 def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
@@ -139,18 +131,13 @@ def _shared_places(configuration: Configuration | None, node: Node, path: Path) 
         if space != its or parts[: len(outer)] != outer or (parts == outer and name < other):
             continue
         field_of = {"filesystem": "path", "sftp": "path", "s3": "bucket"}[space[0]]
-        line, dotted = place(node, ("destinations", name, field_of))
         how = "is the same place as" if parts == outer else "lies inside of"
         line_of, dotted_of = place(node, ("destinations", other, field_of))
-        problems.append(
-            Problem(
-                str(path),
-                line,
-                dotted,
-                f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): "
-                "give each destination its own folder, bucket or prefix",
-            )
+        message = (
+            f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): "
+            "give each destination its own folder, bucket or prefix"
         )
+        problems.append(Problem(str(path), *place(node, ("destinations", name, field_of)), message))
     return problems
 
 
@@ -205,14 +192,8 @@ def read_policies(folder: Path, problems: list[Problem], *, file: Path, line: in
             problems.append(Problem(str(path), None, "", f"would be ignored: name it {path.stem}{SUFFIX}"))
         elif path.suffix == SUFFIX:
             if not is_name(path.stem):
-                problems.append(
-                    Problem(
-                        str(path),
-                        None,
-                        "",
-                        "its name cannot be the name of a policy: letters, digits, '.', '_' and '-' only",
-                    )
-                )
+                message = "its name cannot be the name of a policy: letters, digits, '.', '_' and '-' only"
+                problems.append(Problem(str(path), None, "", message))
             files[path.stem] = read_policy(path)
     return files
 
@@ -226,20 +207,16 @@ def _unknown_destinations(node: Node, path: Path, known: Collection[str]) -> Ite
     for group in ("required", "others"):
         for number, name in _items(node, "destinations", group):
             if name not in known:
-                line, dotted = place(node, ("destinations", group, number))
-                yield Problem(
-                    str(path), line, dotted, f"no destination `{name}` in the configuration{suggestion(name, known)}"
-                )
+                message = f"no destination `{name}` in the configuration{suggestion(name, known)}"
+                yield Problem(str(path), *place(node, ("destinations", group, number)), message)
 
 
 def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
     used = {name for group in ("required", "others") for _number, name in _items(node, "destinations", group)}
     for name in node.names("retention"):
         if used and name not in used:
-            line, dotted = place(node, ("retention", name))
-            yield Problem(
-                str(path), line, dotted, f"`{name}` is not among this policy's destinations{suggestion(name, used)}"
-            )
+            message = f"`{name}` is not among this policy's destinations{suggestion(name, used)}"
+            yield Problem(str(path), *place(node, ("retention", name)), message)
 
 
 def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Problem]:
@@ -250,35 +227,19 @@ def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Probl
 def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[tuple[str, Problem]]:
     """Names of policies that servers follow and that have no file, each with where it stands."""
     problems = []
-    servers = node.child("servers")
     for server in node.names("servers"):
-        entry = servers.child(server) if servers is not None else None
-        named = entry.child("policy") if entry is not None else None
+        named = node.at("servers", server, "policy")
         if named is not None and isinstance(named.value, str) and named.value not in files:
-            line, dotted = place(node, ("servers", server, "policy"))
-            problems.append(
-                (
-                    named.value,
-                    Problem(
-                        str(path),
-                        line,
-                        dotted,
-                        f"no policy `{named.value}` in the folder of policies{suggestion(named.value, files)}",
-                    ),
-                )
-            )
+            message = f"no policy `{named.value}` in the folder of policies{suggestion(named.value, files)}"
+            where = place(node, ("servers", server, "policy"))
+            problems.append((named.value, Problem(str(path), *where, message)))
     return problems
 
 
 def _items(node: Node, *steps: str) -> list[tuple[int, str]]:
-    for step in steps:
-        child = node.child(step)
-        if child is None:
-            return []
-        node = child
-    if not isinstance(node.value, list):
-        return []
-    return [(number, item.value) for number, item in enumerate(node.value) if isinstance(item.value, str)]
+    found = node.at(*steps)
+    items = found.value if found is not None and isinstance(found.value, list) else []
+    return [(number, item.value) for number, item in enumerate(items) if isinstance(item.value, str)]
 
 
 def _guess_folder(node: Node, path: Path) -> Path | None:

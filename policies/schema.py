@@ -73,8 +73,7 @@ class Witness(Section):
         examples=["0 */6 * * *"],
     )
     max_duration: Duration = written(
-        "10m",
-        description="Stop after this time; the tables not read are named in the proof.",
+        "10m", description="Stop after this time; the tables not read are named in the proof."
     )
 
 
@@ -165,11 +164,10 @@ class Logical(Section):
         "themselves.",
         examples=[{"money": {"schedule": "every 1h", "tables": {"include": ["shop.orders", "shop.pay_*"]}}}],
     )
-    threads: int = Field(
+    threads: int = written(
         4,
         ge=1,
         le=64,
-        examples=[4],
         description="The most tables that a program reads at once; where there is little to read, it reads fewer. A "
         "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.",
     )
@@ -287,10 +285,8 @@ class Timing(Section):
         description="Times in which no run starts, `DAYS HH:MM-HH:MM`; a run that is due then starts at their end.",
         examples=[["mon-fri 08:00-18:00"]],
     )
-    catch_up: bool = Field(
-        True,
-        description="Whether a run that was missed because the service was down is made up for, once.",
-        examples=[True],
+    catch_up: bool = written(
+        True, description="Whether a run that was missed because the service was down is made up for, once."
     )
 
 
@@ -344,8 +340,7 @@ class Limits(Section):
         "copied either; a server that writes its whole redo log meanwhile makes the backup fail.",
     )
     hang: Duration = written(
-        "30m",
-        description="A run without any progress for this long is stopped and counts as failed.",
+        "30m", description="A run without any progress for this long is stopped and counts as failed."
     )
 
 
@@ -367,11 +362,10 @@ class Verify(Section):
         "one that was missed. Archived objects are verified by the checksum that the destination stored "
         "with them.",
     )
-    cold_sample: int = Field(
+    cold_sample: int = written(
         1,
         ge=0,
         le=365,
-        examples=[1],
         description="How many objects of an archive class are thawed and read in a year, at each destination. Thawing "
         "costs, a little.",
     )
@@ -425,11 +419,10 @@ class Objectives(Section):
 class Protection(Section):
     """What makes a backup one that survives what happens to a single place."""
 
-    copies: int = Field(
+    copies: int = written(
         2,
         ge=1,
         le=16,
-        examples=[2],
         description=(
             "Number of destinations that must hold a complete copy, verified by backupd or by the storage itself."
         ),

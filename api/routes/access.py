@@ -25,6 +25,7 @@ from api.schemas.access import (
     ValidationRequest,
     WhoAmI,
 )
+from api.schemas.base import Name
 from backupd.app.context.access import audit, create_token, require_all, revoke_token
 from backupd.catalog.row_mapping import Listed, number_of
 from policies.reference import policy_schema
@@ -114,10 +115,7 @@ def show_policy_schema() -> JSONResponse:
 
 @policy_routes.get("/policies/{name}", dependencies=[VIEWER], response_model=Policy)
 def show_policy(
-    name: Annotated[
-        str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["gold"], description="Name of a policy.")
-    ],
-    service: Acting,
+    name: Annotated[Name, Path(examples=["gold"], description="Name of a policy.")], service: Acting
 ) -> JSONResponse:
     """One policy file."""
     return one(service.listings.policy(name))

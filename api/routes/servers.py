@@ -12,7 +12,7 @@ from api.middleware import SEARCHES, SEARCHING
 from api.routes.answers import ADMIN, VIEWER, accepted, one, page, part, router_of, several
 from api.schemas.access import Key
 from api.schemas.backups import ApplyRequest, Decisions
-from api.schemas.base import Whole
+from api.schemas.base import Name, Whole
 from api.schemas.jobs import Accepted
 from api.schemas.servers import (
     Destination,
@@ -34,14 +34,7 @@ from backupd.model.backup_record import HoldKind
 
 router = router_of("servers")
 
-ServerName = Annotated[
-    str,
-    Path(
-        description="Name of a server, as the configuration has it.",
-        examples=["shop-db1"],
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-    ),
-]
+ServerName = Annotated[Name, Path(description="Name of a server, as the configuration has it.")]
 
 
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])

@@ -15,16 +15,18 @@ from backupd.model.proof import Proof
 from backupd.recovery.timeline import Timeline
 from backupd.recovery.windows import Window
 
-SPANS = {
-    "1h": timedelta(hours=1),
-    "6h": timedelta(hours=6),
-    "1d": timedelta(days=1),
-    "7d": timedelta(days=7),
-    "30d": timedelta(days=30),
-    "90d": timedelta(days=90),
-    "1y": timedelta(days=365),
-}
 EVERYTHING = "all"
+_NAMED = (
+    ("1h", "1 hour", timedelta(hours=1)),
+    ("6h", "6 hours", timedelta(hours=6)),
+    ("1d", "1 day", timedelta(days=1)),
+    ("7d", "7 days", timedelta(days=7)),
+    ("30d", "30 days", timedelta(days=30)),
+    ("90d", "90 days", timedelta(days=90)),
+    ("1y", "1 year", timedelta(days=365)),
+)
+SPANS = {name: span for name, _words, span in _NAMED}
+SPAN_NAMES = {**{name: words for name, words, _span in _NAMED}, EVERYTHING: "everything"}
 _USUAL = ("1d", "7d")
 """The narrowest that holds everything is shown at first, of these; what is older is a step away."""
 _MARGIN = 0.02
@@ -33,26 +35,10 @@ _SLICES = 120
 _CLOSE = 1.6
 """Percent: marks nearer to each other than this are drawn as one."""
 _LANES = 3
-_STEPS = tuple(
-    timedelta(seconds=s)
-    for s in (
-        60,
-        300,
-        900,
-        1800,
-        3600,
-        10800,
-        21600,
-        43200,
-        86400,
-        2 * 86400,
-        7 * 86400,
-        14 * 86400,
-        30 * 86400,
-        91 * 86400,
-        182 * 86400,
-        365 * 86400,
-    )
+_STEPS = (
+    *(timedelta(minutes=number) for number in (1, 5, 15, 30)),
+    *(timedelta(hours=number) for number in (1, 3, 6, 12)),
+    *(timedelta(days=number) for number in (1, 2, 7, 14, 30, 91, 182, 365)),
 )
 _MOST_TICKS = 8
 _EPOCH = datetime(2001, 1, 1, tzinfo=UTC)
@@ -174,20 +160,14 @@ def draw(
     chosen: datetime | None = None,
 ) -> Drawing:
     lanes = _lanes(timeline, view)
-    marks = [
-        mark
-        for backup in backups
-        if backup.state is not BackupState.DELETED
-        for mark in [_of_backup(backup, view)]
-        if view.shows(mark.begin, mark.end)
-    ]
-    proved = [mark for proof in proofs for mark in [_of_proof(proof, view)] if view.shows(mark.begin, mark.end)]
+    marks = [_of_backup(backup, view) for backup in backups if backup.state is not BackupState.DELETED]
+    proved = [_of_proof(proof, view) for proof in proofs]
     return Drawing(
         view=view,
         lanes=max(len(set(lanes.values())), 1),
         bars=(*_windows(timeline, view, lanes), *_gaps(timeline, view, lanes), *_lost(timeline, view, lanes)),
-        backups=tuple(_gathered(marks, "backups")),
-        proofs=tuple(_gathered(proved, "test restores")),
+        backups=tuple(_gathered(marks, view, "backups")),
+        proofs=tuple(_gathered(proved, view, "test restores")),
         ticks=tuple(_ticks(view)),
         slices=tuple(_slices(timeline, view)),
         now=view.percent(timeline.now),
@@ -275,38 +255,24 @@ def _of_backup(backup: BackupRecord, view: View) -> Mark:
     trouble = {"bad": ", damaged", "warning": f", {lacking} tables missing" if lacking else ", doubtful", "good": ""}[
         tone
     ]
-    return Mark(
-        view.percent(at),
-        _MARK_KINDS[backup.kind],
-        tone,
-        f"{kind_word(backup.kind)} of {moment_text(at)}{trouble}",
-        (backup.id,),
-        at,
-        at,
-    )
+    title = f"{kind_word(backup.kind)} of {moment_text(at)}{trouble}"
+    return Mark(view.percent(at), _MARK_KINDS[backup.kind], tone, title, (backup.id,), at, at)
 
 
 def _of_proof(proof: Proof, view: View) -> Mark:
     at = proof.finished_at
     tone = "good" if proof.is_current else "bad" if proof.outcome == "failed" else "warning"
-    return Mark(
-        view.percent(at),
-        "proof",
-        tone,
-        f"test restore {moment_text(at)}: {proof.outcome}, {proof.target}",
-        (proof.id,),
-        at,
-        at,
-    )
+    title = f"test restore {moment_text(at)}: {proof.outcome}, {proof.target}"
+    return Mark(view.percent(at), "proof", tone, title, (proof.id,), at, at)
 
 
 _WORST: Callable[[Mark], int] = lambda mark: ("good", "warning", "bad").index(mark.tone)  # noqa: E731  a sort key
 
 
-def _gathered(marks: Iterable[Mark], what: str) -> Iterator[Mark]:
-    """Marks that would lie upon each other as one, which looks like the worst of them."""
+def _gathered(marks: Iterable[Mark], view: View, what: str) -> Iterator[Mark]:
+    """Those in ``view``; marks that would lie upon each other as one, which looks like the worst of them."""
     group: list[Mark] = []
-    for mark in sorted(marks, key=lambda mark: mark.begin):
+    for mark in sorted((one for one in marks if view.shows(one.begin, one.end)), key=lambda mark: mark.begin):
         if group and mark.x - group[0].x >= _CLOSE:
             yield _one(group, what)
             group = []

@@ -15,14 +15,9 @@ _KINDS = {
     "physical-incremental": "increment",
     "logical": "logical backup",
     "test-restore": "test restore",
-    "retention": "retention",
     "verify": "verification",
     "challenge": "key challenge",
-    "witness": "witness",
     "replicate": "copy",
-    "thaw": "thaw",
-    "restore": "restore",
-    "removal": "removal",
 }
 
 GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"

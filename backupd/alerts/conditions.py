@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from backupd.model.document import made_of
 from backupd.model.event import Event, Severity
 
 
@@ -87,17 +88,8 @@ class Condition:
 
     def event(self, at: datetime) -> Event:
         """The event that opens its incident."""
-        return Event(
-            at,
-            self.key.kind.broken,
-            self.severity,
-            self.message,
-            self.detail,
-            self.hint,
-            self.job_id,
-            server=self.key.server,
-            subject=self.key.subject,
-        )
+        key = self.key
+        return made_of(Event, self, at=at, kind=key.kind.broken, server=key.server, subject=key.subject)
 
 
 @dataclass(frozen=True, slots=True)

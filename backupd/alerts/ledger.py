@@ -20,6 +20,7 @@ from backupd.alerts.rules import (
     rule_of_incident,
     topic_of,
 )
+from backupd.model.document import made_of
 from backupd.model.event import Event, Incident, MessageKind, Severity
 from backupd.model.job import JobKind
 from backupd.model.text import format_duration, format_time, new_id
@@ -198,19 +199,7 @@ class Ledger:
             else:
                 self._note(replace(told, message=event.message, detail=event.detail, hint=event.hint))
             return []
-        new = Incident(
-            self._name(event.at),
-            event.kind,
-            event.server,
-            event.subject,
-            event.severity,
-            event.message,
-            event.detail,
-            event.hint,
-            event.at,
-            event.at,
-            job_id=event.job_id,
-        )
+        new = made_of(Incident, event, id=self._name(event.at), opened_at=event.at, last_at=event.at)
         new = self._note(replace(new, next_reminder=self._next_reminder(new, event.at)))
         often = self._often(new, event.at)
         return [Turn(MessageKind.ALERT, new, begins=True, often=often if often >= AT_ONCE else 0)]

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from html import escape
+from functools import cache
+from pathlib import Path
 from textwrap import indent
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from backupd.alerts.ledger import Turn, quiet_after
 from backupd.alerts.rules import title_of
 from backupd.model.event import Incident, MessageKind, Severity
 from backupd.model.text import format_duration, format_time
 from backupd.process.output import Redactor
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _LONGEST = 4000
 """Characters of one text: a mail is no log."""
@@ -76,20 +81,7 @@ class Letter:
 
     def as_html(self) -> str:
         """The body as HTML; every value is escaped."""
-        body = [f"<p>{_html(self.intro)}</p>"] if self.intro else []
-        body += [_block_html(block) for block in self.blocks]
-        body += [_grid_html(grid) for grid in self.grids]
-        if self.link.startswith(("http://", "https://")):
-            link = escape(one_line(self.link, _LONGEST), quote=True)
-            body.append(f'<p><a href="{link}">{link}</a></p>')
-        body.append(f'<p style="color:#666;font-size:13px">{_html(self.footer)}</p>')
-        return (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="color-scheme" content="light dark"></head>\n'
-            '<body style="font-family:sans-serif;line-height:1.45;max-width:46em">\n'
-            + "\n".join(body)
-            + "\n</body></html>\n"
-        )
+        return _pages().get_template("letter.html").render(letter=self)
 
 
 def one_line(text: str, longest: int) -> str:
@@ -129,33 +121,6 @@ def _block_text(block: Block) -> str:
     return "\n".join(parts)
 
 
-_COLOURS = {"error": "#b3261e", "warning": "#8a5a00", "good": "#1b6e3c"}
-
-
-def _block_html(block: Block) -> str:
-    colour = _COLOURS.get(block.tone, "#555")
-    parts = [
-        f'<div style="border-left:4px solid {colour};padding:2px 14px;margin:18px 0">',
-        f'<h2 style="font-size:17px;margin:4px 0;color:{colour}">{_html(one_line(block.heading, _SUBJECT))}</h2>',
-    ]
-    if block.message:
-        parts.append(f"<p>{_html(block.message)}</p>")
-    if block.hint:
-        parts.append(f"<p><b>What to do next</b><br>{_html(block.hint)}</p>")
-    if block.detail:
-        parts.append(
-            '<p><b>What is known</b></p><pre style="white-space:pre-wrap;font-size:13px">'
-            f"{escape(clean(block.detail))}</pre>"
-        )
-    if block.facts:
-        parts.append(
-            "<p>"
-            + "<br>".join(f"{escape(label)}: {escape(one_line(value, _LONGEST))}" for label, value in block.facts)
-            + "</p>"
-        )
-    return "\n".join([*parts, "</div>"])
-
-
 def _grid_text(grid: Grid) -> str:
     rows = [tuple(one_line(cell, 60) for cell in row) for row in (grid.columns, *grid.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(grid.columns))]
@@ -163,21 +128,21 @@ def _grid_text(grid: Grid) -> str:
     return "\n".join([one_line(grid.heading, _SUBJECT), "", *lines])
 
 
-def _grid_html(grid: Grid) -> str:
-    cell = 'style="text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid #999"'
-    head = "".join(f"<th {cell}>{escape(name)}</th>" for name in grid.columns)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td {cell}>{escape(one_line(value, 200))}</td>" for value in row) + "</tr>"
-        for row in grid.rows
-    )
-    return (
-        f'<h2 style="font-size:17px">{_html(grid.heading)}</h2>\n'
-        f'<table style="border-collapse:collapse;font-size:14px">\n<tr>{head}</tr>\n{rows}\n</table>'
-    )
+@cache
+def _pages() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # takes its time to load
 
-
-def _html(text: str) -> str:
-    return escape(clean(text)).replace("\n", "<br>")
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters.update(clean=clean, line=one_line)
+    made.globals.update(longest=_LONGEST, subject=_SUBJECT)
+    return made
 
 
 SHOWN = 25
@@ -232,14 +197,12 @@ def letter_about(turns: Sequence[Turn], site: Site, now: datetime) -> Letter:
 
 def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit: int, until: datetime) -> Letter:
     """That there were too many letters: the next one comes when that is over."""
-    letter = letter_about(turns, site, now)
-    return Letter(
-        f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
+    return replace(
+        letter_about(turns, site, now),
+        subject=f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
         intro=f"Alert limit reached: more than {limit} alerts within one hour. backupd suppresses alerts until "
         f"{format_time(until)} and then sends one summary. To list the open incidents: backupd alerts",
-        blocks=letter.blocks,
         link=site.page("alerts"),
-        footer=site.footer,
     )
 
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from backupd.alerts.conditions import Kind, Need
+from backupd.model.document import made_of
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobKind
 
@@ -206,16 +207,7 @@ def rule_of(event: Event) -> Rule:
 
 def rule_of_incident(incident: Incident) -> Rule:
     """The rule by which it was opened."""
-    return rule_of(
-        Event(
-            incident.last_at,
-            incident.kind,
-            incident.severity,
-            incident.message,
-            server=incident.server,
-            subject=incident.subject,
-        )
-    )
+    return rule_of(made_of(Event, incident, at=incident.last_at))
 
 
 def topic_of(kind: str) -> str:

@@ -21,15 +21,14 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from backupd.model.document import DOCUMENT_LIMIT, Document, check_fields, parsed
+from backupd.model.document import DOCUMENT_LIMIT, HIDDEN, Document, check_fields, json_key, parsed
 from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
-from backupd.model.text import format_time, parse_time
 
 FORMAT = "backupd-manifest/"
 """Header and body begin with it; the version follows."""
@@ -55,6 +54,13 @@ class StoredObject:
     size: int
     sha256: str
 
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "size": self.size, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StoredObject:
+        return cls(name=str(data["name"]), size=int(data["size"]), sha256=str(data["sha256"]))
+
 
 @dataclass(frozen=True, slots=True)
 class Stats(Document):
@@ -69,7 +75,7 @@ class Stats(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Landmarks:
+class Landmarks(Document):
     """By what the next increment knows that the server still goes on from this backup.
 
     ``log``: keyed digest of the binary log right before the backup's position, "" when there was none to read.
@@ -86,7 +92,7 @@ class Landmarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class Header(Document):
     """The clear part. ``from_lsn`` to ``to_lsn``: what the tool copied, 0 where it has no such numbers; an increment
     begins where its ``parent`` ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another
     was due. ``config``: the configuration of the source's host, where it was taken. ``tool``: the name of the tool that
@@ -96,7 +102,7 @@ class Header:
     logical one either. ``body_size``: bytes of the unsealed body, 0 in version 1. ``version``: of the format.
     """
 
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     server: str
     kind: str
     parent: str | None
@@ -115,11 +121,11 @@ class Header:
     reason: str = ""
     config: StoredObject | None = None
     tool: str = ""
-    landmarks: Landmarks | None = None
-    table_set: str = ""
-    tables_missing: int = 0
-    body_size: int = 0
-    version: int = VERSION
+    landmarks: Landmarks | None = field(default=None, metadata=json_key(later=True))
+    table_set: str = field(default="", metadata=HIDDEN)
+    tables_missing: int = field(default=0, metadata=HIDDEN)
+    body_size: int = field(default=0, metadata=json_key(later=True))
+    version: int = field(default=VERSION, metadata=HIDDEN)
 
     @property
     def is_bound(self) -> bool:
@@ -161,14 +167,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class BodyFacts:
+class BodyFacts(Document):
     """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list, ``parent``
     to the backup that it builds on. ``dump``: of a logical backup. ``inventory``: of a physical one, every table that
     the server had at its position; None where no list could be made, and in manifests that are older than it.
     ``missing``: those of them that the backup does not hold. ``header``: the digest of the header that belongs to it,
     "" in version 1."""
 
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     position: Position
     server: ServerInfo
     tool: Tool
@@ -176,10 +182,10 @@ class BodyFacts:
     objects_digest: str
     warnings: tuple[str, ...] = ()
     parent: str | None = None
-    dump: DumpFacts | None = None
-    inventory: tuple[BaseTable, ...] | None = None
-    missing: tuple[TableName, ...] = ()
-    header: str = ""
+    dump: DumpFacts | None = field(default=None, metadata=json_key(later=True))
+    inventory: tuple[BaseTable, ...] | None = field(default=None, metadata=json_key(later=True))
+    missing: tuple[TableName, ...] = field(default=(), metadata=HIDDEN)
+    header: str = field(default="", metadata=HIDDEN)
 
     @property
     def version(self) -> int:
@@ -218,14 +224,6 @@ def _digest(told: object) -> str:
     return told
 
 
-def _stored(item: StoredObject) -> dict[str, Any]:
-    return {"name": item.name, "size": item.size, "sha256": item.sha256}
-
-
-def _read_stored(data: dict[str, Any]) -> StoredObject:
-    return StoredObject(name=str(data["name"]), size=int(data["size"]), sha256=str(data["sha256"]))
-
-
 def _canonical(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n").encode("ascii")
 
@@ -244,40 +242,13 @@ def header_digest(header: Header) -> str:
 
 
 def _document(header: Header) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "format": f"{FORMAT}{header.version}",
-        "backup": header.backup_id,
-        "server": header.server,
-        "kind": header.kind,
-        "parent": header.parent,
-        "started_at": format_time(header.started_at),
-        "finished_at": format_time(header.finished_at),
-        "codec": header.codec,
-        "recipients": list(header.recipients),
-        "stats": {
-            "bytes_source": header.stats.bytes_source,
-            "bytes_stored": header.stats.bytes_stored,
-            "bytes_new": header.stats.bytes_new,
-            "files": header.stats.files,
-            "files_linked": header.stats.files_linked,
-        },
-        "objects": [_stored(item) for item in header.objects],
-        "body": _stored(header.body),
-        "unpack": _stored(header.unpack),
-        "runbook": _stored(header.runbook),
-        "from_lsn": header.from_lsn,
-        "to_lsn": header.to_lsn,
-        "server_uuid": header.server_uuid,
-        "reason": header.reason,
-        "config": _stored(header.config) if header.config else None,
-        "tool": header.tool,
-    }
-    if header.landmarks is not None:  # without them, the document is the one that earlier versions wrote
-        document["landmarks"] = {**asdict(header.landmarks), "layout": dict(header.landmarks.layout)}
+    document = {"format": f"{FORMAT}{header.version}", **header.as_json()}
+    if header.landmarks is None:  # without them, the document is the one that earlier versions wrote
+        del document["landmarks"]
     if header.table_set or header.tables_missing:
         document["logical"] = {"set": header.table_set, "missing": header.tables_missing}
-    if header.is_bound:
-        document["body_size"] = header.body_size
+    if not header.is_bound:
+        del document["body_size"]
     return document
 
 
@@ -291,30 +262,10 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             raise ValueError("its checksum does not match its content")
         version = version_of(document["format"], FORMAT, VERSION, where)
         logical = document.get("logical", {})
-        header = Header(
-            backup_id=document["backup"],
-            server=document["server"],
-            kind=document["kind"],
-            parent=document["parent"],
-            started_at=parse_time(document["started_at"]),
-            finished_at=parse_time(document["finished_at"]),
-            codec=document["codec"],
-            recipients=tuple(document["recipients"]),
-            stats=Stats(**document["stats"]),
-            objects=tuple(_read_stored(item) for item in document["objects"]),
-            body=_read_stored(document["body"]),
-            unpack=_read_stored(document["unpack"]),
-            runbook=_read_stored(document["runbook"]),
-            from_lsn=document["from_lsn"],
-            to_lsn=document["to_lsn"],
-            server_uuid=document["server_uuid"],
-            reason=document["reason"],
-            config=_read_stored(document["config"]) if document["config"] else None,
-            tool=document["tool"],
-            landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None,
+        header = replace(
+            Header.from_json(document),
             table_set=logical.get("set", ""),
             tables_missing=int(logical.get("missing", 0)),
-            body_size=int(document["body_size"]) if version > 1 else 0,
             version=version,
         )
         for part in (header, header.stats, *([header.landmarks] if header.landmarks is not None else [])):
@@ -363,22 +314,10 @@ def bound(header: Header, body: Body) -> tuple[Header, bytes]:
 
 
 def encode_facts(facts: BodyFacts, entries: int) -> bytes:
-    first: dict[str, Any] = {
-        "format": f"{FORMAT}{facts.version}",
-        "backup": facts.backup_id,
-        "position": facts.position.as_json(),
-        "server": facts.server.as_json(),
-        "tool": facts.tool.as_json(),
-        "receipts": facts.receipts.as_json(),
-        "objects_digest": facts.objects_digest,
-        "warnings": list(facts.warnings),
-        "parent": facts.parent,
-        "entries": entries,
-    }
-    if facts.dump is not None:
-        first["dump"] = facts.dump.as_json()
-    if facts.inventory is not None:
-        first["inventory"] = [table.as_json() for table in facts.inventory]
+    first = {"format": f"{FORMAT}{facts.version}", **facts.as_json(), "entries": entries}
+    for name in ("dump", "inventory"):
+        if first[name] is None:
+            del first[name]
     if facts.missing:
         first["missing"] = [[name.schema, name.table] for name in facts.missing]
     if facts.header:
@@ -397,17 +336,8 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
         with io.BytesIO(raw) as stream:
             stream.readline()
             entries = tuple(decode_entry(parsed(line)) for line in stream)
-        facts = BodyFacts(
-            backup_id=first["backup"],
-            position=Position.from_json(first["position"]),
-            server=ServerInfo.from_json(first["server"]),
-            tool=Tool.from_json(first["tool"]),
-            receipts=Receipts.from_json(first["receipts"]),
-            objects_digest=first["objects_digest"],
-            warnings=tuple(first["warnings"]),
-            parent=first["parent"],
-            dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None,
-            inventory=tuple(map(BaseTable.from_json, first["inventory"])) if "inventory" in first else None,
+        facts = replace(
+            BodyFacts.from_json(first),
             missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())),
             header=_digest(first["header"]) if version > 1 else "",
         )

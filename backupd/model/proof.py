@@ -9,7 +9,6 @@ from typing import Any
 
 from backupd.model.document import Document, computed, json_key
 from backupd.model.server_facts import Position
-from backupd.model.text import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Check(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(Document):
     """Table checksums read on the source in one consistent snapshot.
 
     ``position`` is that snapshot's place in the binary log. ``checksums`` maps ``schema.table`` (each name quoted
@@ -51,47 +50,17 @@ class Witness:
     checksums: Mapping[str, int]
     uncovered: Mapping[str, str]
     objects: Mapping[str, int]
-    seconds: float
-    definitions: Mapping[str, Mapping[str, str]] | None = None
-    version: str = ""
-    rows: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = field(metadata=json_key(digits=3))
+    definitions: Mapping[str, Mapping[str, str]] | None = field(default=None, metadata=json_key(later=True))
+    version: str = field(default="", metadata=json_key(later=True))
+    rows: Mapping[str, int] = field(default_factory=dict, metadata=json_key(later=True))
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "server": self.server,
-            "taken_at": format_time(self.taken_at),
-            "position": self.position.as_json(),
-            "checksums": dict(self.checksums),
-            "uncovered": dict(self.uncovered),
-            "objects": dict(self.objects),
-            "seconds": round(self.seconds, 3),
-        }
-        if self.definitions is not None:  # without them, the document is the one that earlier versions wrote
-            found |= {
-                "definitions": {kind: dict(names) for kind, names in self.definitions.items()},
-                "version": self.version,
-                "rows": dict(self.rows),
-            }
-        return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Witness:
-        return cls(
-            server=data["server"],
-            taken_at=parse_time(data["taken_at"]),
-            position=Position.from_json(data["position"]),
-            checksums=dict(data["checksums"]),
-            uncovered=dict(data["uncovered"]),
-            objects=dict(data["objects"]),
-            seconds=float(data["seconds"]),
-            definitions=_definitions(data.get("definitions")),
-            version=str(data.get("version", "")),
-            rows=dict(data.get("rows", {})),
-        )
-
-
-def _definitions(data: Mapping[str, Mapping[str, str]] | None) -> Mapping[str, Mapping[str, str]] | None:
-    return None if data is None else {kind: dict(names) for kind, names in data.items()}
+        document = Document.as_json(self)
+        if self.definitions is None:  # without them, the document is the one that earlier versions wrote
+            for name in ("definitions", "version", "rows"):
+                del document[name]
+        return document
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from enum import StrEnum
@@ -189,11 +189,6 @@ class ThawPlan:
         for one in self.objects:
             found.setdefault(one.storage_class, []).append(one)
         return dict(sorted(found.items()))
-
-    def only(self, wanted: Callable[[ColdObject], bool]) -> ThawPlan | None:
-        """A part of it; None where nothing is left."""
-        left = tuple(one for one in self.objects if wanted(one))
-        return replace(self, objects=left) if left else None
 
     def as_json(self) -> dict[str, Any]:
         offers = self.offers

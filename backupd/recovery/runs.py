@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, Ending, Gap, MariadbGtids, MysqlGtids, Run, Segment, covers, plus
+from backupd.model.document import made_of
 from backupd.model.errors import UnknownNameError
 from backupd.model.server_facts import Position
 
@@ -90,25 +91,17 @@ def _servers(gtids: str) -> frozenset[str]:
 
 def run_of(segment: Segment, destination: str, stored: int = 0) -> Run:
     """A run of one segment; ``stored``: its sealed bytes."""
-    return Run(
-        server=segment.server,
-        branch=segment.branch,
+    return made_of(
+        Run,
+        segment,
         destination=destination,
         first_number=segment.number,
         first_pos=segment.start,
         last_number=segment.number,
         last_pos=segment.end,
-        gtids_before=segment.gtids_before,
-        gtids_after=segment.gtids_after,
-        first_at=segment.first_at,
-        last_at=segment.last_at,
         confirmed_at=None,
-        size=segment.size,
         stored=stored,
         segments=1,
-        transactions=segment.transactions,
-        remarks=segment.remarks,
-        ending=segment.ending,
     )
 
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from api.auth import Acting, allowed
-from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
+from api.web.drawing import EVERYTHING, SPAN_NAMES, View, backup_moment, draw, view_of
 from api.web.site import Sent, link, moment_of, render
 from api.web.words import Shown, problem_of
 from backupd.app.restores.request import RestoreRequest
@@ -27,16 +27,6 @@ from backupd.recovery.timeline import Timeline
 from restore.planning.plan import Plan
 from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 
-_SPAN_NAMES = {
-    "1h": "1 hour",
-    "6h": "6 hours",
-    "1d": "1 day",
-    "7d": "7 days",
-    "30d": "30 days",
-    "90d": "90 days",
-    "1y": "1 year",
-    EVERYTHING: "everything",
-}
 _PROOFS = 300
 _JOBS = 6
 _FAMILIES = 6
@@ -112,7 +102,7 @@ def server_page(
         timeline=timeline,
         choice=choice,
         drawing=draw(timeline, backups, proofs, view, choice.moment if choice else None),
-        spans=_SPAN_NAMES,
+        spans=SPAN_NAMES,
         earlier=_moved(view, -1),
         later=_moved(view, 1) if view.end < timeline.now else None,
         field=_field(choice.moment if choice and choice.moment else timeline.latest or timeline.now),
