@@ -44,14 +44,6 @@ class Loaded:
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_policy(path: Path) -> Policy:
-    """One policy file by itself; its destinations are not looked up. Raises ConfigurationError."""
-    found = read_policy(path)
-    if found.policy is None or found.problems:
-        raise ConfigurationError(found.problems)
-    return found.policy
-
-
 def load(path: Path, *, strict: bool = True) -> Loaded:
     """The configuration file and every policy in its folder. Raises ConfigurationError, all problems in one.
 

@@ -394,12 +394,9 @@ def position_text(file: str, pos: int, gtid: str) -> str:
     return ", ".join(part for part in (place, f"GTID {gtid}" if gtid else "") if part)
 
 
-def show_mapping(screen: Screen, document: Mapping[str, Any], *, skip: Iterable[str] = ()) -> None:
+def show_mapping(screen: Screen, document: Mapping[str, Any]) -> None:
     """The fields of a JSON document for people: nested ones on one line, sizes and times readable."""
-    left_out = set(skip)
-    screen.facts(
-        (name.replace("_", " "), _value_text(name, value)) for name, value in document.items() if name not in left_out
-    )
+    screen.facts((name.replace("_", " "), _value_text(name, value)) for name, value in document.items())
 
 
 def _value_text(name: str, value: Any) -> str:

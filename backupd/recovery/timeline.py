@@ -177,15 +177,8 @@ def timeline(
     if tables_only:
         usable = dumps(backup for backup in backups if backup.server == server)
     held = _held(usable)
-    names = list(
-        dict.fromkeys(
-            [
-                *(name for places in held.values() for name in sorted(places)),
-                *(run.destination for run in pieces),
-                *places,
-            ]
-        )
-    )
+    holders = [name for places in held.values() for name in sorted(places)]
+    names = list(dict.fromkeys([*holders, *(run.destination for run in pieces), *places]))
     together = Histories(known, pieces)
     found = windows(together, usable, now=now, repeats=repeats)
     known = [replace(branch, since=together.since(branch)) for branch in together.branches]
@@ -312,17 +305,8 @@ def _holes(histories: Histories, branch: Branch, destination: str, now: datetime
     for one, other in pairwise(histories.runs(branch.id)):
         after = Position(branch.file(one.last_number), one.last_pos, one.gtids_after)
         before = Position(branch.file(other.first_number), other.first_pos, other.gtids_before)
-        yield Gap(
-            branch.server,
-            branch.id,
-            destination,
-            after,
-            before,
-            one.last_at,
-            other.first_at,
-            f"the binary logs between them are missing {where}",
-            now,
-        )
+        why = f"the binary logs between them are missing {where}"
+        yield Gap(branch.server, branch.id, destination, after, before, one.last_at, other.first_at, why, now)
 
 
 def _touch(one: Gap, other: Gap) -> bool:

@@ -377,15 +377,11 @@ def windows(
         found.append(latest)
     _widen_across_forks(histories, found, now, repeats)
     rank = {branch.id: number for number, branch in enumerate(histories.branches)}
-    return tuple(
-        sorted(
-            found,
-            key=lambda window: (
-                rank[window.branch] if window.branch else _branch_by_time(histories, window.end),
-                window.end,
-            ),
-        )
-    )
+
+    def order(window: Window) -> tuple[int, datetime]:
+        return rank[window.branch] if window.branch else _branch_by_time(histories, window.end), window.end
+
+    return tuple(sorted(found, key=order))
 
 
 def _branch_by_time(histories: Histories, moment: datetime) -> int:
@@ -397,14 +393,8 @@ def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
     place = place_of(base.position)
     run = histories.run_at(branch.id, place) if branch is not None and place is not None else None
     if branch is None or run is None or not_rolled(base):
-        return Window(
-            base.finished_at,
-            base.finished_at,
-            _why_a_point(histories, base, branch),
-            branch.id if branch else "",
-            base,
-            None,
-        )
+        why, at = _why_a_point(histories, base, branch), base.finished_at
+        return Window(at, at, why, branch.id if branch else "", base, None)
     end, reason = _end(histories, branch, run, now)
     return Window(base.finished_at, max(end, base.finished_at), reason, branch.id, base, run, conditions=run.remarks)
 

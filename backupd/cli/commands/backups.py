@@ -215,15 +215,8 @@ def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
     for decision in decisions.backups:
         backup = decision.backup
         word = "keep" if decision.keep else "deleted" if backup.marked else "EXPIRE"
-        rows.append(
-            (
-                word,
-                backup.id,
-                backup.kind.word,
-                format_time(backup.finished_at)[:16],
-                "; ".join(decision.reasons),
-            )
-        )
+        finished = format_time(backup.finished_at)[:16]
+        rows.append((word, backup.id, backup.kind.word, finished, "; ".join(decision.reasons)))
     screen.table(("", "ID", "KIND", "FINISHED", "WHY"), rows)
     for one in decisions.runs:
         files = one.run.name if not one.run.branch else f"{one.run.name} ({format_size(one.run.bytes)})"

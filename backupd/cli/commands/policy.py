@@ -146,13 +146,8 @@ def show_explanation(screen: Screen, found: Explanation) -> None:
 
 def _decisions(screen: Screen, decisions: Iterable[Decision], zone: ZoneInfo) -> None:
     rows = [
-        [
-            decision.backup.id,
-            str(decision.backup.kind),
-            _time(decision.backup.finished_at, zone),
-            "; ".join(decision.reasons),
-        ]
-        for decision in decisions
+        [one.backup.id, str(one.backup.kind), _time(one.backup.finished_at, zone), "; ".join(one.reasons)]
+        for one in decisions
     ]
     if rows:
         screen.table(["backup", "kind", "finished", "why"], rows)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from policies.lint import explain, when
-from policies.load import load_policy
 from policies.reference import example
+from tests.support.policies import load_policy
 
 
 def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:

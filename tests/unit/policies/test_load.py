@@ -11,10 +11,11 @@ from pydantic import BaseModel
 from backupd.model.errors import ConfigurationError
 from policies.configuration import Configuration
 from policies.fields import Section
-from policies.load import load, load_policy
+from policies.load import load
 from policies.schema import NO_LOGICAL_INCREMENTS, Policy
 from restore.planning.target import parse_target
 from tests.support.catalog.places import CONFIGURATION, POLICY, example_configuration, problems, write
+from tests.support.policies import load_policy
 
 DESIGN_POLICY = """\
 physical: {full: "0 2 * * sun", incremental: "0 2 * * mon-sat"}

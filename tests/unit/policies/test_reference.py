@@ -8,9 +8,10 @@ import pytest
 from backupd.model.errors import NotFoundError
 from policies.document import read_document
 from policies.lint import not_yet_active
-from policies.load import load, load_policy
+from policies.load import load
 from policies.reference import example, example_names, main, policy_schema, reference
 from tests.support.catalog.places import example_configuration, write
+from tests.support.policies import load_policy
 
 
 def test_the_page_in_docs_is_current() -> None:

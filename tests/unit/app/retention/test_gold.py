@@ -14,9 +14,9 @@ from zoneinfo import ZoneInfo
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.load import load_policy
 from policies.schema import Keep
 from tests.support.catalog.histories import stored
+from tests.support.policies import load_policy
 
 ZONE = ZoneInfo("Europe/Berlin")
 FIRST = date(2027, 1, 15)
