@@ -37,6 +37,7 @@ from backupd.process.run_context import RunContext, Stopwatch
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.datadir.occupancy import (
     find_account,
+    find_occupants,
     not_looked_at,
     refuse_nested,
     refuse_non_empty,
@@ -490,12 +491,6 @@ class _Restore:
 def _await_free(datadir: Path, *, seconds: float) -> None:
     """Raises RefusedError when somebody lives in ``datadir`` and does not go away within ``seconds``."""
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            refuse_occupied(datadir)
-        except RefusedError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+    while time.monotonic() < deadline and any(find_occupants(datadir)):
+        time.sleep(0.1)
+    refuse_occupied(datadir)

@@ -134,23 +134,15 @@ class Journal:
 
     def advance(self, session: Session, path: str, position: int, rows: int, digest: str) -> None:
         """``rows`` more came out of the file, up to ``position``."""
-        session.execute(
-            f"UPDATE {self._table} SET position = %s, row_count = row_count + %s, digest = %s "  # noqa: S608
-            "WHERE id = UNHEX(%s)",
-            position,
-            rows,
-            digest,
-            _key(path),
-        )
+        self._update(session, path, "position = %s, row_count = row_count + %s, digest = %s", position, rows, digest)
 
     def set_state(self, session: Session, path: str, state: State, rows: int = 0) -> None:
         """Note ``state`` of the entry ``path``, and ``rows`` as those of the whole entry."""
-        session.execute(
-            f"UPDATE {self._table} SET state = %s, row_count = %s WHERE id = UNHEX(%s)",  # noqa: S608
-            str(state),
-            rows,
-            _key(path),
-        )
+        self._update(session, path, "state = %s, row_count = %s", str(state), rows)
+
+    def _update(self, session: Session, path: str, assignments: str, *values: object) -> None:
+        statement = f"UPDATE {self._table} SET {assignments} WHERE id = UNHEX(%s)"  # noqa: S608
+        session.execute(statement, *values, _key(path))
 
     def forget(self, session: Session, *paths: str) -> None:
         """Remove the entries of ``paths``: their tables are loaded from the beginning next time."""

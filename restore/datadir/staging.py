@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,7 +226,7 @@ class Site:
     def built(self) -> Iterator[Path]:
         """What a restore made in the staging folder; what it remembers comes last."""
         found = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-        yield from (path for path in found if any(fnmatch.fnmatchcase(path.name, name) for name in _BUILT))
+        yield from (path for path in found if fits(path.name, _BUILT))
         yield from (path for path in found if path.name in (_STATE, f"{_STATE}.new"))
 
     def refuse_moved(self) -> None:
@@ -239,10 +239,15 @@ class Site:
             )
 
 
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Is a file of this ``name`` one of those that the ``patterns`` mean?"""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def reserved(folder: Path) -> str:
     """Why backupd itself may remove what lies in ``folder``, or take it for a part of another restore; "" where it may
     not."""
-    if any(fnmatch.fnmatchcase(folder.name, name) for name in _RESERVED):
+    if fits(folder.name, _RESERVED):
         return f"the name {folder.name} is reserved for restores"
     try:
         return f"{folder / _STATE} is there" if read_document(folder / _STATE) is not None else ""

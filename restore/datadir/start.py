@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import fnmatch
 import os
 import re
 import shutil
@@ -39,7 +38,7 @@ from backupd.process.pipeline import run
 from backupd.process.run_context import RunContext
 from backupd.process.runtime import runtime_directory
 from restore.datadir.occupancy import FOLDER_MODE, Account, find_account, hand_over, refuse_non_empty
-from restore.datadir.staging import MARKER, Site, State, read_marker, sync_filesystem, write_marker, write_state
+from restore.datadir.staging import MARKER, Site, State, fits, read_marker, sync_filesystem, write_marker, write_state
 
 _CLOSED = 0o700
 _REDO = ("ib_logfile*", "#innodb_redo", "#ib_redo*")
@@ -56,7 +55,7 @@ def close_datadir(site: Site) -> None:
 def remove_leftovers(folder: Path, patterns: Sequence[str]) -> None:
     """Remove the files (never folders: a schema may bear any name) at the top of ``folder`` that match."""
     for path in folder.iterdir():
-        if path.is_file() and not path.is_symlink() and any(fnmatch.fnmatchcase(path.name, p) for p in patterns):
+        if path.is_file() and not path.is_symlink() and fits(path.name, patterns):
             path.unlink()
 
 
@@ -148,15 +147,7 @@ def _rename(site: Site) -> None:
 
 def _in_order(names: Iterable[str]) -> list[str]:
     """Redo first, system tablespace last, the marker after everything."""
-
-    def rank(name: str) -> int:
-        if name == MARKER:
-            return 3
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _SYSTEM):
-            return 2
-        return 0 if any(fnmatch.fnmatchcase(name, pattern) for pattern in _REDO) else 1
-
-    return sorted(names, key=lambda name: (rank(name), name))
+    return sorted(names, key=lambda name: (name == MARKER, fits(name, _SYSTEM), not fits(name, _REDO), name))
 
 
 def _move_all(site: Site, state: State, account: Account) -> None:

@@ -10,7 +10,6 @@ binary logs (``LOGS`` of the model). The base is read while what comes after it 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import tempfile
 import unicodedata
@@ -43,7 +42,7 @@ from backupd.transfer.leases import Pin
 from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import load_body, load_header
 from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_too_small
-from restore.datadir.staging import Site
+from restore.datadir.staging import Site, fits
 from storage.destination import Destination
 
 T = TypeVar("T")
@@ -397,12 +396,7 @@ def find_programs(facts: BodyFacts, *, start: bool, paths: Mapping[str, str] = N
 def need_of(chain: Sequence[Loaded]) -> Need:
     """The room that restoring ``chain`` takes."""
     info = chain[-1].body.facts.server
-    redo_applied = sum(
-        entry.size
-        for loaded in chain
-        for entry in loaded.body.entries
-        if any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in _REDO)
-    )
+    redo_applied = sum(entry.size for loaded in chain for entry in loaded.body.entries if fits(entry.path, _REDO))
     return measure(
         [(loaded.body.entries, {item.name: item for item in loaded.header.objects}) for loaded in chain],
         redo_applied=redo_applied,

@@ -105,15 +105,11 @@ def _files(server: str, leg: ReplayLeg) -> list[_File]:
     if before is None:
         return []
     stop = leg.stop
-    if _number(stop.file) != before.number or before.end < stop.pos:
+    if int(stop.file.rpartition(".")[2]) != before.number or before.end < stop.pos:
         raise _hole(
             server, f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end"
         )
     return [*found[:-1], _File(found[-1].segments, stop.pos)]
-
-
-def _number(file: str) -> int:
-    return int(file.rpartition(".")[2])
 
 
 def _hole(server: str, after: str, before: str) -> RefusedError:

@@ -237,23 +237,20 @@ def _number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 
-def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
-    """Options of a copy that logs with events of ``server_ids`` can be replayed onto, in parallel by ``workers`` (0: as
-    this machine can). ``replay_config`` sets them, and what is no option of the server."""
+def _replay_options(info: ServerInfo, workers: int) -> Options:
+    """Options of a copy that logs can be replayed onto, in parallel by ``workers`` (0: as this machine can)."""
     cores = os.cpu_count() or 1
-    number = str(workers or min(_MOST_THREADS, cores))
     if info.flavour is Flavour.MARIADB:
         # It runs transactions side by side that may turn out to be in each other's way: with few cores that costs more
         # than it gains (2 cores, 30,000 transactions: 3.6 s with one worker, 5.0 with two, 5.9 with four).
         number = str(workers or min(_MOST_THREADS, max(1, cores // 2)))
-        return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
+        return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number}
+    number = str(workers or min(_MOST_THREADS, cores))
     ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
-    old = {} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57
     return {
         **_ALWAYS,
         **_MYSQL,
-        **old,
-        "server_id": str(_own_id(server_ids)),
+        **({} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57),
         "loose_slave_parallel_workers": number,
         "loose_replica_parallel_workers": number,
         "loose_slave_preserve_commit_order": ordered,
@@ -264,23 +261,18 @@ def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) ->
 def replay_config(
     config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int, *, since: datetime, until: datetime
 ) -> ServerConfig:
-    """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, its
-    accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped, and the time
-    zone that the source had when it wrote them, from ``since`` to ``until``."""
-    options = dict(replay_options(info, server_ids, workers))
+    """``config`` changed so that logs can be replayed: a server id that occurs in no event, its accounts known (GRANT
+    and CREATE EVENT must work), one of ours among them until the server is stopped, and the time zone that the source
+    had when it wrote them, from ``since`` to ``until``."""
+    numbers = iter(lambda: secrets.randbelow(2**31) + 2**30, 0)
     return replace(
         config,
         skip_grants=False,
         own_account=True,
-        server_id=int(options.pop("server_id") or 0),
-        options={**config.options, **options},
+        server_id=next(number for number in numbers if number not in server_ids),
+        options={**config.options, **_replay_options(info, workers)},
         zone=zone_of(info.variables, since, until),
     )
-
-
-def _own_id(server_ids: Sequence[int]) -> int:
-    taken = set(server_ids)
-    return next(number for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0) if number not in taken)
 
 
 @dataclass(frozen=True, slots=True)

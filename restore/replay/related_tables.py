@@ -352,9 +352,9 @@ def _names_in(text: str, schema: str) -> Iterator[TableName]:
     for at, token in enumerate(tokens[:-1]):
         behind = token.word in {"INTO", "UPDATE", "FROM", "JOIN"}
         if behind and tokens[at + 1].name and tokens[at + 1].word not in {"SELECT", "ON", "OR", "NEW", "OLD"}:
-            name = tokens[at + 1].text, ""
+            name = tokens[at + 1].text
             dotted = at + 3 < len(tokens) and tokens[at + 2].word == "." and tokens[at + 3].name
-            yield TableName(name[0], tokens[at + 3].text) if dotted else TableName(schema, name[0])
+            yield TableName(name, tokens[at + 3].text) if dotted else TableName(schema, name)
 
 
 class _Fates:

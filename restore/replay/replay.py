@@ -78,7 +78,12 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
     in_table = dialect.has_events_in_table
     with server.connection.connect() as session:
         _refuse_own_id(session, found, leg.server_ids)
-        warnings = [*_set_zone(session, leg.info, server.config.zone), *_unlike_the_source(found, leg.method)]
+        warnings = [*_set_zone(session, leg.info, server.config.zone)]
+        if found.by_statement and leg.method is ReplayMethod.APPLIER:
+            warnings.append(
+                "the logs hold data changes in STATEMENT format, which must run in order: replayed without parallel "
+                "workers"
+            )
         had = event_states.read_events(session, in_table=in_table)
         events = (
             had if leg.tables else event_states.after(had, found.statements, folds=event_states.folds_schemas(session))
@@ -213,13 +218,6 @@ def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
             )
         else:
             session.execute("SET GLOBAL time_zone = %s", name)
-
-
-def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
-    if found.by_statement and method is ReplayMethod.APPLIER:
-        yield (
-            "the logs hold data changes in STATEMENT format, which must run in order: replayed without parallel workers"
-        )
 
 
 def _ran_until(leg: Leg) -> datetime | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.dialect import FIRST_FOR_TABLES
 from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
@@ -28,7 +30,6 @@ from restore.replay.private_replay import RolledForward
 from restore.tables.row_difference import SAMPLE, TableDifference
 
 ROWS, TABLESPACE = "rows", "tablespace"
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,95 +88,64 @@ class RestoredTable:
             "rows": self.rows,
             "how": self.how,
             "aside": self.aside.shown if self.aside else None,
-            "difference": difference_json(self.difference) if self.difference else None,
+            "difference": self.difference.as_json() if self.difference else None,
             "trouble": self.trouble or None,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class TablesOutcome:
+class TablesOutcome(Document):
     """``into``: the server that got them, "" for SQL files in ``folder``; ``way``: logical or physical; ``position``:
     the place that they are of; ``done``: whether anything was handed over (a mere comparison ends without);
     ``objects``: what became of all else that whole schemas hold; ``inexact``: rows may be others than the source
     had."""
 
-    restore_id: str
+    restore_id: str = field(metadata=json_key("id"))
     server: str
-    into: str
+    into: str = field(metadata=json_key(or_null=True))
     target: str
     way: str
-    backup_id: str
+    backup_id: str = field(metadata=json_key("backup"))
     position: Position
-    phases: tuple[Phase, ...]
-    tables: tuple[RestoredTable, ...]
+    phases: tuple[Phase, ...] = field(metadata=json_key(after="objects"))
+    tables: tuple[RestoredTable, ...] = field(metadata=json_key(after="replay"))
     done: bool
     folder: Path | None = None
     replay: RolledForward | None = None
-    handed_over: CutOverResult | None = None
+    handed_over: CutOverResult | None = field(default=None, metadata=HIDDEN)
     objects: SchemaObjects = field(default_factory=SchemaObjects)
     warnings: tuple[str, ...] = ()
-    inexact: bool = False
+    inexact: bool = field(default=False, metadata=HIDDEN)
 
     @property
     def is_good(self) -> bool:
         """Is every table there, and all else that was to come, and did no row lose its parent?"""
-        lost = self.handed_over.orphans if self.handed_over else ()
-        return not lost and not self.objects.failed and not any(table.trouble for table in self.tables)
+        return not (self.orphans or self.objects.failed or any(table.trouble for table in self.tables))
 
-    def as_json(self) -> dict[str, Any]:
-        """The JSON of ``backupd restore --tables``."""
-        moved = self.handed_over
-        return {
-            "id": self.restore_id,
-            "server": self.server,
-            "into": self.into or None,
-            "target": self.target,
-            "outcome": "inexact" if self.inexact else "restored",
-            "way": self.way,
-            "backup": self.backup_id,
-            "position": self.position.as_json(),
-            "done": self.done,
-            "folder": str(self.folder) if self.folder else None,
-            "replay": self.replay.as_json() if self.replay else None,
-            "tables": [table.as_json() for table in self.tables],
-            "orphans": list(moved.orphans) if moved else [],
-            "saved": [
-                {"table": one.table.shown, "aside": one.aside.shown, "script": one.script}
-                for one in (moved.saved if moved else ())
-            ],
-            "objects": self.objects.as_json(),
-            "phases": [phase.as_json() for phase in self.phases],
-            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
-            "warnings": list(self.warnings),
-        }
+    @property
+    @computed(after="target")
+    def outcome(self) -> str:
+        """``restored``, or ``inexact``: they may hold other rows than the source had."""
+        return "inexact" if self.inexact else "restored"
 
+    @property
+    @computed(after="tables")
+    def orphans(self) -> tuple[str, ...]:
+        """Rows that lost their parents, in words."""
+        return self.handed_over.orphans if self.handed_over else ()
 
-def difference_json(found: TableDifference) -> dict[str, Any]:
-    """How a restored table differs from the live one."""
-    keys = found.keys
-    return {
-        "live": found.live.shown,
-        "comparable": found.comparable,
-        "why_not": found.why_not or None,
-        "restored_rows": found.staged_rows,
-        "live_rows": found.live_rows,
-        "missing": found.missing,
-        "added": found.added,
-        "changed": found.changed,
-        "key": list(keys.columns),
-        "samples": {
-            name: [[_shown(value) for value in key] for key in sample[:_SHOWN]]
-            for name, sample in (("missing", keys.missing), ("added", keys.added), ("changed", keys.changed))
-        },
-        "columns_differ": list(found.columns_differ),
-        "definition_differs": list(found.definition_differs),
-        "remarks": list(found.remarks),
-        "same": found.same,
-    }
+    @property
+    @computed(after="orphans")
+    def saved(self) -> list[dict[str, str]]:
+        """Scripts that give the tables which were renamed aside what they lost."""
+        saved = self.handed_over.saved if self.handed_over else ()
+        return [{"table": one.table.shown, "aside": one.aside.shown, "script": one.script} for one in saved]
 
-
-def _shown(value: object) -> str:
-    return value.hex() if isinstance(value, (bytes, bytearray)) else str(value)
+    @property
+    @computed(after="phases", digits=3)
+    def seconds(self) -> float:
+        """Sum of the phases."""
+        return sum(phase.seconds for phase in self.phases)
 
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"
@@ -223,7 +193,7 @@ def remarks_on(session: Session, server: str) -> Iterator[str]:
 def unknown_to(session: Session, definitions: Iterable[TableDefinition]) -> Mapping[TableName, str]:
     """The tables that the server cannot make for want of an engine or a collation, and why. Raises ServerError."""
     engines = {str(name).upper() for (name,) in session.query(_ENGINES)}
-    known: dict[str, bool] = {}
+    knows = cache(partial(_knows, session))
     found = {}
     for definition in definitions:
         if definition.engine and definition.engine.upper() not in engines:
@@ -232,15 +202,12 @@ def unknown_to(session: Session, definitions: Iterable[TableDefinition]) -> Mapp
                 "table as SQL files (--sql)"
             )
             continue
-        for collation in _collations(definition.create):
-            if collation not in known:
-                known[collation] = _knows(session, collation)
-            if not known[collation]:
-                found[definition.name] = (
-                    f"the server does not know the collation {collation}: restore the table into "
-                    "a server that does, or write it as SQL files (--sql) and change them"
-                )
-                break
+        unknown = next((name for name in _collations(definition.create) if not knows(name)), "")
+        if unknown:
+            found[definition.name] = (
+                f"the server does not know the collation {unknown}: restore the table into "
+                "a server that does, or write it as SQL files (--sql) and change them"
+            )
     return found
 
 

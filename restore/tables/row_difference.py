@@ -20,6 +20,7 @@ from typing import Any
 from backupd.engine.dump.insert_files import SHAPES
 from backupd.engine.server.definitions import Definitions, TableDefinition, read_tables
 from backupd.engine.sql.client import Connection, Session
+from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory
@@ -36,10 +37,15 @@ SELECT INDEX_NAME, COLUMN_NAME, SUB_PART IS NOT NULL FROM information_schema.STA
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0
 ORDER BY INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX
 """
-_NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "bit", "year"})
-_FLOATS = frozenset({"double", "float"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"})
-_BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+_CLASSES: Mapping[str, str] = {
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "bit", "year"), "number"),
+    **dict.fromkeys(("double", "float"), "float"),
+    **dict.fromkeys(_TEXTS, "text"),
+    **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "bytes"),
+    **dict.fromkeys(SHAPES, "shape"),
+}
+"""Kinds whose values can be compared with each other; each of the others with itself alone."""
 
 SAMPLE = 20
 """Keys that are shown of rows that are missing, of added ones and of changed ones, unless somebody wants more."""
@@ -215,16 +221,7 @@ def _common_key(
 
 
 def _class(of: Field) -> str:
-    for word, kinds in (
-        ("number", _NUMBERS),
-        ("float", _FLOATS),
-        ("text", _TEXTS),
-        ("bytes", _BYTES),
-        ("shape", SHAPES),
-    ):
-        if of.kind in kinds:
-            return word
-    return of.kind
+    return _CLASSES.get(of.kind, of.kind)
 
 
 def _told(of: Field) -> str:
@@ -253,28 +250,45 @@ class Keys:
     added: tuple[tuple[Any, ...], ...] = ()
     changed: tuple[tuple[Any, ...], ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Keys: key, samples; of the keys just some, as text."""
+        samples = {"missing": self.missing, "added": self.added, "changed": self.changed}
+        shown = {name: [list(map(_shown, key)) for key in keys[:SAMPLE]] for name, keys in samples.items()}
+        return {"key": list(self.columns), "samples": shown}
+
+
+def _shown(value: object) -> str:
+    return value.hex() if isinstance(value, (bytes, bytearray)) else str(value)
+
 
 @dataclass(frozen=True, slots=True)
-class TableDifference:
+class TableDifference(Document):
     """Rows that are in the restored table only (``missing`` from the live one), in the live one only (``added`` since),
     in both with other values (``changed``; without a key these are missing and added). ``comparable`` False:
     ``why_not`` says why, and the numbers mean nothing. ``columns_differ``: in words; only what both store is compared.
     ``definition_differs``: likewise, all else of the definitions. ``remarks``: on how the rows were compared."""
 
-    live: TableName
-    staged_rows: int = 0
+    live: TableName = field(metadata=HIDDEN)
+    staged_rows: int = field(default=0, metadata=json_key("restored_rows"))
     live_rows: int = 0
     missing: int = 0
     added: int = 0
     changed: int = 0
-    keys: Keys = Keys()
-    comparable: bool = True
-    why_not: str = ""
+    keys: Keys = field(default=Keys(), metadata=json_key(inline=True))
+    comparable: bool = field(default=True, metadata=json_key(after=""))
+    why_not: str = field(default="", metadata=json_key(or_null=True, after="comparable"))
     columns_differ: tuple[str, ...] = ()
     definition_differs: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
+    @computed("live", after="")
+    def live_name(self) -> str:
+        """The live table, for people."""
+        return self.live.shown
+
+    @property
+    @computed()
     def same(self) -> bool:
         """Are rows and definitions?"""
         return (

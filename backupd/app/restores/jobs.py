@@ -202,11 +202,10 @@ def _queue(
 def _trouble(outcome: Outcome) -> str:
     if isinstance(outcome, RestoreOutcome):
         return "\n".join(f"{check.name}: {check.detail}" for check in outcome.checks if check.outcome == "failed")
-    lost = outcome.handed_over.orphans if outcome.handed_over else ()
     return "\n".join(
         [
             *(f"{one.goal.source.shown}: {one.trouble}" for one in outcome.tables if one.trouble),
-            *lost,
+            *outcome.orphans,
             *(f"{one['kind']} {one['name']}: {one['why']}" for one in outcome.objects.as_json()["failed"]),
         ]
     )

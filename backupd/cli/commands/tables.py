@@ -145,7 +145,7 @@ def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, ke
 
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:
-            typer.echo(difference_text(_document(difference), keys or _SHOWN), err=True)
+            typer.echo(difference_text(difference.as_json(), keys or _SHOWN), err=True)
         return bool(
             typer.prompt(
                 f"The listed tables on {into} will be replaced; backupd keeps them under new names. "
@@ -275,12 +275,6 @@ def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
             lines.append(f"  {name}, by {'/'.join(found['key'])}: {keys}{more}")
     lines += [f"  {line}" for line in (*found["remarks"], *found["columns_differ"], *found["definition_differs"])]
     return "\n".join(lines)
-
-
-def _document(difference: TableDifference) -> dict[str, Any]:
-    from restore.tables.outcome import difference_json
-
-    return difference_json(difference)
 
 
 def show_table_plan(screen: Screen, plan: TablePlan) -> None:
