@@ -53,7 +53,7 @@ class Doorkeeper(Layer):
                 actor, session = await _identified(request)
                 state.update(actor=actor, session=session, csrf=session.csrf if session else "")
             if path.startswith(API) and state["actor"] is None:
-                raise UnauthenticatedError("this needs a token", hint=_ASK)
+                raise UnauthenticatedError("a token is required", hint=_ASK)
         except BackupdError as error:
             await answer(request, *problem(error))(scope, receive, send)
             return
@@ -70,7 +70,7 @@ async def _identified(request: HTTPConnection) -> tuple[Actor | None, Session | 
             raise UnauthenticatedError("only bearer tokens are understood", hint=_ASK)
         return await run_in_threadpool(by_token, site, secret.strip(), address), None
     if request.scope["method"] in _CHANGING and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise ForbiddenError("cross-site request rejected", hint="do it on backupd's own page")
+        raise ForbiddenError("cross-site request rejected", hint="repeat it on backupd's own page")
     cookie = cookie_of(request)
     if not cookie:
         return None, None
@@ -210,7 +210,7 @@ def current_actor(request: Request) -> Actor:
     """Raises UnauthenticatedError where nobody is known."""
     actor: Actor | None = request.state.actor
     if actor is None:
-        raise UnauthenticatedError("this needs a token", hint=_ASK)
+        raise UnauthenticatedError("a token is required", hint=_ASK)
     return actor
 
 

@@ -102,7 +102,7 @@ class Broadcaster:
         news = CatalogChanges(self._wiring) if self._thread is None else None
         with self._lock:
             if self._closed:
-                raise RefusedError("the service stops", hint="connect again in a moment")
+                raise RefusedError("the service stops", hint="reconnect in a moment")
             if len(self._listeners) >= MOST:
                 raise RefusedError(f"{MOST} listen to events already", hint="close connections that nobody reads")
             token = listener.wanted.actor.token_id

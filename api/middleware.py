@@ -91,7 +91,7 @@ class Hosts(Layer):
             "misdirected-request",
             421,
             "the Host header names another host",
-            hint="call it by its address, or set api.url in the configuration to the name that people use",
+            hint="use its address, or set api.url in the configuration to the name that people use",
         )
         await JSONResponse(told, 421, media_type=MEDIA_TYPE)(scope, receive, send)
 
@@ -139,7 +139,7 @@ class Turns:
     def one(self, what: str) -> Iterator[None]:
         """Raises TooManyError. ``what``: is being done for others, in words."""
         if not self._free.acquire(blocking=False):
-            raise TooManyError(f"{what} for others just now", BUSY_SECONDS, hint="ask again in a moment")
+            raise TooManyError(f"{what} for others just now", BUSY_SECONDS, hint="repeat the request in a moment")
         try:
             yield
         finally:
@@ -185,7 +185,7 @@ class Limits(Layer):
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                trouble = (408, "request-timeout", f"the request did not come within {self._sending:g} seconds")
+                trouble = (408, "request-timeout", f"the request was not complete after {self._sending:g} seconds")
                 return {"type": "http.disconnect"}
             size += len(message.get("body", b""))
             whole = not message.get("more_body", False)
@@ -298,13 +298,13 @@ def _again(earlier: Asked, digest: str) -> Response:
     if earlier.status is None:
         raise BusyError(
             "the first request with this Idempotency-Key is still being worked on",
-            hint="ask again later; when it stays so, the service ended meanwhile: see in GET /v1/jobs "
-            "whether it was done, and use a new key",
+            hint="repeat it later; if the answer stays the same, the service was stopped meanwhile: check GET /v1/jobs "
+            "for its job, and use a new key",
         )
     if not earlier.headers:
         raise RefusedError(
-            "this was done, and its answer held a secret that is told only once",
-            hint="if it got lost, revoke the token and make another one with a new key",
+            "the request succeeded, and its answer contained a secret that is shown only once",
+            hint="if it is lost, revoke the token and create another one with a new key",
         )
     return Response(earlier.body, earlier.status, {**earlier.headers, "Idempotency-Replayed": "true"})
 

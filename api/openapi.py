@@ -20,13 +20,13 @@ _PROBLEMS = {
     401: "The bearer token is missing, expired or revoked.",
     403: "The role does not suffice.",
     404: "The resource does not exist, or the token has no access to it.",
-    422: "Something is wrong with the request.",
+    422: "The request is invalid.",
     429: "Too many wrong tokens; `Retry-After` says how long to wait.",
     502: "A server, a tool or a destination failed.",
     503: "The catalog does not answer.",
 }
 _PROBLEMS_OF_CHANGES = {
-    400: "The body is no text.",
+    400: "The body is not text.",
     409: "Conflict: a retention rule, a hold or another running operation prevents the request.",
     413: "The request is too long.",
 }

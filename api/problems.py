@@ -171,11 +171,11 @@ def _of_http(request: Request, error: Exception) -> Response:
     kind = status.phrase.lower().replace(" ", "-")
     message = {
         404: f"there is nothing at {request.url.path}",
-        405: f"{request.method} is not done at {request.url.path}",
+        405: f"{request.method} is not supported at {request.url.path}",
     }.get(status, str(error.detail))
     hint = {
-        404: "/docs lists what there is",
-        405: "/docs lists what there is",
+        404: "/docs lists every request",
+        405: "/docs lists every request",
         400: "/docs describes each request, with an example",
     }.get(status, "")
     detail = "it is nested too deeply" if isinstance(error.__cause__, RecursionError) else ""
@@ -220,6 +220,6 @@ class Unforeseen(Layer):
                 "internal",
                 500,
                 f"internal error {number}",
-                hint=f"report this, with what the service's log says of {number}",
+                hint=f"report this with the lines of the service's log about {number}",
             )
             await JSONResponse(told, 500, media_type=MEDIA_TYPE)(scope, receive, sending)

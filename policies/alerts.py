@@ -64,7 +64,7 @@ class Email(Section):
         examples=["required"],
     )
     ca_file: LocalPath | None = optional(
-        description="A file of the certificates to trust for it, instead of the usual.",
+        description="PEM file with the CA certificates to trust instead of the system's.",
         examples=["/etc/backupd/mail-ca.pem"],
     )
     timeout: Duration = written("30s", description="How long the mail server may take for one answer.")

@@ -92,8 +92,7 @@ class Api(Section):
         "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"]
     )
     tls: Tls | None = optional(
-        description="Without it connections are in the clear, which `check` warns of where "
-        "others than this host can connect.",
+        description="Without it connections are not encrypted; `check` warns if other hosts can connect.",
     )
     url: Words | None = optional(
         description="The address that people reach it at, for the links in mails; by "
@@ -130,7 +129,7 @@ class TierPrice(Section):
     """What one tier of one storage class takes."""
 
     hours: Annotated[float, Field(gt=0, le=1000)] = Field(
-        description="The longest that it takes until the objects can be read.", examples=[12]
+        description="Maximum time until the objects can be read.", examples=[12]
     )
     per_gib: Amount = Field(0, description="For each GiB.", examples=[0.02])
     per_1000_requests: Amount = Field(0, description="For each thousand objects.", examples=[0.1])
@@ -189,9 +188,7 @@ class PriceTable(Section):
 
     currency: Words = Field("USD", description="Currency of the prices.", examples=["EUR"])
     dated: date = Field(date(2025, 1, 1), description="Date of the prices. Plans display it.", examples=["2026-01-31"])
-    copy_per_gib_month: Amount = Field(
-        0.023, description="What a thawed copy costs while it is there, each GiB for a month.", examples=[0.023]
-    )
+    copy_per_gib_month: Amount = Field(0.023, description="Price of a thawed copy per GiB and month.", examples=[0.023])
     classes: dict[StorageClass, ClassPrice] = Field(
         default_factory=dict,
         examples=[{"DEEP_ARCHIVE": {"minimum_days": 180}}],
@@ -218,7 +215,7 @@ class Archive(Section):
     )
     days: int = Field(7, ge=1, le=365, description="For how many days what was thawed stays readable.", examples=[7])
     requests_per_second: int = written(50, ge=1, le=1000, description="Maximum number of thaw requests per second.")
-    prices: PriceTable = section(PriceTable, "What thawing costs, and for how long a class has to be paid for.")
+    prices: PriceTable = section(PriceTable, "Prices of thaws and minimum storage durations.")
 
 
 def _catalog(text: object, info: ValidationInfo) -> str:
@@ -354,7 +351,7 @@ class S3Destination(S3Config):
     )
 
     ca_file: LocalPath | None = optional(
-        description="A file of the certificates to trust for it, instead of the usual.",
+        description="PEM file with the CA certificates to trust instead of the system's.",
         examples=["/etc/backupd/s3-ca.pem"],
     )
     credentials_file: LocalPath | None = optional(
@@ -452,7 +449,7 @@ class Retention(Section):
 
 
 class Concurrency(Section):
-    """How much runs at once. Of one server, one backup runs at a time whatever is written here."""
+    """Maximum numbers of concurrent jobs. Of one server, one backup runs at a time whatever is written here."""
 
     jobs: int = Field(4, ge=1, le=256, description="Jobs of any kind.", examples=[4])
     per_server: int = Field(1, ge=1, le=16, description="Jobs of one server.", examples=[1])
@@ -465,16 +462,14 @@ class Scratch(Section):
     path: LocalPath = written(
         "/var/lib/backupd/scratch", description="The folder. The database's user must be able to enter it."
     )
-    max_bytes: Size | None = optional(
-        description="The most room that it may take; by default what is free.", examples=["500GiB"]
-    )
+    max_bytes: Size | None = optional(description="Maximum size. Default: the free space.", examples=["500GiB"])
     memory: Size = written(
         "1GiB", description="The most memory for preparing and for the scratch server.", examples=["2GiB"]
     )
 
 
 class Restore(Section):
-    """What restores need. A machine that only takes backups does not have it, and should not."""
+    """Settings of restores. A machine that only takes backups does not have it, and should not."""
 
     refused: ClassVar = {"passphrase": KEPT_IN_FILE.format("passphrase_file")}
 
@@ -533,12 +528,12 @@ class Configuration(Section):
     servers: dict[Name, Server] = Field(description="The database servers, by name.")
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
-    restore: Restore | None = optional(description="What restores need.")
+    restore: Restore | None = optional(description="Settings of restores.")
     timezone: TimeZone = Field(
         "UTC", description="The time zone of schedules, where a policy names none.", examples=["Europe/Berlin"]
     )
-    concurrency: Concurrency = section(Concurrency, "How much runs at once.")
-    retention: Retention = section(Retention, "How deleting by rule is kept within bounds.")
+    concurrency: Concurrency = section(Concurrency, "Maximum numbers of concurrent jobs.")
+    retention: Retention = section(Retention, "Limits on deletions by retention rules.")
     archive: Archive = section(Archive, "Objects in archive classes, which have to be thawed before they can be read.")
     alerts: Alerts = section(Alerts, "Alert channels and recipients.")
     api: Api = section(Api, "The REST interface.")

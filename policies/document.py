@@ -391,7 +391,9 @@ def limited(problems: Iterator[Problem], file: Path) -> list[Problem]:
     """The first of them, and that there are more; those are not even made."""
     first = list(islice(problems, MAX_PROBLEMS))
     if next(problems, None) is not None:
-        first.append(Problem(str(file), None, "", f"has more problems than the first {MAX_PROBLEMS}: mend these first"))
+        first.append(
+            Problem(str(file), None, "", f"has more problems than the first {MAX_PROBLEMS}: correct these first")
+        )
     return first
 
 

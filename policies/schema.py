@@ -168,7 +168,7 @@ class Logical(Section):
         4,
         ge=1,
         le=64,
-        description="The most tables that a program reads at once; where there is little to read, it reads fewer. A "
+        description="Maximum number of tables that a program reads in parallel; small dumps use fewer. A "
         "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.",
     )
     chunk: Size = written(
@@ -254,7 +254,7 @@ class Destinations(Section):
     """Names of destinations from the configuration."""
 
     required: tuple[Name, ...] = Field(
-        min_length=1, description="A backup succeeds only when it is at all of these.", examples=[["local"]]
+        min_length=1, description="A backup succeeds only when it is stored at all of these.", examples=[["local"]]
     )
     others: tuple[Name, ...] = Field(
         (), description="It is copied to these afterwards.", examples=[["offsite", "vault"]]
@@ -293,7 +293,7 @@ class Timing(Section):
 class Retry(Section):
     """What happens after a failure that may pass by itself."""
 
-    attempts: int = Field(3, ge=1, le=20, description="How often a run is tried in all.", examples=[3])
+    attempts: int = Field(3, ge=1, le=20, description="Maximum number of attempts per run.", examples=[3])
     pause: Duration = written(
         "5m",
         le=LONGEST_WAIT,
@@ -478,23 +478,23 @@ class Policy(Section):
     retention: dict[Name, Keep] = Field(
         default_factory=dict, description="What each destination keeps. One that is not named here keeps everything."
     )
-    objectives: Objectives = section(Objectives, "What restores are measured against.")
+    objectives: Objectives = section(Objectives, "Recovery objectives.")
     test_restore: TestRestore | None = optional(description="How backups are proved.")
     verify: Verify | None = optional(description="How stored objects are read again.")
-    protection: Protection = section(Protection, "What counts as protected.")
+    protection: Protection = section(Protection, "Conditions of a protected backup.")
     signed: bool | None = optional(
         examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
         "signed with encryption.signing_key, and backupd rejects unsigned or altered ones. Default: true "
         "if encryption.signing_key is set.",
     )
-    timing: Timing = section(Timing, "What holds for all schedules.")
-    retry: Retry = section(Retry, "What happens after a failure.")
+    timing: Timing = section(Timing, "Settings for all schedules.")
+    retry: Retry = section(Retry, "Retries after a failure.")
     hooks: Hooks | None = optional(
         description="Commands that take the server out of rotation before a backup and return it afterwards."
     )
-    limits: Limits = section(Limits, "What backups may take from the server.")
-    witness: Witness = section(Witness, "What restored tables are compared with.")
+    limits: Limits = section(Limits, "Limits on the load of backups on the server.")
+    witness: Witness = section(Witness, "Checksums of the source that restored tables are compared with.")
 
     @model_validator(mode="after")
     def _does_something(self) -> Policy:

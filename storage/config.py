@@ -33,8 +33,8 @@ class Place(BaseModel):
     off_site: bool | None = Field(
         None,
         examples=[True],
-        description="Whether it survives the loss of the building that the servers are in. By default folders do not, "
-        "and everything else does.",
+        description="Whether the destination is at another site than the servers. Default: false for folders, true for "
+        "the other types.",
     )
     max_upload: Rate | None = Field(
         None,
@@ -43,7 +43,7 @@ class Place(BaseModel):
     )
     max_download: Rate | None = Field(
         None,
-        description="The most bytes a second that are read from there, by all that this host does together.",
+        description="Maximum download rate in bytes per second, shared by all jobs of this host.",
         examples=["50MB"],
     )
 
@@ -110,20 +110,20 @@ class S3Config(Place):
         description="The bucket.", examples=["acme-backups"]
     )
     prefix: Annotated[str, Field(pattern=r"^[^/\s].*[^/]$|^[^/\s]?$")] = Field(
-        "", description="What all keys begin with; a slash is put after it.", examples=["prod"]
+        "", description="Prefix of all keys; backupd appends a slash.", examples=["prod"]
     )
     storage_class: StorageClass = Field(
         "STANDARD", description="The storage class of the objects of backups.", examples=["STANDARD_IA"]
     )
     binlog_storage_class: StorageClass = Field(
         "STANDARD",
-        description="The storage class of archived binary logs that are complete. Pieces of one that still "
-        "grows are replaced soon and are always STANDARD.",
+        description="The storage class of archived binary logs that are complete. Pieces of a growing log are replaced "
+        "soon and always use STANDARD.",
         examples=["STANDARD_IA"],
     )
     region: str | None = Field(None, description="The region.", examples=["eu-central-1"])
     endpoint_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = Field(
-        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"]
+        None, description="URL of an S3-compatible server. Default: AWS.", examples=["https://s3.example.com"]
     )
     addressing: Literal["auto", "path", "virtual"] = Field(
         "auto",
@@ -149,7 +149,11 @@ class S3Config(Place):
         examples=["governance"],
     )
     lock_days: int | None = Field(
-        None, ge=1, le=36500, examples=[14], description="For how long, counted from the last backup that needs it."
+        None,
+        ge=1,
+        le=36500,
+        examples=[14],
+        description="Days of the lock, counted from the last backup that needs the object.",
     )
     capacity: Annotated[int, BeforeValidator(_size), Field(ge=1)] | None = Field(
         None,
@@ -185,9 +189,9 @@ class S3Config(Place):
         if self.kms_key is not None and self.server_side_encryption != "aws:kms":
             raise ValueError("kms_key needs server_side_encryption: aws:kms")
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*[a-z0-9]", self.bucket):
-            raise ValueError(f"{self.bucket!r} is no name of a bucket: small letters, digits, dots and dashes")
+            raise ValueError(f"{self.bucket!r} is not a bucket name: lower-case letters, digits, dots and dashes")
         if ".." in self.prefix.split("/") or "//" in self.prefix or not self.prefix.isprintable():
-            raise ValueError(f"{self.prefix!r} cannot be the beginning of keys")
+            raise ValueError(f"{self.prefix!r} cannot be a prefix of keys")
         return self
 
 
@@ -208,7 +212,7 @@ class SftpConfig(Place):
     @classmethod
     def _plain(cls, text: str) -> str:
         if not text.isprintable() or text.startswith("-") or ".." in text.split("/"):
-            raise ValueError("must be printable, not begin with a dash, and go up nowhere")
+            raise ValueError("must be printable, must not begin with a dash and must not contain '..'")
         return text
 
     @property

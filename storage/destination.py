@@ -351,7 +351,7 @@ def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:
         raise DamagedError(
             f"{where} is damaged",
             [f"{where}: it has more than {limit} bytes"],
-            hint="no such document of ours is that large; another destination's copy of it is as good",
+            hint="no valid document is that large; use another destination's copy",
         )
     return content
 
@@ -392,7 +392,7 @@ def new_marker(now: datetime, *, links: bool) -> bytes:
 def not_empty(where: str, strangers: Sequence[str], hint: str) -> RefusedError:
     """Why the folder or bucket ``where``, which holds ``strangers``, cannot become a repository."""
     return RefusedError(
-        f"{where} is not empty and is no destination of ours",
+        f"{where} is not empty and is not a backupd destination",
         detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
         hint=hint,
     )

@@ -46,8 +46,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 LINK_HINT = (
-    "nothing below a destination's folder may be a link: move what it leads to back in its place, or mount it "
-    "there; the folder itself may be a link"
+    "only a destination's folder itself may be a link, nothing below it: move the link's target there, or mount it "
+    "there"
 )
 _NO_FILE = {errno.ELOOP, errno.ENXIO}
 """What opening a link, or a socket, gives."""
@@ -267,7 +267,7 @@ class Folder:
             self.sync(self.root.parent)
         strangers = sorted({path.name for path in self.root.iterdir()} - {"lost+found", _TEMPORARY, layout.REPOSITORY})
         if strangers:
-            raise not_empty(str(self.root), strangers, f"give destination {self.name} a folder of its own")
+            raise not_empty(str(self.root), strangers, f"give destination {self.name} its own folder")
         with self._temporary() as temporary:
             temporary.write(new_marker(now, links=True))
             try:
@@ -423,7 +423,7 @@ class Folder:
         except OSError as error:
             raise self._failure(error, doing) from error
         except RecursionError as error:
-            deep = OSError(errno.ENAMETOOLONG, "folders lie in folders in folders there, more than any of ours")
+            deep = OSError(errno.ENAMETOOLONG, "the folders there are nested deeper than backupd creates them")
             raise self._failure(deep, doing) from error
 
     def _failure(self, error: OSError, doing: str) -> DestinationError:
@@ -434,15 +434,15 @@ class Folder:
             return DestinationFullError(
                 f"destination {self.name} ({self.root}) is full: {doing} failed",
                 detail=f"{detail}; {self._room()}",
-                hint="free some space or let retention run; nothing of this file was kept",
+                hint="free space or run retention; nothing of this file was stored",
                 destination=self.name,
             )
         if not self.is_initialised():
             return self._without_marker(doing, f"{detail}; ")
         if error.errno in _FORBIDDEN:
             hint = (
-                f"make {self.root} writable for the user that runs backupd (uid {os.geteuid()}), and look whether the "
-                "file system is mounted read-only"
+                f"make {self.root} writable for the user that runs backupd (uid {os.geteuid()}), and check that the "
+                "file system is not mounted read-only"
             )
             return self._failed(doing, detail, hint)
         return self._failed(doing, detail, "check the disk and the kernel log (dmesg)")
@@ -488,7 +488,7 @@ class _Slice(io.RawIOBase):
         self._file = os.fdopen(descriptor, "rb", buffering=0)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             self._file.close()
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a file")
         self._left = length
         self._failure = failure
         self._file.seek(offset)

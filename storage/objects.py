@@ -108,7 +108,7 @@ def damaged(destination: Destination, key: str, what: str, *, kind: str = "an ob
     return DamagedError(
         f"{kind} at destination {destination.name} is damaged",
         [f"{destination.name}: {key}: {what}"],
-        hint="restore from another destination's copy; then run backupd verify to see what else is hit",
+        hint="restore from another destination's copy; then run backupd verify to find other damage",
     )
 
 

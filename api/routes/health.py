@@ -99,7 +99,7 @@ def presence(server: ServerName, site: OnSite) -> Response:
 
 @router.get(
     "/metrics",
-    summary="What is measured, for Prometheus",
+    summary="Metrics for Prometheus",
     response_class=Response,
     dependencies=[Depends(anybody)],
     responses={

@@ -49,7 +49,7 @@ class AuditQuery(Dated):
         description="Only what was done to what has this id.",
         examples=["20261121T020000Z-7f3a9c01"],
     )
-    outcome: Literal["done", "refused", "failed"] | None = Field(None, description="Only what ended so.")
+    outcome: Literal["done", "refused", "failed"] | None = Field(None, description="Only entries with this outcome.")
 
 
 @of(access.AuditEntry)

@@ -67,10 +67,12 @@ class Deleted(Shape):
     """What became of a deletion."""
 
     id: str
-    removed: bool = Field(description="It is gone; else it is marked, and can be undeleted until it is removed.")
+    removed: bool = Field(
+        description="True if it is removed; false if it is marked and can be undeleted until its removal."
+    )
     held: list[str] = Field(description="Reasons why backupd could not remove an object immediately.")
     forgotten: list[str] = Field(description="Remarks on copies at destinations that are no longer configured.")
-    job: Job | None = Field(description="What removes it, where it is to go at once; null where nothing is left of it.")
+    job: Job | None = Field(description="Job that removes it immediately; null if nothing is left of it.")
 
 
 class Kept(Shape):
@@ -78,7 +80,7 @@ class Kept(Shape):
 
     id: str
     pinned: bool
-    problems: list[str] = Field(description="Destinations that could not be told, with why.")
+    problems: list[str] = Field(description="Destinations that could not be updated, with the reason.")
 
 
 class Undeleted(Shape):
@@ -119,7 +121,7 @@ class ApplyRequest(Asked):
 
     model_config = example({"really": False})
 
-    really: bool = Field(False, description="Even when more than half of all backups would go.")
+    really: bool = Field(False, description="Apply the rules even if they delete more than half of all backups.")
 
 
 @of(proof.Check)
@@ -139,7 +141,7 @@ class Proof(Shape):
 class ProofsQuery(OfServer):
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
     outcome: Literal["proved", "restored", "failed", "undecided", "inexact", "withdrawn"] | None = Field(
-        None, description="Only those that ended so."
+        None, description="Only those with this outcome."
     )
 
 

@@ -148,15 +148,15 @@ class Page(Query):
         None,
         pattern=r"^[A-Za-z0-9._~:-]{1,200}$",
         examples=["20261121T020000Z-7f3a9c01"],
-        description="Where the page before ended, as its `Link` header says.",
+        description="Cursor from the `Link` header of the previous page.",
     )
 
 
 class Dated(Page):
     """Of what has a moment."""
 
-    since: Moment | None = Field(None, examples=["2026-11-21T09:00:00Z"], description="Nothing from before.")
-    until: Moment | None = Field(None, examples=["2026-11-21T10:00:00Z"], description="Nothing from after.")
+    since: Moment | None = Field(None, examples=["2026-11-21T09:00:00Z"], description="Only entries from this time on.")
+    until: Moment | None = Field(None, examples=["2026-11-21T10:00:00Z"], description="Only entries up to this time.")
 
     @property
     def span(self) -> Span:
@@ -173,9 +173,9 @@ class Whole(Query):
     """A list that is told whole, unless a part of it is asked for. The address of the next part is in the header
     ``Link``."""
 
-    status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those that stand so.")
-    limit: int | None = Field(None, ge=1, le=MOST, description="Maximum number of rows; all of them without it.")
-    after: Name | None = Field(None, description="Where the page before ended, as its `Link` header says.")
+    status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those in this state.")
+    limit: int | None = Field(None, ge=1, le=MOST, description="Maximum number of rows. Default: all.")
+    after: Name | None = Field(None, description="Cursor from the `Link` header of the previous page.")
 
 
 def example(document: dict[str, Any], *more: dict[str, Any]) -> ConfigDict:
@@ -213,7 +213,7 @@ class Problem(Shape):
     message: str = Field(description="One sentence, as the command line says it.")
     detail: str = Field(description="Evidence; may have several lines.")
     hint: str = Field(description="What to do next.")
-    errors: list[FieldProblem] = Field(description="Everything that is wrong, where more can be said.")
+    errors: list[FieldProblem] = Field(description="Every single problem, if there are several.")
     id: str | None = Field(None, description="Of an unforeseen error: the log of the service has it, too.")
 
 

@@ -65,7 +65,7 @@ class JobLog(Shape):
 
 
 class LogQuery(Query):
-    tail: int | None = Field(None, ge=1, le=100_000, description="Only so many last lines.")
+    tail: int | None = Field(None, ge=1, le=100_000, description="Maximum number of lines, counted from the end.")
 
 
 class JobsQuery(OfServer):
@@ -77,7 +77,7 @@ class EventsQuery(Dated):
     server: Name | None = Field(None, description="Only what concerns this server.")
     job: Text | None = Field(None, max_length=64, description="Only what concerns this job.")
     kind: Text | None = Field(None, max_length=64, description="Only events of this kind.", examples=["job-failed"])
-    severity: Severity | None = Field(None, description="Only those as grave as this.")
+    severity: Severity | None = Field(None, description="Only those of this severity.")
 
 
 @of(event.Event)
@@ -96,7 +96,7 @@ class Incident(Shape):
 
 class AlertsQuery(OfServer):
     state: Literal["open", "closed", "all"] = Field("open", description="Which of them.")
-    severity: Severity | None = Field(None, description="Only those as grave as this.")
+    severity: Severity | None = Field(None, description="Only those of this severity.")
 
 
 class MessagesQuery(Dated):

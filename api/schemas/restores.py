@@ -66,7 +66,7 @@ class RestoreRequest(Asked):
         description="Of tables: other names. Without it they take the place of the live tables.",
     )
     sql: Folder | None = Field(None, description="Of tables: write them as SQL files into this new folder.")
-    compare: bool = Field(False, description="Of tables: only tell how they differ from the live ones.")
+    compare: bool = Field(False, description="Of tables: only show how they differ from the live ones.")
     triggers: Literal["backup", "live", "none"] = Field("backup", description="Of tables: whose triggers they get.")
     exclude_gtid: list[Text] = Field(
         [], max_length=1000, examples=[["0-1-1100"]], description="Transactions that are left out of the replay."
@@ -286,11 +286,11 @@ class Restore(Shape):
     error: str
     job: str | None
     request: KeptRequest | None
-    resumable: bool = Field(description="Ask for the same again, and it goes on with what it has fetched.")
+    resumable: bool = Field(description="Repeat the same request: the restore continues with the fetched files.")
     phases: list[RestorePhase]
     progress: Progress | dict[str, Any] | None
     outcome: dict[str, Any] | None = Field(
-        description="What came of it, as `backupd restore --json` tells it: a started server, checks, tables."
+        description="Result, as `backupd restore --json` prints it: a started server, checks, tables."
     )
 
 

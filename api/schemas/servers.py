@@ -107,7 +107,7 @@ class HoldRequest(Asked):
 class PauseRequest(HoldRequest):
     model_config = example({"server": "shop-db1", "reason": "moving the data centre", "stop_running": False})
 
-    stop_running: bool = Field(False, description="And stop what runs or waits.")
+    stop_running: bool = Field(False, description="Also cancel running and queued jobs.")
 
 
 @of(holds.Held)

@@ -67,7 +67,7 @@ async def form(request: Request) -> Form:
     if not expected or not hmac.compare_digest(found.raw("csrf").encode(), expected.encode()):
         raise ForbiddenError(
             "the form has expired or belongs to another session",
-            hint="load the page again, look at what it says, and send it from there",
+            hint="reload the page, check its contents, and submit it again",
         )
     return found
 
@@ -100,7 +100,7 @@ def refuse_other_sites(request: Request) -> None:
         raise ForbiddenError(
             "cross-site form submission rejected; no action was taken",
             detail=f"origin: {origin or site}",
-            hint="open the page here and do it from there",
+            hint="open the page here and repeat it there",
         )
 
 
@@ -125,7 +125,7 @@ NOTICES: Mapping[str, str] = {
         "the destination is reachable."
     ),
     "unkept": "The rules may delete this backup again.",
-    "unkept-not-everywhere": "Unkept here, but a destination could not be told: say it again later.",
+    "unkept-not-everywhere": "Unkept here, but a destination could not be updated: repeat it later.",
     "deleted": "Marked as deleted: until the grace period is over it can be undeleted.",
     "undeleted": "The backup is back.",
     "cancelled": "The job was asked to stop; it ends within seconds.",

@@ -122,12 +122,11 @@ _SKEWED = (
     "clock (timedatectl, chrony)"
 )
 _CHANGED = (
-    "bytes were changed in transit: look at the network, and at proxies between here and the server; backupd retries "
-    "later"
+    "bytes were changed in transit: check the network and proxies on the way to the server; backupd retries later"
 )
 _NEEDS_LOCKS = (
-    "object_lock needs a bucket that was made with object lock: make one, or take object_lock and "
-    "lock_days from destination {name}"
+    "object_lock needs a bucket that was made with object lock: create one, or remove object_lock and lock_days from "
+    "destination {name}"
 )
 _NO_LOCKS = re.compile(r"object lock|objectlock", re.IGNORECASE)
 _REGION_TOLD = re.compile(r"expecting '([a-z0-9-]+)'")
@@ -227,21 +226,21 @@ class Explainer:
                 doing,
                 _told(error),
                 "the server's certificate is not trusted here: give the certificate of its authority "
-                "as ca_file, or look whether endpoint_url names the right server",
+                "as ca_file, or check that endpoint_url names the right server",
             )
         if isinstance(error, (*_UNREACHABLE, OSError)):
             endpoint = self.config.endpoint_url or "Amazon S3"
             failed = self._failed(
                 doing,
                 _told(error),
-                f"unexpected response from {endpoint}: check endpoint_url, the network and the server; backupd repeats "
-                "later what was not finished",
+                f"unexpected response from {endpoint}: check endpoint_url, the network and the server; backupd retries "
+                "later",
             )
             if isinstance(error, _SILENT):
                 return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)
             return failed
         if isinstance(error, BotoCoreError):
-            return self._failed(doing, _told(error), f"look at the settings of destination {self.name}")
+            return self._failed(doing, _told(error), f"check the settings of destination {self.name}")
         raise error
 
     def _answered(self, error: ClientError, doing: str, key: str | None) -> BackupdError:
@@ -251,8 +250,8 @@ class Explainer:
             return self._failed(
                 doing,
                 f"the bucket {self.config.bucket} does not exist ({detail})",
-                f"make the bucket, or correct bucket, region or endpoint_url of destination "
-                f"{self.name}; a bucket that was used before is never made anew by itself",
+                f"create the bucket, or correct bucket, region or endpoint_url of destination "
+                f"{self.name}; backupd never creates a bucket that was in use again",
             )
         if key is not None and is_missing(error):
             return self.missing(key)
@@ -264,18 +263,17 @@ class Explainer:
         code, status = code_of(error), status_of(error)
         if code == "InvalidObjectState":
             return ArchivedError(
-                f"{self.place}: {key} lies in an archive class",
+                f"{self.place}: {key} is in an archive class",
                 detail=detail,
-                hint="it can be read some time after a thaw was asked for: backupd thaw; if a rule "
-                "of the bucket has put it there, name the class as storage_class or "
-                f"binlog_storage_class of destination {self.name}, so that it is expected",
+                hint="thaw it: backupd thaw; if a rule of the bucket moved it there, set that class as storage_class "
+                "or binlog_storage_class of destination {self.name}",
             )
         if code in _NO_ROOM or status == 507:
             return DestinationFullError(
                 f"{self.place} is full: {doing} failed",
                 detail=detail,
                 destination=self.name,
-                hint="free some space, raise the quota or let retention run; nothing of this file was kept",
+                hint="free space, raise the quota or run retention; nothing of this file was stored",
             )
         return self._failed(doing, detail, self._hint(error, code, status, detail))
 
@@ -294,7 +292,7 @@ class Explainer:
         ):
             if test:
                 return hint
-        return f"look at the settings of destination {name} and the server's log"
+        return f"check the settings of destination {name} and the server's log"
 
     def rights(self) -> str:
         """What the credentials have to be allowed to do in the bucket."""
@@ -325,7 +323,7 @@ class Explainer:
             profile = f" [{config.profile}]" if config.profile else ""
             return f"check the credentials{profile} in {config.credentials_file}"
         return (
-            f"give destination {self.name} a credentials_file, or put them into one of the usual sources (environment, "
+            f"give destination {self.name} a credentials_file, or use a default source (environment, "
             f"~/.aws of the user that runs backupd, the role of the machine)"
         )
 

@@ -114,7 +114,7 @@ class S3Destination:
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
             raise DestinationError(
                 f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
-                hint="look at the server's log; backupd retries later",
+                hint="check the server's log; backupd retries later",
             )
         until = headers.get("ObjectLockRetainUntilDate")
         if until is not None and not s3versions.is_locked(head, until):
@@ -301,7 +301,7 @@ class S3Destination:
         ]
         if strangers:
             raise not_empty(
-                self._bucket.words.place, strangers, f"give destination {self.name} a bucket or a prefix of its own"
+                self._bucket.words.place, strangers, f"give destination {self.name} its own bucket or prefix"
             )
         # Of two first users one wins, where the place knows conditions.
         Upload(self._bucket, layout.REPOSITORY, self._headers(layout.REPOSITORY), lambda _sha256, _token: True).store(
@@ -353,7 +353,7 @@ class S3Destination:
             before = behind
             behind = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
             if None in behind.values() or behind == before:
-                raise self._endless("looking for leftovers", "it says that there are more, and goes on where it was")
+                raise self._endless("looking for leftovers", "it reports more entries, but repeats the same position")
 
     def _unfinished(self, behind: Mapping[str, Any]) -> ListMultipartUploadsOutputTypeDef:
         """A page of the uploads that are under way."""
@@ -372,8 +372,8 @@ class S3Destination:
             raise DestinationError(
                 f"{self._bucket.words.place}: {doing} failed",
                 detail=f"{layout.REPOSITORY} is not there",
-                hint="are bucket, prefix and endpoint_url right? A destination that was used before "
-                "is never made anew by itself",
+                hint="check bucket, prefix and endpoint_url. backupd never re-initializes a destination that was "
+                "in use",
             )
 
     def _require_again(self, doing: str) -> None:
@@ -418,7 +418,7 @@ class S3Destination:
                     f"locked until {format_time(until.astimezone(UTC))} ({head.get('ObjectLockMode', 'lock').lower()})"
                 )
             )
-            raise self._bucket.words.locked(key, told, "it is tried again later")
+            raise self._bucket.words.locked(key, told, "backupd retries later")
 
     def _is_same(self, key: str, sha256: str, token: str) -> bool:
         """Is what lies under ``key``, which is never to be replaced, what is being stored? False for bytes that are not
@@ -442,7 +442,7 @@ class S3Destination:
             raise DestinationError(
                 f"{self._bucket.words.place} has another {key} already",
                 detail=f"its SHA-256 is {stored}, that of what was to be stored {sha256}",
-                hint="two backups never share a name: do two installations use one identity?",
+                hint="two backups never share a name: check whether two installations use the same identity key",
             )
         return False
 

@@ -94,7 +94,7 @@ def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -
         return before
     if before.storage_class == "DEEP_ARCHIVE" and tier is Tier.EXPEDITED:
         raise RefusedError(
-            f"{place.key} at destination {place.destination} lies in DEEP_ARCHIVE, which has no expedited tier",
+            f"{place.key} at destination {place.destination} is in DEEP_ARCHIVE, which has no expedited tier",
             hint="choose standard (12 hours) or bulk (48 hours)",
         )
     asked: dict[str, Any] = {"GlacierJobParameters": {"Tier": _TIERS[tier]}}
@@ -164,7 +164,7 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
         if behind.items() <= fields.items():
             raise DestinationError(
                 f"{bucket.words.place}: {doing} failed",
-                detail=f"it goes on with {behind} again and again",
+                detail=f"it continues with {behind} repeatedly",
                 hint="this server does not list versions by pages; use its own tools",
             )
         fields.update(behind)
@@ -298,6 +298,6 @@ def not_locked(bucket: Bucket, key: str, until: datetime) -> DestinationError:
     """What was stored is not locked as it was asked for."""
     return DestinationError(
         f"{bucket.words.place} accepted {key}, but does not lock it until {format_time(until)}",
-        hint="the bucket has to be made with object lock, and the credentials need s3:PutObjectRetention, and "
+        hint="the bucket must be created with object lock, and the credentials need s3:PutObjectRetention, and "
         "s3:GetObjectRetention to see what is locked",
     )

@@ -405,7 +405,7 @@ class Download(io.RawIOBase):
         raise DestinationError(
             f"{self._bucket.words.place}: {self._doing} failed",
             detail=f"at byte {self._at}, {ATTEMPTS} times: {failure}",
-            hint="look at the network and at the server; backupd retries later",
+            hint="check the network and the server; backupd retries later",
         ) from failure
 
     def _open(self, begun: float) -> None:

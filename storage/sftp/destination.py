@@ -248,8 +248,8 @@ class SftpDestination:
             return kind(self._what(doing), detail=f"{why}: {error}", hint=hint)
         if error.code == DENIED:
             hint = (
-                f"make {self.root} there, and all that is in it, writable for {self._user}, and look whether its file "
-                "system is mounted read-only"
+                f"make {self.root} there, and all that is in it, writable for {self._user}, and check that its file "
+                "system is not mounted read-only"
             )
             return self._failed(doing, str(error), hint)
         if error.code == FAILURE:
@@ -272,10 +272,10 @@ class SftpDestination:
             return DestinationFullError(
                 f"destination {self.name} ({self._where}) is full: {doing} failed",
                 detail=f"{error}; {room.words}",
-                hint="free some space or let retention run; nothing of this file was kept",
+                hint="free space or run retention; nothing of this file was stored",
                 destination=self.name,
             )
-        hint = f"look at the disk and at the quota of {self._user} there, and at the server's log"
+        hint = f"check the disk and the quota of {self._user} there, and the server's log"
         return self._failed(doing, f"{error} (the server gives no reason)", hint)
 
     def _failed(self, doing: str, detail: str, hint: str) -> DestinationError:
@@ -344,14 +344,14 @@ class SftpDestination:
                 raise DestinationError(
                     f"destination {self.name} ({self._where}): its folder has no parent",
                     detail=f"{parent} is not there",
-                    hint=f"make {parent} there first",
+                    hint=f"create {parent} there first",
                 )
             self._make(wire, self.root)
         strangers = sorted(
             {name for name, _found in listing or ()} - {".", "..", "lost+found", _TEMPORARY, layout.REPOSITORY}
         )
         if strangers:
-            raise not_empty(self._where, strangers, f"give destination {self.name} a folder of its own")
+            raise not_empty(self._where, strangers, f"give destination {self.name} its own folder")
         self._make(wire, self._path(_TEMPORARY))
         return True
 

@@ -48,8 +48,8 @@ _AT_ONCE = 4
 """Connections that are made at once: servers turn away whoever knocks too often (MaxStartups)."""
 Result = TypeVar("Result")
 _HINT_REACH = (
-    "is the host up, and may this machine reach that port? Work that does not need this destination continues, "
-    "and what is missing there is sent later"
+    "check that the host is up and that this machine can reach the port. Other work continues; backupd copies the "
+    "missing data later"
 )
 
 
@@ -311,7 +311,7 @@ class Sessions:
         except (paramiko.PasswordRequiredException, TypeError) as error:  # the latter is what the library below raises
             raise self._failure(
                 f"the key {path} has a passphrase",
-                f"give it a key of its own without one: ssh-keygen -t ed25519 -N '' -f {path}",
+                f"create a key without one: ssh-keygen -t ed25519 -N '' -f {path}",
             ) from error
         except OSError as error:
             raise self._failure(
@@ -320,7 +320,7 @@ class Sessions:
             ) from error
         except (paramiko.SSHException, UnknownKeyType, ValueError) as error:
             raise self._failure(
-                f"{path} holds no private key that can be used: {_words(error)}",
+                f"{path} holds no usable private key: {_words(error)}",
                 "see key_file of this destination in the configuration",
             ) from error
 
@@ -334,7 +334,7 @@ class Sessions:
             raise self._failure(
                 f"the file of known hosts {path} cannot be read: {error.strerror or error}",
                 f"make it with ssh-keyscan -p {self._config.port} {self._config.host}, and compare its "
-                "fingerprints with those that the host's administrator tells you",
+                "fingerprints with those from the host's administrator",
             ) from error
 
     def _check_host(self, shown: HostKey, known: KnownHost) -> None:
@@ -349,12 +349,12 @@ class Sessions:
         if not known.keys:
             raise self._failure(
                 f"its host key is not known: it shows {shown}; {path} has none for {name}",
-                "compare that fingerprint with the one that the host's administrator tells you; when "
+                "compare that fingerprint with the one from the host's administrator; when "
                 f"they are equal: ssh-keyscan -p {self._config.port} {self._config.host} >> {path}",
             )
         raise self._failure(
             f"its host key has changed: it shows {shown}; {path} has {', '.join(map(str, known.keys))}",
-            "somebody may intercept the connection: nothing was sent. Ask the host's administrator. If the host "
+            "the connection may be intercepted: nothing was sent. Ask the host's administrator. If the host "
             f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key",
         )
 
@@ -523,7 +523,7 @@ class Download(io.RawIOBase):
             if self._session is None:
                 self._session, (self._handle, file) = self._sessions.begin(self._open)
                 if file != self._file:
-                    raise StatusError(END, "the connection was lost, and by then there was another file in its place")
+                    raise StatusError(END, "the connection was lost, and the file was replaced meanwhile")
             try:
                 return self._next(self._session.wire)
             except LostError as error:

@@ -38,7 +38,7 @@ def request_job(server: str, service: Acting, sent: Sent) -> Response:
     """A backup, a test restore or a verification, now."""
     kind = sent.text("kind")
     if kind not in _JOBS:
-        raise UsageError(f"{kind!r} is not something to do", hint=f"one of {', '.join(_JOBS)}")
+        raise UsageError(f"{kind!r} is not an action", hint=f"one of {', '.join(_JOBS)}")
     return RedirectResponse(link("jobs", _JOBS[kind](service, server).id), status_code=303)
 
 

@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_signed(house: House, 
         rotate_signing(wiring, former=former)
     with pytest.raises(KeyUnusableError, match="cannot sign"):
         rotate_signing(wiring, to="A" * 40)
-    with pytest.raises(UsageError, match="no fingerprint"):
+    with pytest.raises(UsageError, match="not the fingerprint"):
         rotate_signing(wiring, to="ops@example.com")
     with open_catalog(f"sqlite:///{tmp_path}/empty.db") as empty, pytest.raises(RefusedError, match="holds no backups"):
         rotate_signing(replace(wiring, catalog=empty))

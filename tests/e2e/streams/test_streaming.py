@@ -194,4 +194,4 @@ def test_in_the_foreground_one_run_stores_all_that_there_is_and_a_second_stream_
         _out, err = process.communicate(timeout=LONGEST)
         assert process.returncode == 0, err
     (house.base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR)
-    assert "does not ask for the binary log" in house.run("run-stream", SERVER).err
+    assert "does not stream the binary log" in house.run("run-stream", SERVER).err

@@ -65,5 +65,5 @@ def test_nothing_is_taken_twice_by_processes_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").symlink_to("/etc/passwd")
-    with pytest.raises(RefusedError, match="processes share a rate by"):
+    with pytest.raises(RefusedError, match="by which processes share a rate"):
         SharedBucket(100, "x", folder=tmp_path).take(1)

@@ -362,7 +362,7 @@ def test_a_member_that_is_gone_damaged_or_marked_at_a_destination_is_noticed(
         with desk.recorded(record, state=state):
             refused(desk.decide(), record.id, word)
     with desk.recorded(record, to_lsn=record.to_lsn + 1):
-        refused(desk.decide(), record.id, "not what the catalog says")
+        refused(desk.decide(), record.id, "differs from the catalog")
     assert desk.decide().kind is INCREMENT
 
 

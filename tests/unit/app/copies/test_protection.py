@@ -126,7 +126,7 @@ def test_where_the_place_audits_itself_nothing_is_read_again(shop: Make) -> None
     assert one.verified(name) == {"offsite"}
     key = layout.object_key(named(b"gold").name)
     place.claims[key] = "0" * 64
-    assert "place's own SHA-256" in found_wrong(place, key, named(b"gold"))
+    assert "destination's SHA-256" in found_wrong(place, key, named(b"gold"))
     assert found_wrong(place, key, StoredObject("x", 1, "0" * 64)).startswith("holds")
 
 

@@ -252,7 +252,7 @@ def test_what_is_cold_is_compared_by_the_places_checksum(shelf: Shelf, vault: Co
     vault.recorded[key_of(b"1 of shop")] = "0" * 64
     (damage,) = look(shelf).damages
     assert (damage.destination, damage.repaired_from) == ("offsite", "local")
-    assert "by the place's own SHA-256" in damage.problem
+    assert "by the destination's SHA-256" in damage.problem
 
 
 def test_a_copy_of_which_nothing_can_be_known_is_not_verified(shelf: Shelf, vault: ColdDestination) -> None:

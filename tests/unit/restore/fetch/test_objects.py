@@ -211,7 +211,7 @@ def test_plaintext_that_is_not_what_the_manifest_says_is_damage(
         replace(e, parts=(replace(e.parts[0], object=e.parts[1].object), *e.parts[1:])) if e.path == "ibdata1" else e
         for e in body.entries
     ]
-    with pytest.raises(DamagedError, match="is not what was backed up"):
+    with pytest.raises(DamagedError, match="differs from the one backed up"):
         fetch(
             Loaded(made[1], replace(body, entries=tuple(swapped))),
             Sources([local], GpgOpener(keys)),

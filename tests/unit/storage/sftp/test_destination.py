@@ -264,7 +264,7 @@ def test_after_a_cut_nobody_reads_on_in_another_object(own: SshServer, vault: Sf
         own.cut()
         with pytest.raises(DestinationError, match="reading") as caught:
             stream.read()
-    assert "another file in its place" in caught.value.detail
+    assert "the file was replaced meanwhile" in caught.value.detail
 
 
 def test_an_object_that_became_shorter_is_no_short_success(own: SshServer, vault: SftpDestination) -> None:
@@ -449,8 +449,8 @@ def test_the_kind_of_host_key_that_is_known_is_the_one_that_is_asked_for() -> No
         ("stranger", "may not log in with this key"),
         ("passphrase", "has a passphrase"),
         ("gone", "cannot be read"),
-        ("junk", "holds no private key"),
-        ("public", "holds no private key"),
+        ("junk", "holds no usable private key"),
+        ("public", "holds no usable private key"),
         ("known_hosts", "known hosts"),
     ],
 )

@@ -150,4 +150,4 @@ def test_an_agent_that_cannot_be_started_is_not_called_a_missing_key(
     monkeypatch.setenv("PATH", f"{short_tmp}:{os.environ['PATH']}")
     with pytest.raises(ToolError, match="could not use the secret key") as caught:
         Unsealer(homes.both).unseal_file(BytesIO(sealed), short_tmp / "plain", limit=1_000_000)
-    assert "look at the agent" in str(caught.value.hint)
+    assert "check the agent" in str(caught.value.hint)
