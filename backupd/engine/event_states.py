@@ -16,7 +16,7 @@ from enum import StrEnum
 from backupd.engine.binlog.statements import kind_at
 from backupd.engine.binlog.walk import Statement
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.dialect import Token, full_name, tokens_of
+from backupd.engine.sql.dialect import Token, full_name, tokens_of, word_at
 from backupd.model.table import quote_name
 
 
@@ -77,8 +77,8 @@ def after(before: Mapping[Key, Event], statements: Iterable[Statement], *, folds
     touched: set[Key] = set()
     for statement in statements:
         tokens = _without_variables(list(tokens_of(statement.text)))
-        verb = _word(tokens, 0)
-        if verb == "DROP" and _word(tokens, 1) in ("DATABASE", "SCHEMA"):
+        verb = word_at(tokens, 0)
+        if verb == "DROP" and word_at(tokens, 1) in ("DATABASE", "SCHEMA"):
             schema = _key(_name(tokens, _after_condition(tokens, 2))[0][1], "", folds=folds)[0]
             known = {key: event for key, event in known.items() if key[0] != schema}
         elif (at := kind_at(tokens, verb, _EVENT)) is not None:
@@ -197,13 +197,13 @@ def _alter(session: Session, event: Event, state: EventState) -> None:
 def _apply(
     statement: Statement, tokens: list[Token], at: int, known: dict[Key, Event], touched: set[Key], *, folds: bool
 ) -> None:
-    verb = _word(tokens, 0)
+    verb = word_at(tokens, 0)
     (schema, name), at = _name(tokens, _after_condition(tokens, at + 1), statement.schema)
     key = _key(schema, name, folds=folds)
     if verb == "DROP":
         known.pop(key, None)
         return
-    if verb == "CREATE" and key in known and _word(tokens, 1) != "OR":
+    if verb == "CREATE" and key in known and word_at(tokens, 1) != "OR":
         return  # IF NOT EXISTS: nothing happened
     state, renamed = _clauses(tokens, at, statement.schema)
     old = known.pop(key, None)
@@ -221,12 +221,12 @@ def _clauses(tokens: list[Token], at: int, current: str) -> tuple[EventState | N
     """State and new name, as far as the statement says: its clauses end where the body begins."""
     state: EventState | None = None
     renamed: tuple[str, str] | None = None
-    while at < len(tokens) and (word := _word(tokens, at)) != "DO":
+    while at < len(tokens) and (word := word_at(tokens, at)) != "DO":
         if word == "ENABLE":
             state = EventState.ENABLED
         elif word == "DISABLE":
-            state = EventState.ELSEWHERE if _word(tokens, at + 1) == "ON" else EventState.DISABLED
-        elif word == "RENAME" and _word(tokens, at + 1) == "TO":
+            state = EventState.ELSEWHERE if word_at(tokens, at + 1) == "ON" else EventState.DISABLED
+        elif word == "RENAME" and word_at(tokens, at + 1) == "TO":
             renamed, at = _name(tokens, at + 2, current)
             continue
         at += 1
@@ -235,7 +235,7 @@ def _clauses(tokens: list[Token], at: int, current: str) -> tuple[EventState | N
 
 def _without_variables(tokens: list[Token]) -> list[Token]:
     """Without MariaDB's SET STATEMENT variable = value, ... FOR, where it stands in front."""
-    if _word(tokens, 0) != "SET" or _word(tokens, 1) != "STATEMENT":
+    if word_at(tokens, 0) != "SET" or word_at(tokens, 1) != "STATEMENT":
         return tokens
     at = next((at for at, token in enumerate(tokens) if token.word == "FOR"), len(tokens) - 1)
     return tokens[at + 1 :]
@@ -243,18 +243,14 @@ def _without_variables(tokens: list[Token]) -> list[Token]:
 
 def _after_condition(tokens: list[Token], at: int) -> int:
     """Behind IF [NOT] EXISTS, where it stands."""
-    if _word(tokens, at) != "IF":
+    if word_at(tokens, at) != "IF":
         return at
-    return at + (3 if _word(tokens, at + 1) == "NOT" else 2)
+    return at + (3 if word_at(tokens, at + 1) == "NOT" else 2)
 
 
 def _name(tokens: list[Token], at: int, schema: str = "") -> tuple[tuple[str, str], int]:
     """As ``full_name``, also at the end of a statement that was cut."""
     return full_name(tokens, at, schema) if at < len(tokens) else ((schema, ""), at)
-
-
-def _word(tokens: list[Token], at: int) -> str:
-    return tokens[at].word if at < len(tokens) else ""
 
 
 def _key(schema: str, name: str, *, folds: bool) -> Key:

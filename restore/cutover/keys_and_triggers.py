@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from backupd.engine.server.definition_text import parse_table, tokens
+from backupd.engine.server.definition_text import parse_table
 from backupd.engine.server.definitions import made_trigger, statements
 from backupd.engine.sql.client import Session, error_code
+from backupd.engine.sql.dialect import tokens_of
 from backupd.engine.sql.tables import NO_ACTION, ForeignKey
 from backupd.model.errors import ServerError
 from backupd.model.table import TableName, quote_name
@@ -196,7 +197,7 @@ def _trigger_names(session: Session, table: TableName) -> list[str]:
 
 
 def _trigger_name(statement: str) -> str:
-    found = iter(tokens(statement))
+    found = iter(tokens_of(statement))
     name = next(found, None) if any(token.word == "TRIGGER" for token in found) else None
     if name is None:
         raise ValueError(f"this is not a trigger: {statement[:200]!r}")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from backupd.engine.physical.tablespace_transport import drop_tables
-from backupd.engine.server.definition_text import Token, tokens
 from backupd.engine.server.definitions import read_schema, statements
 from backupd.engine.sql.client import Connection, Session, error_code
+from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.model.errors import BackupdError, DamagedError, ServerError
 from backupd.model.table import TableName, quote_name, schema_folder
 
@@ -360,7 +360,7 @@ def _objects(text: str, schema: str) -> Iterator[_Scripted]:
 
 
 def _scripted(statement: str, setting: str, collation: str, schema: str) -> _Scripted:
-    found = list(islice(tokens(statement), _HEAD))
+    found = list(islice(tokens_of(statement), _HEAD))
     words = [token.word for token in found]
     at = next((at for at, word in enumerate(words) if word in _KINDS), 0)
     kind = words[at].lower()

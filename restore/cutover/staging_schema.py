@@ -28,9 +28,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from backupd.engine.physical.tablespace_transport import remove_strays
-from backupd.engine.server.definition_text import Token, parse_table, tokens, without_directories, without_foreign_keys
+from backupd.engine.server.definition_text import parse_table, without_directories, without_foreign_keys
 from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.model.errors import BusyError, RefusedError, ServerError
 from backupd.model.table import quote_name
 
@@ -232,7 +233,7 @@ def staged_table(definition: TableDefinition, *, defer: bool = False) -> StagedT
     """``definition`` made fit. ``defer``: build secondary keys later, where that is possible. Raises ValueError when it
     would create something else than its table."""
     name, create = definition.name, definition.create
-    words = list(itertools.islice(tokens(create), 4))
+    words = list(itertools.islice(tokens_of(create), 4))
     if len(words) < 4 or words[2].plain != name.table or words[3].text == ".":
         raise ValueError(f"its definition is one of something else: {create[:80]!r}")
     engine = definition.engine.upper()
@@ -256,7 +257,7 @@ def staged_table(definition: TableDefinition, *, defer: bool = False) -> StagedT
 def parts(create: str) -> tuple[str, Sequence[str], str]:
     """All before the first parenthesis of a CREATE TABLE, what is listed in it, all after it. Raises ValueError."""
     depth, head, begin, items = 0, "", 0, []
-    for token in tokens(create):
+    for token in tokens_of(create):
         if token.kind != "mark":
             continue
         depth += (token.text == "(") - (token.text == ")")
@@ -273,14 +274,14 @@ def parts(create: str) -> tuple[str, Sequence[str], str]:
 
 def _may_wait(item: str, counters: set[str]) -> bool:
     """A plain or unique key; but the server wants a key that begins with the counter from the start."""
-    words = list(tokens(item))
+    words = list(tokens_of(item))
     place = _place_of_name(words)
     plain = [token.word for token in words[:place]] in _LATER
     return plain and words[place + 2].plain not in counters and not {"HASH", "OVERLAPS"} & {one.word for one in words}
 
 
 def _key_name(item: str) -> str:
-    words = list(tokens(item))
+    words = list(tokens_of(item))
     return words[_place_of_name(words)].plain
 
 

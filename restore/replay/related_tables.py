@@ -20,7 +20,7 @@ from backupd.engine.binlog.statements import effect
 from backupd.engine.scratch_source import mistakable
 from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.model.binlog import Change, ChangeKind, Transaction
-from backupd.model.table import TableName
+from backupd.model.table import TableName, quote_name
 
 _DATA = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE})
 _DEFINING = frozenset({ChangeKind.CREATE, ChangeKind.ALTER, ChangeKind.DROP, ChangeKind.RENAME})
@@ -241,9 +241,7 @@ class _Reading:
 
 
 def _text(tokens: Iterable[Token]) -> str:
-    return " ".join(
-        "`" + token.text.replace("`", "``") + "`" if token.quoted and token.name else token.text for token in tokens
-    )
+    return " ".join(quote_name(token.plain) if token.kind == "name" else token.text for token in tokens)
 
 
 def _shortened(statement: str) -> str:
@@ -342,7 +340,7 @@ class _Closure:
 
 def _touches(text: str, tables: Iterable[TableName]) -> bool:
     """May a body write to one of ``tables``? What it calls may write to any."""
-    words = {token.text.lower() for token in tokens_of(text) if token.name}
+    words = {token.plain.lower() for token in tokens_of(text) if token.may_name}
     return "call" in words or any(table.table.lower() in words for table in tables)
 
 
@@ -351,10 +349,10 @@ def _names_in(text: str, schema: str) -> Iterator[TableName]:
     tokens = list(tokens_of(text))
     for at, token in enumerate(tokens[:-1]):
         behind = token.word in {"INTO", "UPDATE", "FROM", "JOIN"}
-        if behind and tokens[at + 1].name and tokens[at + 1].word not in {"SELECT", "ON", "OR", "NEW", "OLD"}:
-            name = tokens[at + 1].text
-            dotted = at + 3 < len(tokens) and tokens[at + 2].word == "." and tokens[at + 3].name
-            yield TableName(name, tokens[at + 3].text) if dotted else TableName(schema, name)
+        if behind and tokens[at + 1].may_name and tokens[at + 1].word not in {"SELECT", "ON", "OR", "NEW", "OLD"}:
+            name = tokens[at + 1].plain
+            dotted = at + 3 < len(tokens) and tokens[at + 2].word == "." and tokens[at + 3].may_name
+            yield TableName(name, tokens[at + 3].plain) if dotted else TableName(schema, name)
 
 
 class _Fates:

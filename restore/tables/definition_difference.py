@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from backupd.engine.server.definition_text import Token, tokens
 from backupd.engine.server.definitions import TableDefinition
+from backupd.engine.sql.dialect import Token, tokens_of, word_at
 from backupd.engine.sql.tables import NO_ACTION, ForeignKey
 from backupd.model.table import quote_name
 from restore.cutover.keys_and_triggers import parse_triggers
@@ -41,7 +41,7 @@ def definition_differs(
 
 
 def _sequence(definition: TableDefinition) -> str:
-    found = list(tokens(definition.create))
+    found = list(tokens_of(definition.create))
     if definition.is_sequence:
         return "a sequence " + _line(definition.create[found[2].end :])
     return "a table"
@@ -64,7 +64,7 @@ def _columns(staged: TableDefinition, live: TableDefinition) -> Iterator[str]:
 def _keys(definition: TableDefinition) -> Iterator[str]:
     """Keys and checks; checks without their names."""
     for item in parts(definition.create)[1]:
-        words = list(tokens(item))
+        words = list(tokens_of(item))
         if words[0].kind == "name" or [word.word for word in words[2:4]] == ["FOREIGN", "KEY"]:
             continue
         yield item[words[2].start :] if words[0].word == "CONSTRAINT" else item
@@ -106,21 +106,14 @@ def _options(staged: TableDefinition, live: TableDefinition) -> Iterator[str]:
 def _options_of(text: str) -> Mapping[str, str]:
     """By their names; those that have no value have an empty one."""
     found: dict[str, str] = {}
-    words = list(tokens(text))
+    words = list(tokens_of(text))
     at = 0
     while at < len(words):
         word = words[at]
         if [one.word for one in words[at : at + 2]] == ["PARTITION", "BY"]:
             found["PARTITION BY"] = " ".join(one.text for one in words[at + 2 :])
             break
-        equals = next(
-            (
-                place
-                for place in (at + 1, at + 2)
-                if place < len(words) and words[place].text == "=" and words[place].kind == "mark"
-            ),
-            0,
-        )
+        equals = next((place for place in (at + 1, at + 2) if word_at(words, place) == "="), 0)
         two = equals == at + 2 and word.word in ("DEFAULT", "DATA", "INDEX")
         if equals == at + 1 or two:
             found[f"{word.word} {words[at + 1].word}" if two else word.word or word.text] = _value(words[equals + 1 :])
@@ -140,8 +133,7 @@ def _length(words: Sequence[Token]) -> int:
     """Of a value: one word, or all of a list in parentheses."""
     depth = 0
     for at, word in enumerate(words):
-        if word.kind == "mark":
-            depth += (word.text == "(") - (word.text == ")")
+        depth += (word.word == "(") - (word.word == ")")
         if depth <= 0:
             return at + 1
     return len(words)

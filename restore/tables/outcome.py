@@ -12,11 +12,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from backupd.engine.server.definition_text import tokens
 from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
-from backupd.engine.sql.dialect import FIRST_FOR_TABLES
+from backupd.engine.sql.dialect import FIRST_FOR_TABLES, tokens_of
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import RefusedError, ServerError
@@ -212,7 +211,7 @@ def unknown_to(session: Session, definitions: Iterable[TableDefinition]) -> Mapp
 
 
 def _collations(create: str) -> Iterator[str]:
-    words = list(tokens(create))
+    words = list(tokens_of(create))
     for at, word in enumerate(words[:-1]):
         if word.word == "COLLATE":
             value = words[at + 2 if words[at + 1].text == "=" else at + 1] if at + 2 < len(words) else words[at + 1]

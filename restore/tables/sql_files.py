@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from backupd.engine.server.definition_text import tokens
+from backupd.engine.sql.dialect import tokens_of
 from backupd.engine.toolset import CLIENTS
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour
@@ -88,7 +88,7 @@ def _views(schema: str, text: str) -> Iterator[_View]:
 
 def _made(statement: str) -> str:
     """The name of the view."""
-    words = tokens(statement)
+    words = tokens_of(statement)
     for word in words:
         if word.word == "VIEW":
             name = next(words, None)
@@ -98,7 +98,7 @@ def _made(statement: str) -> str:
 
 def _named(view: _View, known: Callable[[TableName], bool]) -> set[TableName]:
     found = set()
-    words = list(tokens(view.statement))
+    words = list(tokens_of(view.statement))
     for at, token in enumerate(words):
         if token.kind == "name":
             qualified = at > 1 and words[at - 1].text == "." and words[at - 2].kind == "name"

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, tokens_of
+from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, tokens_of, word_at
 from backupd.model.binlog import Change, ChangeKind
 
 Name = tuple[str, str]
 """Schema and table; the schema is "" where the statement leaves it to the current one."""
-
-_OPENS, _CLOSES, _EQUALS = (Token(mark, name=False) for mark in "()=")
 
 READ_AT_MOST = 64 * 1024
 """Characters of a statement that are looked at."""
@@ -217,7 +215,7 @@ def _head(verb: str, coming: Iterator[Token]) -> list[Token]:
     for token in coming:
         if not depth and token.word in ends and verb != "LOAD":
             break
-        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
         head.append(token)
     return head
 
@@ -227,9 +225,7 @@ def _of_tables(verb: str, tokens: list[Token], schema: str) -> tuple[Change, ...
     names = _listed(tokens[at + 1 :], schema)
     if verb == "TRUNCATE":
         return _changes(names[:1], ChangeKind.TRUNCATE)
-    if verb == "RENAME":
-        return _changes(names if at else [], ChangeKind.RENAME)
-    return _changes(names if at else [], ChangeKind.OTHER)
+    return _changes(names if at else [], ChangeKind.RENAME if verb == "RENAME" else ChangeKind.OTHER)
 
 
 def _after_with(tokens: list[Token]) -> list[Token]:
@@ -247,7 +243,7 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
         return Effect(_other(schema))
     temporary = any(token.word == "TEMPORARY" for token in tokens[:at])
     what, rest = tokens[at].word, tokens[at + 1 :]
-    while rest and rest[0].word in {"IF", "NOT", "EXISTS"}:
+    while word_at(rest, 0) in {"IF", "NOT", "EXISTS"}:
         rest = rest[1:]
     if what in _TABLE_LIKE:
         names = _listed(rest, schema)
@@ -259,8 +255,8 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
         new = _renamed(rest, 0, schema) if kind is ChangeKind.ALTER else None
         return Effect(_changes(names, kind) + _changes([new] if new else [], ChangeKind.RENAME), data=filled)
     if what in _OF_DATABASE:
-        named = rest and rest[0].name and rest[0].word not in {"CHARACTER", "DEFAULT", "COLLATE", "CHARSET"}
-        return Effect((Change(rest[0].text if named else schema, "", kind),))
+        named = rest and rest[0].may_name and rest[0].word not in {"CHARACTER", "DEFAULT", "COLLATE", "CHARSET"}
+        return Effect((Change(rest[0].plain if named else schema, "", kind),))
     if what in {"INDEX", "TRIGGER"}:
         on = next((number for number, token in enumerate(rest) if token.word == "ON"), len(rest))
         meant = ChangeKind.ALTER if what == "INDEX" else ChangeKind.OTHER
@@ -283,7 +279,7 @@ def _renamed(tokens: list[Token], at: int, schema: str) -> Name | None:
         depth += {"(": 1, ")": -1}.get(tokens[here].word, 0)
         if not depth and tokens[here].word == "RENAME" and tokens[here + 1].word not in {"COLUMN", "INDEX", "KEY"}:
             begin = here + 2 if tokens[here + 1].word in {"TO", "AS", "="} else here + 1
-            return full_name(tokens, begin, schema)[0] if begin < len(tokens) and tokens[begin].name else None
+            return full_name(tokens, begin, schema)[0] if begin < len(tokens) and tokens[begin].may_name else None
     return None
 
 
@@ -315,13 +311,13 @@ def _joined(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
     expected, at = True, 0
     while at < len(tokens):
         word = tokens[at].word
-        if expected and tokens[at].name and word not in _JOIN | {"LATERAL", "SELECT"}:
+        if expected and tokens[at].may_name and word not in _JOIN | {"LATERAL", "SELECT"}:
             name, at = full_name(tokens, at, schema)
             if name not in found:
                 found.append(name)
             expected = False
             continue
-        condition = word == "USING" and tokens[at + 1 : at + 2] == [_OPENS]
+        condition = word == "USING" and word_at(tokens, at + 1) == "("
         expected = (word in _JOIN and not condition) or (expected and word in {"(", "."})
         at += 1
     return found
@@ -331,7 +327,7 @@ def _listed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
     """Names with commas, or TO, between them."""
     found: list[tuple[str, str]] = []
     at = 0
-    while at < len(tokens) and tokens[at].name:
+    while at < len(tokens) and tokens[at].may_name:
         if tokens[at].word in {"IF", "EXISTS", "NOT"}:
             at += 1
             continue
@@ -339,7 +335,7 @@ def _listed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
         found.append(name)
         while at < len(tokens) and (tokens[at].word in {"WAIT", "NOWAIT"} or tokens[at].text.isdigit()):
             at += 1
-        if at >= len(tokens) or tokens[at].word not in {",", "TO"}:
+        if word_at(tokens, at) not in {",", "TO"}:
             break
         at += 1
     return found
@@ -399,10 +395,10 @@ def statements(text: str) -> Iterator[list[Token]]:
     in its body."""
     current: list[Token] = []
     for token in tokens_of(text):
-        if token.text == ";" and not token.quoted and current and current[0].word not in _DEFINING:
+        if token.word == ";" and current and current[0].word not in _DEFINING:
             yield current
             current = []
-        elif token.text != ";" or current:
+        elif token.word != ";" or current:
             current.append(token)
     if current:
         yield current
@@ -419,16 +415,16 @@ def read_by(tokens: list[Token]) -> tuple[Name, ...]:
     outer: list[bool] = []  # whether a list of tables goes on behind each open parenthesis
     while at < len(tokens):
         word = tokens[at].word
-        if expected and tokens[at].name and word not in _NO_TABLE:
+        if expected and tokens[at].may_name and word not in _NO_TABLE:
             name, at = full_name(tokens, at, "")
             found[name] = None
             expected = False
             continue
-        if tokens[at] == _OPENS:
+        if word == "(":
             outer.append(listing)
-        elif tokens[at] == _CLOSES:
+        elif word == ")":
             listing, expected = outer.pop() if outer else False, False
-        elif word == "USING" and tokens[at + 1 : at + 2] == [_OPENS]:
+        elif word == "USING" and word_at(tokens, at + 1) == "(":
             expected = False  # columns of a join
         elif word in _FROM:
             listing = expected = True
@@ -437,7 +433,7 @@ def read_by(tokens: list[Token]) -> tuple[Name, ...]:
             expected, listing = True, False
         elif word == "TABLE" and at and (tokens[at - 1].word == "WITH" or verb not in _DEFINING):
             expected = True
-        elif word == "UNION" and tokens[at + 1 : at + 3] == [_EQUALS, _OPENS]:
+        elif word == "UNION" and word_at(tokens, at + 1) == "=" and word_at(tokens, at + 2) == "(":
             listing = expected = True  # of a MERGE table
             at += 1
         elif word in _AFTER_FROM:
@@ -456,7 +452,7 @@ def renamed(tokens: list[Token]) -> tuple[tuple[Name, Name], ...]:
     if words[:1] != ["ALTER"] or "TABLE" not in words[:6]:
         return ()
     at = words.index("TABLE") + 1
-    while at < len(tokens) and words[at] in {"IF", "EXISTS"}:
+    while word_at(tokens, at) in {"IF", "EXISTS"}:
         at += 1
     if at >= len(tokens):
         return ()
@@ -467,7 +463,7 @@ def renamed(tokens: list[Token]) -> tuple[tuple[Name, Name], ...]:
 
 def _pairs(tokens: list[Token], at: int) -> Iterator[tuple[Name, Name]]:
     while at < len(tokens):
-        while at < len(tokens) and tokens[at].word in {"IF", "EXISTS"}:
+        while word_at(tokens, at) in {"IF", "EXISTS"}:
             at += 1
         if at >= len(tokens):
             return
@@ -542,7 +538,7 @@ def routine_of(text: str, schema: str) -> Routine | None:
         return None
     kind = tokens[at].word
     at += 1
-    while at < len(tokens) and tokens[at].word in {"IF", "NOT", "EXISTS", "BODY"}:
+    while word_at(tokens, at) in {"IF", "NOT", "EXISTS", "BODY"}:
         at += 1
     loaded = any(token.word == "SONAME" for token in tokens[at : at + 6])
     return Routine(kind, full_name(tokens, at, schema)[0][0] if at < len(tokens) else schema, loaded)
@@ -557,9 +553,9 @@ def kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | None
 def _behind_leading(tokens: list[Token], at: int) -> int:
     """Where the kind of what is defined stands, from ``at`` on, behind the verb."""
     while at < len(tokens):
-        if tokens[at].word == "DEFINER" and tokens[at + 1 : at + 2] == [_EQUALS]:
+        if tokens[at].word == "DEFINER" and word_at(tokens, at + 1) == "=":
             at = after_account(tokens, at + 1)
-        elif tokens[at].word in _LEADING or tokens[at] == _EQUALS:
+        elif tokens[at].word in _LEADING or tokens[at].word == "=":
             at += 1
         else:
             break

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from backupd.engine.sql.dialect import TOKEN
+from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.engine.sql.tables import ForeignKey
 from backupd.model.table import TableName
 
@@ -24,35 +24,6 @@ if TYPE_CHECKING:
 _ELSEWHERE = re.compile(r"DIRECTORY|DATAFILE", re.IGNORECASE)
 
 _SIGNS = frozenset({"UNSIGNED", "ZEROFILL"})
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """``kind``: name (quoted), text (a string), word or mark. ``start`` and ``end``: its place in the text."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
-
-    @property
-    def word(self) -> str:
-        """In upper case; empty unless it is a word."""
-        return self.text.upper() if self.kind == "word" else ""
-
-    @property
-    def plain(self) -> str:
-        """A name without its quotes, whatever else as it is."""
-        quote = self.text[0]
-        return self.text[1:-1].replace(quote * 2, quote) if self.kind == "name" else self.text
-
-
-def tokens(text: str) -> Iterator[Token]:
-    """Everything but white space and comments; what is inside of a versioned comment counts as text."""
-    for match in TOKEN.finditer(text):
-        if match.lastgroup is not None:
-            kind = "name" if match.lastgroup in ("quoted", "double") else match.lastgroup
-            yield Token(kind, match.group(), match.start(), match.end())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +90,7 @@ class TableText:
 
 def parse_table(name: TableName, create: str) -> TableText:
     """Understand the CREATE TABLE (or SEQUENCE) of ``name``. Raises ValueError for text that no server prints."""
-    everything = list(tokens(create))
+    everything = list(tokens_of(create))
     body, options = _split(everything)
     if body is None:
         if [token.word for token in everything[:2]] != ["CREATE", "SEQUENCE"]:
@@ -155,7 +126,7 @@ def without_foreign_keys(name: TableName, create: str) -> str:
 
 def without_directories(create: str) -> str:
     """The same definition with all files in the datadir: without DATA DIRECTORY and INDEX DIRECTORY."""
-    found = list(tokens(create))
+    found = list(tokens_of(create))
     spans = []
     for at, token in enumerate(found):
         if token.word not in ("DATA", "INDEX") or at + 2 >= len(found) or found[at + 1].word != "DIRECTORY":
@@ -170,7 +141,7 @@ def makes_elsewhere(statement: str) -> bool:
     """Does it make files outside of the data directory (DATA DIRECTORY, INDEX DIRECTORY, ADD DATAFILE)?"""
     if not _ELSEWHERE.search(statement):
         return False
-    found = list(tokens(statement))
+    found = list(tokens_of(statement))
     datafile = any(
         one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith(("/", "../"))
         for one, two, three in zip(found, found[1:], found[2:], strict=False)
@@ -189,17 +160,17 @@ def _split(found: Sequence[Token]) -> tuple[list[tuple[int, list[Token]]] | None
     items: list[tuple[int, list[Token]]] = []
     depth = 0
     for at, token in enumerate(found):
-        if token.text == "(" and token.kind == "mark":
+        if token.word == "(":
             depth += 1
             if depth == 1:
                 items.append((token.start, []))
                 continue
-        elif token.text == ")" and token.kind == "mark":
+        elif token.word == ")":
             depth -= 1
             if depth == 0:
                 complete = all(item for _, item in items)
                 return (items, found[at + 1 :]) if complete else (None, found)
-        elif token.text == "," and token.kind == "mark" and depth == 1:
+        elif token.word == "," and depth == 1:
             items.append((token.start, []))
             continue
         if depth:
@@ -211,10 +182,10 @@ def _flat(item: Sequence[Token]) -> Iterator[Token]:
     """Those that are not inside of parentheses."""
     depth = 0
     for token in item:
-        depth -= token.kind == "mark" and token.text == ")"
+        depth -= token.word == ")"
         if depth == 0:
             yield token
-        depth += token.kind == "mark" and token.text == "("
+        depth += token.word == "("
 
 
 def _column(text: str, item: Sequence[Token]) -> Column:
@@ -244,10 +215,9 @@ def _closing(item: Sequence[Token], at: int) -> int:
     """Where the parenthesis that opens at ``at`` is closed."""
     depth = 0
     for place in range(at, len(item)):
-        if item[place].kind == "mark":
-            depth += (item[place].text == "(") - (item[place].text == ")")
-            if depth == 0:
-                return place
+        depth += (item[place].word == "(") - (item[place].word == ")")
+        if depth == 0:
+            return place
     raise ValueError(f"a parenthesis is not closed at {item[at].start}")
 
 
@@ -256,7 +226,7 @@ def _listed(item: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
     start = next(place for place in range(at, len(item)) if item[place].text == "(")
     end = _closing(item, start)
     inside = list(_flat(item[start + 1 : end]))
-    parts = 1 + sum(token.text == "," for token in inside if token.kind == "mark")
+    parts = 1 + sum(token.word == "," for token in inside)
     names = tuple(token.plain for token in inside if token.kind == "name")
     return (names if len(names) == parts else ()), end + 1
 
@@ -324,7 +294,7 @@ def schema_checks(session: Session, schema: str) -> dict[str, str]:
 
 def check_clauses(create: str) -> tuple[tuple[str, str], ...]:
     """Name and clause of each named check of a CREATE TABLE as printed."""
-    found = list(tokens(create))
+    found = list(tokens_of(create))
     checks = []
     for at, token in enumerate(found[:-3]):
         if token.word != "CONSTRAINT" or found[at + 1].kind != "name" or found[at + 2].word != "CHECK":

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backupd.engine.server.accounts import hidden, read_grants
-from backupd.engine.server.definition_text import Columns, Token, parse_table, tokens
+from backupd.engine.server.definition_text import Columns, parse_table
 from backupd.engine.sql.client import Session
+from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.engine.sql.tables import ForeignKey
 from backupd.model.errors import NotFoundError, ServerError
 from backupd.model.table import TableName, quote_name, schema_folder
@@ -131,7 +132,7 @@ def made_trigger(statement: str, *, table: str = "") -> str:
     MariaDB keeps the words with which a trigger was made, ``ON shop.orders`` among them, and would so make it in the
     old schema again. Raises ValueError for a statement that is not understood.
     """
-    found = list(tokens(statement))
+    found = list(tokens_of(statement))
     words = [token.word for token in found]
     try:
         made = words.index("TRIGGER")
@@ -430,7 +431,7 @@ def _ordered(definitions: Mapping[str, str], schema: str) -> list[str]:
 
 
 def _named(text: str, schema: str, known: Callable[[str], bool]) -> set[str]:
-    words = list(tokens(text))
+    words = list(tokens_of(text))
     found = set()
     for at, token in enumerate(words):
         if token.kind != "name" or not known(token.plain):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backupd.model.server_facts import Flavour, Version
 
@@ -230,47 +230,55 @@ TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """``text`` without its quotation marks, where it is a name."""
+class Token(NamedTuple):
+    """``kind``: name (quoted), text (a string), word or mark. ``start`` and ``end``: its place in the text."""
 
+    kind: str
     text: str
-    name: bool
-    """May it be a name?"""
-    quoted: bool = False
+    start: int
+    end: int
 
     @property
     def word(self) -> str:
-        """In upper case, empty for what is quoted."""
-        return "" if self.quoted else self.text.upper()
+        """In upper case, a mark as it is; empty for what is quoted."""
+        return self.text.upper() if self.kind in {"word", "mark"} else ""
+
+    @property
+    def plain(self) -> str:
+        """A name without its quotes, whatever else as it is."""
+        quote = self.text[0]
+        return self.text[1:-1].replace(quote * 2, quote) if self.kind == "name" else self.text
+
+    @property
+    def may_name(self) -> bool:
+        """May it be a name?"""
+        return self.kind in {"name", "word"}
 
 
 def tokens_of(text: str) -> Iterator[Token]:
-    """Comments are left out; versioned ones are read, as the server does."""
+    """Everything but white space and comments; versioned comments are read, as the server does."""
     for match in TOKEN.finditer(text):
-        kind, found = match.lastgroup, match.group()
-        if kind == "quoted":
-            yield Token(found[1:-1].replace("``", "`"), name=True, quoted=True)
-        elif kind == "double":
-            yield Token(found[1:-1].replace('""', '"'), name=True, quoted=True)
-        elif kind == "text":
-            yield Token(found, name=False, quoted=True)
-        elif kind is not None:
-            yield Token(found, name=kind == "word")
+        if (kind := match.lastgroup) is not None:
+            yield Token("name" if kind in {"quoted", "double"} else kind, match.group(), *match.span())
+
+
+def word_at(tokens: list[Token], at: int) -> str:
+    """The word of the token at ``at``, empty behind the last one."""
+    return tokens[at].word if at < len(tokens) else ""
 
 
 def full_name(tokens: list[Token], at: int, schema: str) -> tuple[tuple[str, str], int]:
     """The name that begins at ``at``, and where what follows it begins."""
-    if at + 2 < len(tokens) and tokens[at + 1].word == "." and tokens[at + 2].name:
-        return (tokens[at].text, tokens[at + 2].text), at + 3
-    return (schema, tokens[at].text), at + 1
+    if at + 2 < len(tokens) and tokens[at + 1].word == "." and tokens[at + 2].may_name:
+        return (tokens[at].plain, tokens[at + 2].plain), at + 3
+    return (schema, tokens[at].plain), at + 1
 
 
 def after_account(tokens: list[Token], at: int) -> int:
     """Behind ``= user@host`` or ``= CURRENT_USER()``."""
-    while at < len(tokens) and tokens[at].word == "=":
+    while word_at(tokens, at) == "=":
         at += 1
     at += 1
-    while at < len(tokens) and tokens[at].word in {"@", "(", ")"}:
-        at += 2 if tokens[at].word == "@" else 1
+    while (word := word_at(tokens, at)) in {"@", "(", ")"}:
+        at += 2 if word == "@" else 1
     return at
