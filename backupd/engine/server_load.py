@@ -517,27 +517,19 @@ def _limit(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1000:g} ms"
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """A gauge, its limit in seconds, and the share of it below which work goes on."""
-
-    gauge: Gauge
-    limit: float
-    resume: float = RESUME
-
-
 class PressureWatch:
-    """A context manager; ``pressure`` may be asked by any thread. All gauges are read once on entering."""
+    """A context manager; ``pressure`` may be asked by any thread. All gauges are read once on entering. ``watched``:
+    each with who judges it."""
 
     def __init__(
         self,
-        watched: Sequence[Watched],
+        watched: Sequence[tuple[Gauge, Judge]],
         *,
         interval: float = INTERVAL_SECONDS,
         stale: float = STALE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pairs = [(one.gauge, Judge(one.limit, one.resume)) for one in watched]
+        self._pairs = watched
         self._interval, self._stale, self._clock = interval, stale, clock
         self._reason = ""
         self._read_at = clock()

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Self
 
@@ -40,6 +40,7 @@ from backupd.model.proof import Witness
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 from backupd.model.text import Clock
+from backupd.process.run_context import utc_now
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
 _STILL_ENGINES = ("MyISAM", "Aria")
@@ -80,10 +81,6 @@ _LOOK_AFTER = 5.0
 def everything(_table: TableName) -> bool:
     """An Include that takes every user table."""
     return True
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 @dataclass(slots=True)
@@ -127,7 +124,7 @@ def take(
     server: str,
     max_seconds: float,
     include: Include = everything,
-    clock: Clock = _utc_now,
+    clock: Clock = utc_now,
     report: Report = silent,
 ) -> Witness:
     """Read a witness now. ``server``: its name with us; ``max_seconds``: the budget, tables beyond it are
@@ -181,7 +178,7 @@ class LockWindowWitness:
         *,
         server: str,
         include: Include = everything,
-        clock: Clock = _utc_now,
+        clock: Clock = utc_now,
         report: Report = silent,
     ) -> None:
         self.problem = ""

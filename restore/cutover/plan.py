@@ -23,7 +23,7 @@ from backupd.engine.server import definitions as ddl
 from backupd.engine.server.definition_text import check_clauses, schema_checks
 from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.tables import SYSTEM_SCHEMAS, ForeignKey, ForeignKeys, graph
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS, ForeignKey, graph
 from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory, Trigger, Wanted, column_text, parse_triggers, pointed
@@ -340,26 +340,23 @@ def make_plan(
     inventory = TableInventory.look(session, (name.schema for goal in goals for name in (goal.staged, goal.target)))
     _refuse(goals, inventory, replace_live=replace_live)
     goals = [replace(goal, staged=inventory.fold(goal.staged), target=inventory.fold(goal.target)) for goal in goals]
-    keys = graph(session)
-    planning = _Planning(session, goals, inventory, keys, triggers)
+    planning = _Planning(session, goals, inventory, triggers)
     moves = tuple(planning.move(goal, aside, within=within) for goal in goals)
     plan = Plan(moves, warnings=tuple(planning.warnings), folded=inventory.folded)
     return replace(plan, children=planning.children(plan))
 
 
 class _Planning:
-    def __init__(
-        self, session: Session, goals: Sequence[Goal], inventory: TableInventory, keys: ForeignKeys, triggers: Triggers
-    ) -> None:
+    def __init__(self, session: Session, goals: Sequence[Goal], inventory: TableInventory, triggers: Triggers) -> None:
         self._session = session
         self._shelf = inventory
-        self._keys = keys
+        self._keys = graph(session)
         self._triggers = triggers
         self._targets = {inventory.fold(goal.definition.name): goal.target for goal in goals}
         self._goals = {inventory.fold(goal.target) for goal in goals}
         self._names: set[TableName] = set()
         self._key_names: set[tuple[str, str]] = {
-            (key.child.schema, key.name.lower()) for key in keys if not self._is_goal(key.child)
+            (key.child.schema, key.name.lower()) for key in self._keys if not self._is_goal(key.child)
         }
         self.warnings: list[str] = []
 

@@ -17,7 +17,7 @@ from backupd.engine.physical.tablespace_transport import Known
 from backupd.engine.server.definitions import TableDefinition, read_definition
 from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.tables import ForeignKey, ForeignKeys, list_tables
+from backupd.engine.sql.tables import ForeignKey, list_tables
 from backupd.model.document import HIDDEN, Document, made_of
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Entry
@@ -243,10 +243,9 @@ class _Extraction:
             keys += definition.foreign_keys
             if definition.triggers:
                 triggers[name] = definition.triggers
-        of_child = ForeignKeys(key for key in keys if key.acts)  # the others the copy does without
 
-        def parents(name: TableName) -> list[TableName]:
-            return [key.parent for key in of_child.parents(name)]
+        def parents(name: TableName) -> list[TableName]:  # the copy does without keys that do not act
+            return [key.parent for key in keys if key.child == name and key.acts]
 
         return self._needed(parents, triggers, None, tuple(dumped), lower=lower)
 

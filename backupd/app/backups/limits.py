@@ -17,9 +17,10 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.engine.server_load import (
     RESUME,
+    Gauge,
     Gauges,
+    Judge,
     PressureWatch,
-    Watched,
     datadir_of,
     disk_gauges,
     lag_gauges,
@@ -127,11 +128,11 @@ def throttled(
     """The throttle of a run that reads from ``server``, as its policy says. Raises ServerError when a limit needs the
     server and it cannot be asked."""
     limits = server.policy.limits
-    watched: list[Watched] = []
+    watched: list[tuple[Gauge, Judge]] = []
     warnings: list[str] = []
 
     def add(gauges: Gauges, limit: float, resume: float = RESUME) -> None:
-        watched.extend(Watched(gauge, limit, resume) for gauge in gauges.found)
+        watched.extend((gauge, Judge(limit, resume)) for gauge in gauges.found)
         warnings.extend(gauges.warnings)
 
     if limits.replica_lag:

@@ -429,17 +429,19 @@ def xid_text(form: int, transaction: bytes, branch: bytes) -> str:
     return f"X'{transaction.hex()}',X'{branch.hex()}',{form}"
 
 
+def listed_gtids(body: bytes) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Domain, server and sequence of each GTID in the body of a Gtid_list event. Raises ValueError."""
+    count = int.from_bytes(body[:4], "little") & 0x0FFFFFFF
+    if len(body) < 4 + count * _LISTED.size:
+        raise ValueError(f"a list of {count} GTIDs is longer than its event")
+    for domain, server, sequence in _LISTED.iter_unpack(body[4 : 4 + count * _LISTED.size]):
+        yield domain, (server, sequence)
+
+
 def read_gtid_list(event: Event) -> MariadbGtids:
     """Raises ValueError."""
     *_, body, at, stop = event
-    count = int.from_bytes(body[at : at + 4], "little") & 0x0FFFFFFF
-    if at + 4 + count * _LISTED.size > stop:
-        raise ValueError(f"a list of {count} GTIDs is longer than its event")
-    last: dict[int, tuple[int, int]] = {}
-    for number in range(count):
-        domain, server, sequence = _LISTED.unpack_from(body, at + 4 + number * _LISTED.size)
-        last[domain] = (server, sequence)
-    return MariadbGtids(last)
+    return MariadbGtids(dict(listed_gtids(body[at:stop])))
 
 
 class MysqlGtid(NamedTuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,7 +159,8 @@ class _Walker:
         self._found = Walk()
         self._state: dict[int, tuple[int, int]] = {}
         self._pending: dict[int, tuple[int, int]] = {}
-        self._seen = _Seen()
+        self._seen: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+        """GTIDs that were met, by domain and server, as runs of sequence numbers: they grow by one as a rule."""
         self._start_gtids = frozenset(start.gtid.replace(" ", "").split(","))
         self._started = not self._by_place
         self._skipping = self._open = self._grouped = False
@@ -173,10 +175,9 @@ class _Walker:
                 self._begin_here()
             for at, kind, when, server_id, event in _events(path, first):
                 if kind == events.GTID_LIST and number == 0:
-                    listed = _gtid_list(event.body())
-                    for domain, gtid in listed:
-                        self._seen.add(domain, *gtid)
-                    self._state = dict(listed)  # the last one of each domain counts: the server writes it last
+                    for domain, (server, sequence) in events.listed_gtids(event.body()):
+                        events.add_to_runs(self._seen[domain, server], sequence)
+                        self._state[domain] = (server, sequence)  # the last one counts: the server writes it last
                     found.first = MariadbGtids(dict(self._state))
                     self._begin_here()
                 if number == 0 and self._by_place and not self._started and at >= self._start.pos:
@@ -299,7 +300,8 @@ class _Walker:
         self._skipping = domain in self._pending
         if self._pending.get(domain) == gtid:
             del self._pending[domain]
-        if self._seen.add(domain, server_id, sequence) and (self._counts or name in self._start_gtids):
+        met = events.add_to_runs(self._seen[domain, server_id], sequence)
+        if met and (self._counts or name in self._start_gtids):
             self._found.twice.append(name)
         if self._counts:
             self._found.domains.add(domain)
@@ -345,17 +347,6 @@ class _Event:
             return stream.read(want)
 
 
-class _Seen:
-    """GTIDs of MariaDB that were met, as runs of sequence numbers: they grow by one as a rule."""
-
-    def __init__(self) -> None:
-        self._runs: dict[tuple[int, int], list[list[int]]] = {}
-
-    def add(self, domain: int, server_id: int, sequence: int) -> bool:
-        """Was it there already?"""
-        return events.add_to_runs(self._runs.setdefault((domain, server_id), []), sequence)
-
-
 def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
     """Place, type, seconds, server id and the rest of each event that matters, from byte ``at`` on. Rows and the like
     have the server id of their transaction."""
@@ -382,12 +373,6 @@ def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
                     _Event(path, at, length, block[at - base + _HEADER.size : at - base + length]),
                 )
             at += length
-
-
-def _gtid_list(body: bytes) -> list[tuple[int, tuple[int, int]]]:
-    count = struct.unpack_from("<I", body)[0] & 0xFFFFFFF
-    listed = (struct.unpack_from("<IIQ", body, 4 + 16 * number) for number in range(count))
-    return [(domain, (server_id, sequence)) for domain, server_id, sequence in listed]
 
 
 def statement_at(body: bytes) -> int:

@@ -40,9 +40,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
 from backupd.engine.server.definition_text import Column, Columns
@@ -104,8 +104,9 @@ class DumpedFile:
                 yield content
 
 
-class DumpRun(Protocol):
-    """One run. A context manager: leaving it, at any moment, leaves no process and no connection."""
+class DumpRun(AbstractContextManager["DumpRun"], Protocol):
+    """One run. Entering it prepares, and nothing runs yet (raises ServerError, ToolError); leaving it, at any moment,
+    leaves no process and no connection."""
 
     def open(self, seconds: float) -> None:
         """Start; returns when every session has its snapshot. The caller keeps commits blocked meanwhile. Raises
@@ -123,13 +124,6 @@ class DumpRun(Protocol):
 
     def resume(self) -> None:
         """Read on after ``pause``; from any thread."""
-
-    def __enter__(self) -> Self:
-        """Prepare; nothing runs yet. Raises ServerError, ToolError."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class DumpTool(Protocol):

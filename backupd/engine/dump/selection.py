@@ -33,6 +33,7 @@ import re
 import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from backupd.engine.dump.exact_reader import ExactDump
@@ -350,7 +351,12 @@ def dump_tools(
 
 def route(tables: Iterable[tuple[DumpTable, Columns]], tools: Sequence[DumpTool]) -> tuple[Route, ...]:
     """A tool for each table, in their order; of the ``tools`` the first that does not refuse it."""
-    return tuple(_route(table, columns, tools) for table, columns in tables)
+    routes = []
+    for table, columns in tables:
+        reasons = list(takewhile(bool, (tool.refuses(table, columns) for tool in tools)))
+        tool = tools[len(reasons)] if len(reasons) < len(tools) else None
+        routes.append(Route(table, tool, "; ".join(dict.fromkeys(reasons))))
+    return tuple(routes)
 
 
 def try_out(tool: DumpTool, connection: Connection, folder: Path) -> None:
@@ -361,16 +367,6 @@ def try_out(tool: DumpTool, connection: Connection, folder: Path) -> None:
     nothing = DumpTable(TableName(min(schemas, key=schemas.count, default="mysql"), _NO_TABLE), "InnoDB", 0)
     with tool.run(DumpRequest(connection, (nothing,), folder, threads=1)) as run:
         run.open(_TRY_SECONDS)
-
-
-def _route(table: DumpTable, columns: Columns, tools: Sequence[DumpTool]) -> Route:
-    reasons: list[str] = []
-    for tool in tools:
-        reason = tool.refuses(table, columns)
-        if not reason:
-            return Route(table, tool, "; ".join(reasons))
-        reasons.append(reason)
-    return Route(table, None, "; ".join(dict.fromkeys(reasons)))
 
 
 _OPEN_SECONDS = 60.0

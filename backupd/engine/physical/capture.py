@@ -13,11 +13,11 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Event
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import OTHER_BACKUP, CancelledError, DamagedError, ToolError
@@ -119,7 +119,7 @@ class Stock:
     problem: str = ""
 
 
-class Capture(Protocol):
+class Capture(AbstractContextManager["Capture"], Protocol):
     """One run of the tool. A context manager; leaving it early leaves no process."""
 
     @property
@@ -141,12 +141,6 @@ class Capture(Protocol):
 
     def stock(self) -> Stock:
         """Which tables the backup should hold, and which it does not; after ``events`` has ended."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

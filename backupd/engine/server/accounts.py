@@ -328,7 +328,7 @@ class _Script:
         parts = [_HEAD.format(flavour=flavour, version=version)]
         if self.plugins:
             parts.append(f"-- Plugins that must be active first: {', '.join(sorted(self.plugins))}\n")
-        parts += [f"-- Not complete: {_one_line(problem)}\n" for problem in self.problems]
+        parts += [f"-- Not complete: {' '.join(problem.split())}\n" for problem in self.problems]
         parts.append("SET SESSION sql_mode = '';\nSET NAMES utf8mb4;\n")
         for title, statements in (
             ("", self.before),
@@ -579,7 +579,3 @@ def _ask(session: Session, statement: str, account: _Account, script: _Script) -
 def _masked(text: str) -> str:
     """``text`` with string literals blanked out, of the same length."""
     return re.sub(_TEXT, lambda found: " " * len(found.group()), text, flags=re.DOTALL)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

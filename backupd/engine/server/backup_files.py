@@ -27,7 +27,6 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.sql.option_files import read_option_file
@@ -42,62 +41,41 @@ _SIZE_LIMIT = 1024 * 1024
 _HINT = "run the backup again; if it repeats, the tool's version is not supported"
 
 
-@dataclass(frozen=True, slots=True)
 class ReceiptNames:
-    """What one tool calls its files."""
+    """What one tool calls its files.
 
-    prefix: str
+    ``checkpoints``: type and log sequence numbers of the backup; ``info``: versions, times and what was asked for;
+    ``binlog_info``: the position in the binary log; ``slave_info``: what the server replicated from. ``all``: every
+    name of the family, and that of the option file. ``required``: written last by a run that succeeded; a stream cut
+    between two files lacks them and nothing else tells.
+    """
 
-    @property
-    def checkpoints(self) -> str:
-        """The file with the backup's type and log sequence numbers."""
-        return f"{self.prefix}_checkpoints"
-
-    @property
-    def info(self) -> str:
-        """The file with versions, times and what was asked for."""
-        return f"{self.prefix}_info"
-
-    @property
-    def binlog_info(self) -> str:
-        """The file with the position in the binary log."""
-        return f"{self.prefix}_binlog_info"
-
-    @property
-    def slave_info(self) -> str:
-        """The file with what the server replicated from."""
-        return f"{self.prefix}_slave_info"
-
-    @property
-    def all(self) -> frozenset[str]:
-        """Every name of the family, and that of the option file."""
-        return frozenset({self.checkpoints, self.info, self.binlog_info, self.slave_info, BACKUP_CNF})
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Written last by a run that succeeded; a stream cut between two files lacks them and nothing else
-        tells.
-        """
-        return (self.checkpoints, self.info, BACKUP_CNF)
+    def __init__(self, prefix: str) -> None:
+        self.checkpoints = f"{prefix}_checkpoints"
+        self.info = f"{prefix}_info"
+        self.binlog_info = f"{prefix}_binlog_info"
+        self.slave_info = f"{prefix}_slave_info"
+        self.required = (self.checkpoints, self.info, BACKUP_CNF)
+        self.all = frozenset({*self.required, self.binlog_info, self.slave_info})
 
 
 XTRABACKUP = ReceiptNames("xtrabackup")
 MARIADB_BACKUP = ReceiptNames("mariadb_backup")
 FAMILIES = (XTRABACKUP, MARIADB_BACKUP)
+_RECEIPTS = XTRABACKUP.all | MARIADB_BACKUP.all
 
 
 class ReceiptCollector:
     """Keeps the receipts while they pass by in a stream."""
 
     def __init__(self) -> None:
-        self._wanted: frozenset[str] = frozenset().union(*(family.all for family in FAMILIES))
         self._open: dict[str, bytearray] = {}
         self.files: dict[str, bytes] = {}
         """Complete receipts by name."""
 
     def data(self, path: str, payload: memoryview) -> None:
         """Raises StreamError when a receipt is larger than any can be."""
-        if path in self._wanted:
+        if path in _RECEIPTS:
             kept = self._open.setdefault(path, bytearray())
             kept += payload
             if len(kept) > _SIZE_LIMIT:
@@ -105,14 +83,13 @@ class ReceiptCollector:
 
     def end(self, path: str) -> None:
         """``path`` is complete."""
-        if path in self._wanted:
+        if path in _RECEIPTS:
             self.files[path] = bytes(self._open.pop(path, b""))
 
 
 def read_receipts(folder: Path) -> Receipts:
     """The receipts of a backup that lies in ``folder``. Raises StreamError."""
-    wanted: frozenset[str] = frozenset().union(*(family.all for family in FAMILIES))
-    return parse_receipts({path.name: path.read_bytes() for path in folder.iterdir() if path.name in wanted})
+    return parse_receipts({path.name: path.read_bytes() for path in folder.iterdir() if path.name in _RECEIPTS})
 
 
 def family_of(names: Collection[str]) -> ReceiptNames:
@@ -152,9 +129,7 @@ def parse_receipts(files: Mapping[str, bytes]) -> Receipts:
 
 
 def _position(files: Mapping[str, bytes], name: str) -> Position:
-    if name not in files:
-        return Position()
-    record = _text(files, name).strip()
+    record = _text(files, name).strip() if name in files else ""
     if not record:
         return Position()
     fields = record.split("\t")

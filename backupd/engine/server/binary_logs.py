@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.server.probe import flavour_of, kept_for, read_dialect
+from backupd.engine.server.probe import flavour_of, kept_for, position_of, read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import is_log_name, plus
@@ -378,8 +378,8 @@ def _position(session: Session, dialect: Dialect) -> Position:
     rows = session.records(dialect.binlog_status)
     if not rows:
         raise _no_binary_log(session.connection.address)
-    gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")
-    return Position(_checked(str(rows[0]["File"]), session), int(rows[0]["Position"]), gtid)
+    _checked(str(rows[0]["File"]), session)
+    return position_of(session, dialect, rows[0])
 
 
 def _history(session: Session, flavour: Flavour, position: Position) -> str:

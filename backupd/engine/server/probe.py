@@ -489,7 +489,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         role=role,
         read_only=_is_on(variables.get("read_only", "OFF")),
         log_bin=_is_on(variables.get("log_bin", "OFF")),
-        position=_position(session, dialect, log),
+        position=position_of(session, dialect, log),
         gtid_mode=_gtid_mode(flavour, variables),
         engines=census.engines,
         data_bytes=census.data_bytes,
@@ -514,7 +514,9 @@ def _is_on(value: str) -> bool:
     return value.upper() not in ("OFF", "0", "")
 
 
-def _position(session: Session, dialect: Dialect, log: Mapping[str, object]) -> Position:
+def position_of(session: Session, dialect: Dialect, log: Mapping[str, object]) -> Position:
+    """The place in the binary log that ``log`` (a row of ``binlog_status``) tells, with all that is executed. Raises
+    ServerError."""
     if not log:
         return Position()
     gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")

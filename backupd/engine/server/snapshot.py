@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from backupd.engine.server.definitions import plain_session
-from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.probe import position_of, read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, TableIds, definitions, settled_definitions, table_ids
@@ -208,10 +208,7 @@ def position_now(session: Session, dialect: Dialect) -> Position:
     """Where the server's binary log ends; of one moment only while commits are blocked. Empty without a log. Raises
     ServerError."""
     rows = session.records(dialect.binlog_status)
-    if not rows:
-        return Position()
-    gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")
-    return Position(file=str(rows[0]["File"]), pos=int(rows[0]["Position"]), gtid=gtid)
+    return position_of(session, dialect, rows[0] if rows else {})
 
 
 TABLE, VIEW, SEQUENCE, TRIGGER, EVENT, USER = "table", "view", "sequence", "trigger", "event", "user"
@@ -231,38 +228,14 @@ _NAMES = {
 }
 _ROUTINES = f"SELECT ROUTINE_SCHEMA, ROUTINE_NAME, ROUTINE_TYPE FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA {_OUTSIDE}"  # noqa: S608, E501 - of constants
 _KINDS = {"BASE TABLE": TABLE, "SYSTEM VERSIONED": TABLE, "VIEW": VIEW, "SEQUENCE": SEQUENCE}
-_OLD_EVENT = (
-    "body",
-    "definer",
-    "execute_at",
-    "interval_value",
-    "interval_field",
-    "starts",
-    "ends",
-    "on_completion",
-    "sql_mode",
-    "comment",
-    "time_zone",
-    "character_set_client",
-    "collation_connection",
-    "db_collation",
-)
-_EVENT = (
-    "EVENT_DEFINITION",
-    "DEFINER",
-    "EXECUTE_AT",
-    "INTERVAL_VALUE",
-    "INTERVAL_FIELD",
-    "STARTS",
-    "ENDS",
-    "ON_COMPLETION",
-    "SQL_MODE",
-    "EVENT_COMMENT",
-    "TIME_ZONE",
-    "CHARACTER_SET_CLIENT",
-    "COLLATION_CONNECTION",
-    "DATABASE_COLLATION",
-)
+_OLD_EVENT = """
+body, definer, execute_at, interval_value, interval_field, starts, ends, on_completion, sql_mode, comment, time_zone,
+character_set_client, collation_connection, db_collation
+"""
+_EVENT = """
+EVENT_DEFINITION, DEFINER, EXECUTE_AT, INTERVAL_VALUE, INTERVAL_FIELD, STARTS, ENDS, ON_COMPLETION, SQL_MODE,
+EVENT_COMMENT, TIME_ZONE, CHARACTER_SET_CLIENT, COLLATION_CONNECTION, DATABASE_COLLATION
+"""
 _LEFT_OUT = re.compile(r" ?(?:AUTO_INCREMENT=\d+|(?:DATA|INDEX) DIRECTORY ?= ?'(?:[^'\\]|''|\\.)*')")
 
 
@@ -276,7 +249,8 @@ def list_objects(session: Session) -> Listing:
     for schema, name, said in rows or ():
         if str(said) in _KINDS:
             found[_KINDS[str(said)]].add(quote_name(str(schema), str(name)))
-    for kind, question in {**_NAMES, EVENT: _event_question(session)}.items():
+    names, _columns, events = _event_columns(session)
+    for kind, question in {**_NAMES, EVENT: f"SELECT {names} FROM {events}"}.items():  # noqa: S608 - of constants
         rows = session.permitted(f"{question} {_OUTSIDE}", *SYSTEM_SCHEMAS)
         if rows is not None:
             found[kind] = {quote_name(str(schema), str(name)) for schema, name, *_ in rows}
@@ -304,13 +278,6 @@ def digests(session: Session, listed: Listing, *, seconds: float) -> Digests:
                 else:
                     found[kind][name] = _shown(own, kind, name) if time.monotonic() < end else ""
     return found
-
-
-def digest_of(session: Session, kind: str, name: str) -> str:
-    """Of one object, in a ``plain_session``; "" where it cannot be read. Raises ServerError when the server is gone."""
-    if kind == EVENT:
-        return _events(session).get(name, "")
-    return "" if kind == USER else _shown(session, kind, name)
 
 
 def settled(before: Digests, listed: Listing | None, after: Digests) -> Digests:
@@ -360,18 +327,18 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _event_question(session: Session) -> str:
+def _event_columns(session: Session) -> tuple[str, str, str]:
+    """What names an event, what defines it, and where the server has both."""
     dialect = read_dialect(session)
-    names = "db, name" if dialect.events.startswith("mysql.event") else "EVENT_SCHEMA, EVENT_NAME"
-    return f"SELECT {names} FROM {dialect.events}"  # noqa: S608 - of our own table of statements
+    if dialect.has_events_in_table:
+        return "db, name", _OLD_EVENT, dialect.events
+    return "EVENT_SCHEMA, EVENT_NAME", _EVENT, dialect.events
 
 
 def _events(session: Session) -> dict[str, str]:
     """Digests by name. Whether an event runs is not part of it: in a copy, and on a replica, it does not."""
-    dialect = read_dialect(session)
-    old = dialect.events.startswith("mysql.event")
-    names, columns = ("db, name", _OLD_EVENT) if old else ("EVENT_SCHEMA, EVENT_NAME", _EVENT)
-    question = f"SELECT {names}, {', '.join(columns)} FROM {dialect.events} {_OUTSIDE}"  # noqa: S608 - of constants
+    names, columns, events = _event_columns(session)
+    question = f"SELECT {names}, {columns} FROM {events} {_OUTSIDE}"  # noqa: S608 - of constants
     rows = session.permitted(question, *SYSTEM_SCHEMAS)
     return {quote_name(str(schema), str(name)): _digest(*map(_as_text, values)) for schema, name, *values in rows or ()}
 

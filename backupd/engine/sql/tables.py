@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -379,46 +379,7 @@ class ForeignKey:
         return self.on_delete not in NO_ACTION or self.on_update not in NO_ACTION
 
 
-class ForeignKeys:
-    """All of a server, both ways."""
-
-    def __init__(self, keys: Iterable[ForeignKey]) -> None:
-        self.all: tuple[ForeignKey, ...] = tuple(keys)
-        self._of_child: dict[TableName, list[ForeignKey]] = defaultdict(list)
-        self._of_parent: dict[TableName, list[ForeignKey]] = defaultdict(list)
-        for key in self.all:
-            self._of_child[key.child].append(key)
-            self._of_parent[key.parent].append(key)
-
-    def __iter__(self) -> Iterator[ForeignKey]:
-        return iter(self.all)
-
-    def parents(self, name: TableName) -> tuple[ForeignKey, ...]:
-        """The constraints of ``name``, to its parents."""
-        return tuple(self._of_child.get(name, ()))
-
-    def children(self, name: TableName) -> tuple[ForeignKey, ...]:
-        """The constraints of other tables (or its own) that reference ``name``."""
-        return tuple(self._of_parent.get(name, ()))
-
-    def ancestors(self, names: Iterable[TableName]) -> frozenset[TableName]:
-        """Parents, their parents, and so on, without ``names`` themselves."""
-        wanted = frozenset(names)
-        return self._closure(wanted, {name: [key.parent for key in keys] for name, keys in self._of_child.items()})
-
-    @staticmethod
-    def _closure(names: frozenset[TableName], steps: Mapping[TableName, list[TableName]]) -> frozenset[TableName]:
-        found: set[TableName] = set(names)
-        waiting = list(names)
-        while waiting:
-            for step in steps.get(waiting.pop(), ()):
-                if step not in found:
-                    found.add(step)
-                    waiting.append(step)
-        return frozenset(found - names)
-
-
-def graph(session: Session) -> ForeignKeys:
+def graph(session: Session) -> tuple[ForeignKey, ...]:
     """Every foreign key that the account may see. Raises ServerError."""
     rules = {
         (str(schema), str(table), str(name)): (str(on_delete), str(on_update))
@@ -427,24 +388,12 @@ def graph(session: Session) -> ForeignKeys:
     columns: dict[tuple[str, str, str], list[tuple[str, TableName, str]]] = defaultdict(list)
     for schema, table, name, column, parent_schema, parent, parent_column in session.query(_FOREIGN_KEY_COLUMNS):
         columns[schema, table, name].append((column, TableName(parent_schema, parent), parent_column))
-    return ForeignKeys(
-        _key(place, pairs, *rules.get(place, ("NO ACTION", "NO ACTION"))) for place, pairs in sorted(columns.items())
-    )
-
-
-def _key(
-    place: tuple[str, str, str], pairs: list[tuple[str, TableName, str]], on_delete: str, on_update: str
-) -> ForeignKey:
-    schema, table, name = place
-    return ForeignKey(
-        name=name,
-        child=TableName(schema, table),
-        columns=tuple(column for column, _, _ in pairs),
-        parent=pairs[0][1],
-        parent_columns=tuple(column for _, _, column in pairs),
-        on_delete=on_delete,
-        on_update=on_update,
-    )
+    found = []
+    for (schema, table, name), pairs in sorted(columns.items()):
+        own, parents, others = zip(*pairs, strict=True)
+        rule = rules.get((schema, table, name), ("NO ACTION", "NO ACTION"))
+        found.append(ForeignKey(name, TableName(schema, table), own, parents[0], others, *rule))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Base:
 
     start: Position
     tables: frozenset[TableName]
-    keys: foreignkeys.ForeignKeys
+    keys: tuple[foreignkeys.ForeignKey, ...]
     triggers: dict[TableName, str]
 
 
@@ -89,7 +89,7 @@ def relatives_of(base: Base, what: Logs, wanted: Collection[TableName]) -> Relat
     return relatives(
         wanted,
         since(base, what),
-        lambda name: [key.parent for key in base.keys.parents(name) if key.acts],
+        lambda name: [key.parent for key in base.keys if key.child == name and key.acts],
         triggers=base.triggers,
         known=base.tables,
     )

@@ -17,7 +17,6 @@ from backupd.engine.server_load import (
     LagGauge,
     PressureWatch,
     Reading,
-    Watched,
     datadir_of,
     disk_counters,
     disk_gauges,
@@ -283,7 +282,7 @@ class Dial:
 
 def test_the_watch_tells_the_last_word_of_all_gauges_and_closes_them() -> None:
     first, second = Dial(), Dial(7)
-    with PressureWatch([Watched(first, 5), Watched(second, 5)], interval=0.005) as watch:
+    with PressureWatch([(first, Judge(5)), (second, Judge(5))], interval=0.005) as watch:
         assert watch.pressure == "dial 7 > 5 s"
         first.value = 9
         until(lambda: watch.pressure == "dial 9 > 5 s; dial 7 > 5 s")
@@ -296,7 +295,7 @@ def test_the_watch_tells_the_last_word_of_all_gauges_and_closes_them() -> None:
 def test_a_gauge_that_does_not_answer_is_pressure_after_a_while() -> None:
     now = [0.0]
     dial = Dial()
-    with PressureWatch([Watched(dial, 5)], interval=0.005, stale=60, clock=lambda: now[0]) as watch:
+    with PressureWatch([(dial, Judge(5))], interval=0.005, stale=60, clock=lambda: now[0]) as watch:
         dial.stuck.clear()
         now[0] = 59.0
         assert watch.pressure == ""

@@ -21,7 +21,7 @@ from backupd.engine.server.definitions import (
     understand,
     write_definition,
 )
-from backupd.engine.sql.tables import ForeignKey, ForeignKeys
+from backupd.engine.sql.tables import ForeignKey
 from backupd.model.table import TableName
 
 ORDERS = TableName("shop", "orders")
@@ -135,21 +135,6 @@ def test_a_constraint_can_be_written_again_for_another_parent() -> None:
         "CONSTRAINT `new` FOREIGN KEY (`p`) REFERENCES `x`.`y` (`id`)"
     )
     assert (first.acts, second.acts) == (True, False)
-
-
-def test_ancestors_are_followed_through_circles() -> None:
-    a, b, c, d = (TableName("s", name) for name in "abcd")
-    keys = ForeignKeys(
-        [
-            ForeignKey("1", a, ("x",), b, ("x",)),
-            ForeignKey("2", b, ("x",), c, ("x",)),
-            ForeignKey("3", c, ("x",), a, ("x",)),
-            ForeignKey("4", d, ("x",), d, ("x",)),
-        ]
-    )
-    assert keys.ancestors([a]) == {b, c}
-    assert keys.ancestors([d]) == frozenset()
-    assert [key.name for key in keys.children(b)] == ["1"]
 
 
 @pytest.mark.parametrize(
