@@ -9,7 +9,6 @@ begins a new file and when it starts.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +29,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, covers, is_log_name
 from backupd.model.errors import CancelledError, MisnamedError, ToolError
 from backupd.model.text import Clock
-from backupd.process.command import Child, Command, spawn, stop
-from backupd.process.output import StderrReader
+from backupd.process.pipeline import Heard
 
 _NOTE_SECONDS = 30.0
 _ROOM_SECONDS = 1.0
@@ -176,42 +174,15 @@ class End:
     said: str
 
 
-class Copier:
+class Copier(Heard):
     """The program, running; a context manager that leaves no process behind."""
-
-    def __init__(self, command: Command) -> None:
-        self._command = command
-        self._child: Child | None = None
-        self._voice: StderrReader | None = None
-
-    def __enter__(self) -> Self:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        voice = StderrReader([self._command.program], [reader])
-        voice.start()
-        try:
-            self._child = spawn(self._command, stdin=nothing, stdout=writer, stderr=writer)
-            self._voice = voice
-        finally:
-            os.close(writer)
-            os.close(nothing)
-            if self._child is None:
-                voice.finish()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._child is not None and self._voice is not None:
-            stop([self._child])
-            self._voice.finish()
 
     def ended(self) -> End | None:
         """None while it runs."""
-        if self._child is None or self._voice is None or (code := self._child.poll()) is None:
+        if (code := self.child.poll()) is None:
             return None
-        self._voice.finish()
-        said = self._voice.tail(0, 20).strip()
+        self.voice.finish()
+        said = self.last_words(20).strip()
         return End(end_kind(said), code, said)
 
 

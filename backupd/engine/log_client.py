@@ -51,9 +51,9 @@ from backupd.engine.sql.client import Connection, client_options, has_modes, hel
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import CancelledError, MisnamedError, RefusedError, ToolError
 from backupd.model.server_facts import Flavour, Position, Tool
-from backupd.process.command import Command, spawn, stop
+from backupd.process.command import Command
 from backupd.process.folders import give, make_passable, write_whole
-from backupd.process.output import StderrReader
+from backupd.process.pipeline import Heard
 
 _MARIADB_ID = "stop-never-slave-server-id"
 _MYSQL_ID = "connection-server-id"
@@ -362,50 +362,25 @@ def _try(
             said = other.wait(None, cancel)
         if said != "" or not _size(ending / position.file):
             return Trial(None, said or f"nothing of {position.file} came from {connection.address}")
-        return Trial(True) if not _size(going / position.file) and one.runs() else Trial(None, "it was interrupted")
+        return (
+            Trial(True)
+            if not _size(going / position.file) and one.child.poll() is None
+            else Trial(None, "it was interrupted")
+        )
 
 
-class _Program:
-    """Runs while the block lasts."""
-
-    def __init__(self, command: Command) -> None:
-        self._command = command
-
-    def __enter__(self) -> _Program:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._voice = StderrReader([self._command.program], [reader])
-        self._voice.start()
-        try:
-            self._child = spawn(self._command, stdin=nothing, stdout=writer, stderr=writer)
-        except BaseException:
-            os.close(writer)
-            self._voice.finish()
-            raise
-        else:
-            os.close(writer)
-        finally:
-            os.close(nothing)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        stop([self._child])
-        self._voice.finish()
-
-    def runs(self) -> bool:
-        return self._child.poll() is None
-
+class _Program(Heard):
     def wait(self, path: Path | None, cancel: threading.Event) -> str | None:
         """Until ``path`` holds something (None), the program has ended (its last words, "" where it ended well), or
         PATIENCE is over (None)."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            code = self._child.poll()  # first the program, then its file: it may have written right before its end
+            code = self.child.poll()  # first the program, then its file: it may have written right before its end
             if path is not None and _size(path):
                 return None
             if code is not None:
-                self._voice.finish()
-                said = self._voice.tail(0, 20).strip()
+                self.voice.finish()
+                said = self.last_words(20).strip()
                 return "" if code == 0 and path is None else said or f"it ended with {code}"
             if cancel.wait(0.02):
                 raise CancelledError("stopped while a program was tried")

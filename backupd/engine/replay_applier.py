@@ -312,18 +312,19 @@ class MariadbApplier(Applier):
         found = self._leg.found
         for gtid in sorted(self._leg.exclude, key=list(found.before).index):
             before = found.before[gtid]
-            if not self._is_at(self._position(), before):
+            if not self._is_at(before):
                 self._counted(lambda now: not now.running, moved, f" UNTIL master_gtid_pos='{before}'")
-            if not self._is_at(self._position(), before):
+            if not self._is_at(before):
                 raise ServerError(
-                    f"the replay did not stop before {gtid}", detail=f"it stands at {self._position()}, not {before}"
+                    f"the replay did not stop before {gtid}",
+                    detail=f"it stands at {mariadb_position(self._session)}, not {before}",
                 )
             self._session.execute(
-                "SET GLOBAL gtid_slave_pos = %s", str(self._position().plus(MariadbGtids.parse(gtid)))
+                "SET GLOBAL gtid_slave_pos = %s", str(mariadb_position(self._session).plus(MariadbGtids.parse(gtid)))
             )
-        if not self._is_at(self._position(), found.end):
+        if not self._is_at(found.end):
             # No UNTIL: the files end here.
-            self._counted(lambda now: self._is_at(MariadbGtids.parse(now.gtids), found.end), moved)
+            self._counted(lambda now: self._is_at(found.end, MariadbGtids.parse(now.gtids)), moved)
 
     def applied(self) -> int:
         """Event groups, by the connection's own counters."""
@@ -356,12 +357,10 @@ class MariadbApplier(Applier):
             )
         )
 
-    def _position(self) -> MariadbGtids:
-        return mariadb_position(self._session)
-
-    @staticmethod
-    def _is_at(now: MariadbGtids, there: MariadbGtids) -> bool:
-        return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
+    def _is_at(self, there: MariadbGtids, now: MariadbGtids | None = None) -> bool:
+        """``now``: where the copy stands; it is asked where that is not given."""
+        last = (now or mariadb_position(self._session)).last
+        return all(last.get(domain) == gtid for domain, gtid in there.last.items())
 
 
 def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:

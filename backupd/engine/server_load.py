@@ -330,8 +330,10 @@ def lag_gauges(
             found.append(LagGauge(name, connection))
         replicas = _ask(session, dialect.replica_hosts, warnings, "who replicates from it")
     for row in replicas:
-        gauge = _follower(row, followers, warnings)
-        if gauge is not None:
+        gauge = _follower(row, followers)
+        if isinstance(gauge, str):
+            warnings.append(f"limits.replica_lag: the replica {gauge}")
+        else:
             found.append(gauge)
     if not found and not warnings:
         warnings.append("limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch")
@@ -348,29 +350,19 @@ def _ask(session: Session, statement: str, warnings: list[str], what: str) -> li
         return []
 
 
-def _follower(
-    row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callable[[], Connection]], warnings: list[str]
-) -> LagGauge | None:
+def _follower(row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callable[[], Connection]]) -> LagGauge | str:
+    """What watches the lag of this replica, or why nothing can."""
     host, port = str(row.get("Host") or ""), int(row.get("Port") or 0)
-    number = row.get("Server_Id", row.get("Server_id"))
     if not host:
-        warnings.append(
-            f"limits.replica_lag: the replica with server id {number} does not report its address "
-            "(report_host), so its lag is not watched"
-        )
-        return None
+        number = row.get("Server_Id", row.get("Server_id"))
+        return f"with server id {number} does not report its address (report_host), so its lag is not watched"
     connect = followers.get((host, port))
     if connect is None:
-        warnings.append(
-            f"limits.replica_lag: the replica {host}:{port} is no server of the configuration, so its lag "
-            "is not watched"
-        )
-        return None
+        return f"{host}:{port} is no server of the configuration, so its lag is not watched"
     try:
         return LagGauge(f"{host}:{port}", connect())
     except BackupdError as error:
-        warnings.append(f"limits.replica_lag: the replica {host}:{port} cannot be asked: {error.message}")
-        return None
+        return f"{host}:{port} cannot be asked: {error.message}"
 
 
 # -- the disk

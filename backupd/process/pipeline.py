@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Child, Command, spawn, stop
@@ -382,6 +382,43 @@ class Pipeline:
             # Its writes fail now; only a feed that waits for something else takes longer, and then it is on
             # its own.
             self._feeder.join(LINGER_SECONDS)
+
+
+class Heard:
+    """One program, all of whose output is taken as words, by ``voice``. It runs while the block lasts; ``log`` and
+    ``on_line`` are those of StderrReader."""
+
+    child: Child
+    voice: StderrReader
+
+    def __init__(
+        self, command: Command, *, log: Path | None = None, on_line: Callable[[str], None] | None = None
+    ) -> None:
+        self._command, self._log, self._on_line = command, log, on_line
+
+    def __enter__(self) -> Self:
+        ear, mouth = os.pipe2(os.O_CLOEXEC)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        heard = False
+        try:
+            self.voice = StderrReader([self._command.program], [ear], log=self._log, on_line=self._on_line)
+            self.voice.start()
+            heard = True
+            self.child = spawn(self._command, stdin=nothing, stdout=mouth, stderr=mouth)
+        finally:
+            os.close(nothing)
+            os.close(mouth)
+            if not heard:
+                os.close(ear)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        stop([self.child])
+        self.voice.finish(1.0)
+
+    def last_words(self, lines: int) -> str:
+        """What it said at last, redacted."""
+        return self.voice.tail(0, lines)
 
 
 def describe_exit(code: int) -> str:

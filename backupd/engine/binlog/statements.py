@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, tokens_of, word_at
+from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, outside, tokens_of, word_at
 from backupd.model.binlog import Change, ChangeKind
 
 Name = tuple[str, str]
@@ -41,29 +41,11 @@ _TELLS_SECRET = re.compile(rf"{_REVEALING}|\bPWD\b|IDENTIFIED\s+(?:BY|WITH|VIA)|
 _BENT = re.compile(r"""\\['"]""")
 REST_HIDDEN = "'***' ..."
 """How a masked statement ends of which nobody can tell where a secret ends."""
-_LEADING = frozenset(
-    {
-        "OR",
-        "REPLACE",
-        "ONLINE",
-        "OFFLINE",
-        "UNIQUE",
-        "FULLTEXT",
-        "SPATIAL",
-        "VECTOR",
-        "IGNORE",
-        "TEMPORARY",
-        "ALGORITHM",
-        "DEFINER",
-        "SQL",
-        "SECURITY",
-        "INVOKER",
-        "UNDEFINED",
-        "MERGE",
-        "TEMPTABLE",
-        "AGGREGATE",
-    }
-)
+_LEADING_WORDS = """
+OR REPLACE ONLINE OFFLINE UNIQUE FULLTEXT SPATIAL VECTOR IGNORE TEMPORARY ALGORITHM DEFINER SQL SECURITY INVOKER
+UNDEFINED MERGE TEMPTABLE AGGREGATE
+"""
+_LEADING = frozenset(_LEADING_WORDS.split())
 _MODIFIERS = frozenset({"LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE", "INTO", "CONCURRENT", "LOCAL"})
 _TABLE_LIKE = frozenset({"TABLE", "TABLES", "VIEW", "SEQUENCE"})
 _OF_DATABASE = frozenset({"DATABASE", "SCHEMA"})
@@ -229,12 +211,8 @@ def _of_tables(verb: str, tokens: list[Token], schema: str) -> tuple[Change, ...
 
 
 def _after_with(tokens: list[Token]) -> list[Token]:
-    depth = 0
-    for at, token in enumerate(tokens):
-        depth += {"(": 1, ")": -1}.get(token.word, 0)
-        if not depth and token.word in {*_DATA, "SELECT"}:
-            return tokens[at:]
-    return []
+    verbs = {*_DATA, "SELECT"}
+    return next((tokens[at:] for at, token in outside(tokens) if token.word in verbs), [])
 
 
 def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
@@ -274,11 +252,10 @@ def _is_filled(rest: list[Token]) -> bool:
 
 def _renamed(tokens: list[Token], at: int, schema: str) -> Name | None:
     """The new name in an ALTER TABLE ... RENAME [TO|AS], whose clauses begin at ``at``."""
-    depth = 0
-    for here in range(at, len(tokens) - 1):
-        depth += {"(": 1, ")": -1}.get(tokens[here].word, 0)
-        if not depth and tokens[here].word == "RENAME" and tokens[here + 1].word not in {"COLUMN", "INDEX", "KEY"}:
-            begin = here + 2 if tokens[here + 1].word in {"TO", "AS", "="} else here + 1
+    for here, token in outside(tokens[at:-1]):
+        following = at + here + 1
+        if token.word == "RENAME" and tokens[following].word not in {"COLUMN", "INDEX", "KEY"}:
+            begin = following + (tokens[following].word in {"TO", "AS", "="})
             return full_name(tokens, begin, schema)[0] if begin < len(tokens) and tokens[begin].may_name else None
     return None
 
@@ -350,24 +327,10 @@ def _other(schema: str) -> tuple[Change, ...]:
 
 
 _FROM = frozenset({"FROM", "JOIN", "STRAIGHT_JOIN", "USING"})
-_AFTER_FROM = frozenset(
-    {
-        "WHERE",
-        "SET",
-        "GROUP",
-        "ORDER",
-        "HAVING",
-        "LIMIT",
-        "SELECT",
-        "VALUES",
-        "UNION",
-        "FOR",
-        "PROCEDURE",
-        "WINDOW",
-        "RETURNING",
-        "LOCK",
-    }
-)
+_AFTER_FROM_WORDS = """
+WHERE SET GROUP ORDER HAVING LIMIT SELECT VALUES UNION FOR PROCEDURE WINDOW RETURNING LOCK
+"""
+_AFTER_FROM = frozenset(_AFTER_FROM_WORDS.split())
 _NO_TABLE = _AFTER_FROM | {"LATERAL", "ONLY", "ON"}
 _REFERS = frozenset({"REFERENCES", "LIKE"})
 _ROUTINES = frozenset({"PROCEDURE", "FUNCTION", "PACKAGE", "EVENT", "SERVER"})
@@ -506,16 +469,10 @@ def has_named_all(tokens: list[Token]) -> bool:
         return "ON" in words
     if words[:1] not in (["CREATE"], ["ALTER"]) or "TABLE" not in words[1:4]:
         return False
-    depth = 0
-    for at, word in enumerate(words):
-        depth += {"(": 1, ")": -1}.get(word, 0)
-        if (
-            not depth
-            and word == "PARTITION"
-            and (words[at + 1 : at + 2] == ["BY"] or words[at - 1] in {"ADD", "REORGANIZE"})
-        ):
-            return True
-    return False
+    return any(
+        token.word == "PARTITION" and (word_at(tokens, at + 1) == "BY" or words[at - 1] in {"ADD", "REORGANIZE"})
+        for at, token in outside(tokens)
+    )
 
 
 def hides_names(tokens: list[Token]) -> bool:

@@ -371,10 +371,6 @@ class RowFiles:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.drop()
-
-    def drop(self) -> None:
-        """Remove the file that is not complete."""
         file, self._file = self._file, None
         if file is not None:
             path = Path(file.name)

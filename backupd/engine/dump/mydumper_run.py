@@ -46,10 +46,9 @@ from backupd.engine.sql.tables import table_names
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.server_facts import Tool
 from backupd.model.table import TableName
-from backupd.process.command import Child, Command, family, spawn, stop
+from backupd.process.command import Child, Command, family, stop
 from backupd.process.folders import give, is_plain, make_passable
-from backupd.process.output import StderrReader
-from backupd.process.pipeline import describe_exit, run
+from backupd.process.pipeline import Heard, describe_exit, run
 
 _LINE = re.compile(
     r"(?:\*\* )?(?:\([^()]*\): )?(?P<level>Message|WARNING|CRITICAL|ERROR)(?: \*\*)?: "
@@ -263,8 +262,7 @@ class MyDumperRun:
         self._out = request.folder / "out"
         self._stack = contextlib.ExitStack()
         self._command: Command | None = None
-        self._child: Child | None = None
-        self._voice: StderrReader | None = None
+        self._program: Heard | None = None
         self._metadata = Metadata(finished=False)
         self._rows: Counter[TableName] = Counter()
         self._faults: dict[TableName, str] = {}
@@ -315,12 +313,8 @@ class MyDumperRun:
     def __exit__(self, *_error: object) -> None:
         with self._lock:
             self._over = True
-            if self._child is not None:
-                self._child.send(signal.SIGCONT)  # a stopped process does not end
-        if self._child is not None:
-            stop([self._child])
-        if self._voice is not None:
-            self._voice.finish(1.0)
+            if self._program is not None:
+                self._program.child.send(signal.SIGCONT)  # a stopped process does not end
         self._stack.close()
 
     def open(self, seconds: float) -> None:
@@ -386,21 +380,11 @@ class MyDumperRun:
     # -- how
 
     def _start(self) -> Child:
-        if self._command is None or self._child is not None:
+        if self._command is None or self._program is not None:
             raise ValueError("a run is entered and opened once")
-        ear, mouth = os.pipe2(os.O_CLOEXEC)
-        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            voice = StderrReader([self._tool.name], [ear], log=self._request.log, on_line=self._heard)
-            voice.start()
-            self._voice = voice
-            self._child = spawn(self._command, stdin=source, stdout=mouth, stderr=mouth)
-        finally:
-            os.close(source)
-            os.close(mouth)
-            if self._voice is None:
-                os.close(ear)
-        return self._child
+        program = Heard(self._command, log=self._request.log, on_line=self._heard)
+        self._program = self._stack.enter_context(program)
+        return program.child
 
     def _heard(self, line: str) -> None:
         self._log.heard(line)
@@ -409,10 +393,10 @@ class MyDumperRun:
 
     def _hear_out(self) -> None:
         """The tool has ended: take in its last words, and what it left."""
-        if self._voice is not None:
-            self._voice.finish()
-            if self._voice.failure is not None:
-                raise self._voice.failure
+        if self._program is not None:
+            self._program.voice.finish()
+            if self._program.voice.failure is not None:
+                raise self._program.voice.failure
         told = self._request.folder / "metadata"
         with contextlib.suppress(FileNotFoundError):
             (self._out / told.name).rename(told)
@@ -503,8 +487,8 @@ class MyDumperRun:
         with self._lock:
             before = bool(self._held)
             (self._held.add if held else self._held.discard)(who)
-            if self._child is not None and not self._over and before is not bool(self._held):
-                self._child.send(signal.SIGSTOP if self._held else signal.SIGCONT)
+            if self._program is not None and not self._over and before is not bool(self._held):
+                self._program.child.send(signal.SIGSTOP if self._held else signal.SIGCONT)
 
     def _death(self, code: int) -> str:
         """Why a table that is not known to be complete is not; empty when the run came to a good end."""
@@ -531,21 +515,20 @@ class MyDumperRun:
             yield f"mydumper read {told} rows of it and wrote {self._rows[name]}"
 
     def _failure(self, message: str) -> ToolError:
-        if self._voice is not None:
-            self._voice.finish()
-        detail = self._voice.tail(0, _TAIL_LINES) if self._voice is not None else ""
+        if self._program is not None:
+            self._program.voice.finish()
+        detail = self._said()
         return ToolError(
             message,
             detail=detail,
             hint=next((hint for mark, hint in _HINTS.items() if mark in detail), "its last lines tell why"),
         )
 
+    def _said(self) -> str:
+        return self._program.last_words(_TAIL_LINES) if self._program is not None else ""
+
     def _last_words(self) -> str:
-        said = [
-            line
-            for line in (self._voice.tail(0, _TAIL_LINES) if self._voice is not None else "").splitlines()
-            if "Message:" not in line and "no-locks" not in line
-        ]
+        said = [line for line in self._said().splitlines() if "Message:" not in line and "no-locks" not in line]
         return f": {said[-1]}" if said else ""
 
     def _write_omitted(self, path: Path) -> None:
@@ -579,6 +562,6 @@ class MyDumperRun:
             raise CancelledError(f"{self._tool.name} was stopped on request")
 
     def _running(self) -> Child:
-        if self._child is None:
+        if self._program is None:
             raise ValueError("the run was not opened")
-        return self._child
+        return self._program.child

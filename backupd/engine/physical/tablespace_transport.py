@@ -125,33 +125,29 @@ class Imported:
 def can_import(source: Session, target: Session, names: Collection[TableName]) -> dict[TableName, str]:
     """Those of ``names`` (in ``source``, a server on this host) that cannot go to ``target`` as files, with why.
     Raises ServerError."""
-    why = _servers_differ(source, target)
-    if why:
-        return dict.fromkeys(names, why)
-    return _unfit(source, names)
+    why = next(_servers_differ(source, target), "")
+    return dict.fromkeys(names, why) if why else _unfit(source, names)
 
 
-def _servers_differ(source: Session, target: Session) -> str:
+def _servers_differ(source: Session, target: Session) -> Iterator[str]:
     ours, theirs = (_variables(session) for session in (source, target))
     datadir = Path(theirs["datadir"])
-    reasons = {
-        "the server is reached over the network: its data directory is not known to be "
-        "here": not target.connection.socket,
-        f"the backup is of {ours['series']}, the server {theirs['series']}": ours["series"] != theirs["series"],
-        f"pages have {ours['page']} bytes in the backup, {theirs['page']} in the server": ours["page"]
-        != theirs["page"],
-        "the server writes a binary log, which would not hold the rows: its replicas would not get them": theirs[
-            "log_bin"
-        ]
-        == "1",
-        f"the server's data directory {datadir} belongs to another user than the server": datadir.is_dir()
-        and target.server_uid not in (0, datadir.stat().st_uid),
-        "the server is a node of a cluster, whose other nodes would not get the rows": theirs["cluster"] == "ON",
-        f"the server's data directory {datadir} is not here, or not ours to write to": not datadir.is_dir()
-        or not os.access(datadir, os.W_OK | os.X_OK)
-        or os.geteuid() not in (0, datadir.stat().st_uid),
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    if not target.connection.socket:
+        yield "the server is reached over the network: its data directory is not known to be here"
+    if ours["series"] != theirs["series"]:
+        yield f"the backup is of {ours['series']}, the server {theirs['series']}"
+    if ours["page"] != theirs["page"]:
+        yield f"pages have {ours['page']} bytes in the backup, {theirs['page']} in the server"
+    if theirs["log_bin"] == "1":
+        yield "the server writes a binary log, which would not hold the rows: its replicas would not get them"
+    is_here = datadir.is_dir()
+    if is_here and target.server_uid not in (0, datadir.stat().st_uid):
+        yield f"the server's data directory {datadir} belongs to another user than the server"
+    if theirs["cluster"] == "ON":
+        yield "the server is a node of a cluster, whose other nodes would not get the rows"
+    ours_to_write = is_here and os.access(datadir, os.W_OK | os.X_OK) and os.geteuid() in (0, datadir.stat().st_uid)
+    if not ours_to_write:
+        yield f"the server's data directory {datadir} is not here, or not ours to write to"
 
 
 def _variables(session: Session) -> dict[str, str]:
@@ -169,9 +165,9 @@ def _variables(session: Session) -> dict[str, str]:
 def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str]:
     tables = {table.name: table for table in list_tables(source)}
     datadir = Path(str(source.scalar("SELECT @@GLOBAL.datadir")))
-    fulltext = {TableName(str(schema), str(table)) for schema, table in source.query(_FULLTEXT)}
+    fulltext = set(_names(source, _FULLTEXT))
     mariadb = read_dialect(source).flavour is Flavour.MARIADB
-    numbered = {TableName(str(schema), str(table)) for schema, table in source.query(_NUMBERED)} if mariadb else set()
+    numbered = set(_names(source, _NUMBERED)) if mariadb else set()
     files = files_of(datadir, names)
     found: dict[TableName, str] = {}
     for name in names:

@@ -10,11 +10,11 @@ Checks: MySQL knows the name of one only once per schema, as of a foreign key; M
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from backupd.engine.sql.dialect import Token, tokens_of
+from backupd.engine.sql.dialect import Token, outside, tokens_of
 from backupd.engine.sql.tables import ForeignKey
 from backupd.model.table import TableName
 
@@ -178,23 +178,13 @@ def _split(found: Sequence[Token]) -> tuple[list[tuple[int, list[Token]]] | None
     return None, found
 
 
-def _flat(item: Sequence[Token]) -> Iterator[Token]:
-    """Those that are not inside of parentheses."""
-    depth = 0
-    for token in item:
-        depth -= token.word == ")"
-        if depth == 0:
-            yield token
-        depth += token.word == "("
-
-
 def _column(text: str, item: Sequence[Token]) -> Column:
     end = 2
     if end < len(item) and item[end].text == "(":
         end = _closing(item, end) + 1
     while end < len(item) and item[end].word in _SIGNS:
         end += 1
-    words = [token.word for token in _flat(item[end:])]
+    words = [token.word for _at, token in outside(item[end:])]
     computed = _after(words, "GENERATED", "ALWAYS", "AS")
     period = words[computed + 1] if computed >= 0 and words[computed : computed + 1] == ["ROW"] else ""
     rest = text[item[end - 1].end : item[-1].end].strip()
@@ -225,7 +215,7 @@ def _listed(item: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
     """The names in the first parentheses from ``at`` on, and the place behind; none when one is an expression."""
     start = next(place for place in range(at, len(item)) if item[place].text == "(")
     end = _closing(item, start)
-    inside = list(_flat(item[start + 1 : end]))
+    inside = [token for _at, token in outside(item[start + 1 : end])]
     parts = 1 + sum(token.word == "," for token in inside)
     names = tuple(token.plain for token in inside if token.kind == "name")
     return (names if len(names) == parts else ()), end + 1

@@ -143,29 +143,13 @@ Options = Mapping[str, str | None]
 
 FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
 """Of backup-my.cnf: without these InnoDB does not find or read its files."""
-_FROM_SERVER = (
-    "lower_case_table_names",
-    "sql_mode",
-    "character_set_server",
-    "collation_server",
-    "max_allowed_packet",
-    "explicit_defaults_for_timestamp",
-    "default_storage_engine",
-    "innodb_default_row_format",
-    "innodb_strict_mode",
-    "innodb_file_per_table",
-    "innodb_ft_min_token_size",
-    "innodb_ft_max_token_size",
-    "ft_min_word_len",
-    "ft_max_word_len",
-    "aria_block_size",
-    "innodb_encrypt_log",
-    "innodb_encrypt_tables",
-    "aria_encrypt_tables",
-    "innodb_compression_algorithm",
-    "old_mode",
-    "thread_stack",
-)
+_FROM_SERVER = """
+lower_case_table_names sql_mode character_set_server collation_server max_allowed_packet
+explicit_defaults_for_timestamp default_storage_engine innodb_default_row_format innodb_strict_mode
+innodb_file_per_table innodb_ft_min_token_size innodb_ft_max_token_size ft_min_word_len ft_max_word_len
+aria_block_size innodb_encrypt_log innodb_encrypt_tables aria_encrypt_tables innodb_compression_algorithm old_mode
+thread_stack
+"""
 """Of the source's variables: what the copy needs to read the data as the source did. Never its filters, audit, wsrep,
 replication, log or network settings."""
 
@@ -231,7 +215,7 @@ def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
             options["plugin_load_add"] = value
         elif name in FROM_BACKUP or name.startswith(KEY_OPTIONS):
             options[name.replace("-", "_")] = value
-    for name in _FROM_SERVER:
+    for name in _FROM_SERVER.split():
         if name in variables and name not in options:
             # "loose": an old copy may know a variable that a newer server of the series has dropped.
             options[name if name == "lower_case_table_names" else f"loose_{name}"] = variables[name]
@@ -274,14 +258,8 @@ def option_text(config: ServerConfig) -> str:
     }
     if not config.datadir.is_dir() or (config.datadir / _LOST_AND_FOUND).is_dir():
         rule["loose_ignore_db_dirs"] = _LOST_AND_FOUND  # MySQL does not know it, and writes so into its log
-    if config.port:
-        rule["bind_address"] = "127.0.0.1"
-    else:
-        rule["skip_networking"] = None
-    if config.log_bin:
-        rule["log_bin"] = config.log_bin
-    else:
-        rule["skip_log_bin"] = None
+    rule |= {"bind_address": "127.0.0.1"} if config.port else {"skip_networking": None}
+    rule |= {"log_bin": config.log_bin} if config.log_bin else {"skip_log_bin": None}
     if config.skip_grants:
         rule["skip_grant_tables"] = None
     if config.own_account or config.statements:

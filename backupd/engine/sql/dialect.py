@@ -10,7 +10,7 @@ A logged statement cut into words, names, texts and marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -265,6 +265,16 @@ def tokens_of(text: str) -> Iterator[Token]:
 def word_at(tokens: list[Token], at: int) -> str:
     """The word of the token at ``at``, empty behind the last one."""
     return tokens[at].word if at < len(tokens) else ""
+
+
+def outside(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
+    """Those that are not inside of parentheses, each with its place."""
+    depth = 0
+    for at, token in enumerate(tokens):
+        depth -= token.word == ")"
+        if depth == 0:
+            yield at, token
+        depth += token.word == "("
 
 
 def full_name(tokens: list[Token], at: int, schema: str) -> tuple[tuple[str, str], int]:
