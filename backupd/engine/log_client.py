@@ -58,6 +58,7 @@ from backupd.process.pipeline import Heard
 _MARIADB_ID = "stop-never-slave-server-id"
 _MYSQL_ID = "connection-server-id"
 _ONLY_MARIADB = "print-row-count"
+_RAW = ("--read-from-remote-server", "--raw", "--result-file=./")
 _LOWEST_ID, _HIGHEST_ID = 2**31, 2**32 - 2
 
 
@@ -129,7 +130,6 @@ class BinlogTool:
     ``client_options``."""
 
     tool: Tool
-    flavour: Flavour
     id_option: str
     modes: bool
 
@@ -151,17 +151,7 @@ class BinlogTool:
 
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
         # Relative to where it begins: it may not be able to come there by any path.
-        return Command(
-            (
-                self.tool.path,
-                f"--defaults-file={option_file}",
-                "--read-from-remote-server",
-                "--raw",
-                "--result-file=./",
-                *options,
-            ),
-            cwd=folder,
-        )
+        return Command((self.tool.path, f"--defaults-file={option_file}", *_RAW, *options), cwd=folder)
 
 
 def _from(start: int) -> list[str]:
@@ -185,7 +175,7 @@ def binlog_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -> Bin
             detail=f"it is {'MariaDB' if is_mariadb else 'MySQL'}'s: {tool.version_text}",
             hint=_to_install(flavour),
         )
-    return BinlogTool(tool, flavour, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID, has_modes(tool))
+    return BinlogTool(tool, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID, has_modes(tool))
 
 
 def connection_id(server: str, installation: str, taken: Collection[int] = ()) -> int:

@@ -109,34 +109,11 @@ def _execute(copy: LaunchedServer, leg: Leg) -> None:
     session = [f"--init-command={_AS_A_REPLICA}"] if leg.mariadb and leg.info.version >= _HAS_VERSIONING else []
     with _laid_out(leg.folder, copy, leg.files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
+        checked = (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *place)
+        sent = (client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}", *session)
         commands = [
-            _confined(
-                copy,
-                (
-                    reader,
-                    "--no-defaults",
-                    "--verify-binlog-checksum",
-                    f"--local-load={loads}",
-                    *reading,
-                    *place,
-                    *map(str, logs),
-                ),
-                writable=[loads],
-                readable=logs,
-                temporary=loads,
-            ),
-            _confined(
-                copy,
-                (
-                    client,
-                    f"--defaults-file={options}",
-                    "--binary-mode",
-                    f"--max-allowed-packet={_PACKET}",
-                    "--local-infile=1",
-                    *session,
-                ),
-                readable=[options, loads, copy.config.socket],
-            ),
+            _confined(copy, (*checked, *map(str, logs)), writable=[loads], readable=logs, temporary=loads),
+            _confined(copy, (*sent, "--local-infile=1"), readable=[options, loads, copy.config.socket]),
         ]
         try:
             with Pipeline(commands, cancel=leg.context.cancel) as pipeline:

@@ -439,11 +439,10 @@ def _refuse_other_files(source: LaunchedServer, leg: Leg) -> None:
 
 
 def _unlike(taken: set[int], other: int) -> int:
-    return next(
-        number
-        for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0)
-        if number not in taken and number != other
-    )
+    number = other
+    while number in taken or number == other:
+        number = secrets.randbelow(2**31) + 2**30
+    return number
 
 
 def _port() -> int:

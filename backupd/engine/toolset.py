@@ -68,11 +68,6 @@ class Row:
     server: tuple[str, ...]
     install: tuple[str, ...]
 
-    @property
-    def receipts(self) -> ReceiptNames:
-        """What the best tool calls its files."""
-        return self.families[0].names
-
 
 def _same_series(tool: Version, server: Version) -> bool:
     """MariaDB's rule; and from XtraBackup 8.1 on Percona's, too: its manuals of 8.4 and of the innovation releases have
@@ -227,13 +222,12 @@ def shortcomings(tool: PhysicalTool, info: ServerInfo, *, paths: Mapping[str, st
 
 def _passed_over(tool: PhysicalTool, info: ServerInfo, paths: Mapping[str, str]) -> Iterator[str]:
     for family in row_for(info.flavour, info.version).families:
-        names = (clone.NAME,) if family is _CLONE else family.programs
-        if tool.tool.name in names:
+        if tool.tool.name in family.programs:
             return
         try:
             _fitting(family, info.flavour, info.version, paths)
         except ToolError as error:
-            if not isinstance(error, ToolMissingError) or any(paths.get(name) for name in names):
+            if not isinstance(error, ToolMissingError) or any(map(paths.get, family.programs)):
                 yield (f"{error.message}, so {tool.tool.name} takes its place; {_to_install((family,), info.version)}")
 
 

@@ -48,19 +48,9 @@ _XA = re.compile(r"XA\s+(START|BEGIN|END|COMMIT|ROLLBACK)\s+(.*?)(?:\s+ONE PHASE
 _SAVEPOINT = re.compile(r"\s*(?:SAVEPOINT|RELEASE\s+SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO)\b", re.IGNORECASE)
 _LOAD_SIZE = 13
 _GROUP_REPLICATION = (36, 37)
-_PARTS = frozenset(
-    {
-        events.INTVAR,
-        events.RAND,
-        events.USER_VAR,
-        events.BEGIN_LOAD,
-        events.APPEND_BLOCK,
-        events.DELETE_FILE,
-        events.ROWS_QUERY,
-        events.ANNOTATE,
-        *_GROUP_REPLICATION,
-    }
-)
+_OF_STATEMENTS = (events.INTVAR, events.RAND, events.USER_VAR, events.ROWS_QUERY, events.ANNOTATE)
+_OF_LOADS = (events.BEGIN_LOAD, events.APPEND_BLOCK, events.DELETE_FILE)
+_PARTS = frozenset({*_OF_STATEMENTS, *_OF_LOADS, *_GROUP_REPLICATION})
 _ALONE = frozenset({events.CHECKPOINT, events.STOP, events.START_ENCRYPTION, events.IGNORABLE})
 
 
@@ -219,19 +209,8 @@ class Assembler:
         if self._number:
             self._state.add(self._source, server, self._number)
         if self._on_transaction is not None:
-            self._on_transaction(
-                Transaction(
-                    self._gtid,
-                    self._start,
-                    end,
-                    at,
-                    bool(micros),
-                    server,
-                    *self._changes.done(),
-                    state or self._xa_state,
-                    self._xa_id,
-                )
-            )
+            done = (*self._changes.done(), state or self._xa_state, self._xa_id)
+            self._on_transaction(Transaction(self._gtid, self._start, end, at, bool(micros), server, *done))
 
     # --- events that open and end groups
 

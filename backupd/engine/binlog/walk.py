@@ -61,19 +61,8 @@ def may_concern_routines(text: str) -> bool:
 _BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
 _ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)
 _QUERIES = (events.QUERY, events.QUERY_COMPRESSED)
-_LOOKED_AT = frozenset(
-    (
-        *_BEGINNINGS,
-        *_ENDINGS,
-        *_QUERIES,
-        events.EXECUTE_LOAD,
-        events.GTID_LIST,
-        events.START_ENCRYPTION,
-        events.ROTATE,
-        events.STOP,
-        events.PREVIOUS_GTIDS,
-    )
-)
+_OF_FILES = (events.GTID_LIST, events.PREVIOUS_GTIDS, events.START_ENCRYPTION, events.ROTATE, events.STOP)
+_LOOKED_AT = frozenset({*_BEGINNINGS, *_ENDINGS, *_QUERIES, *_OF_FILES, events.EXECUTE_LOAD})
 _STANDALONE, _XA_PREPARED, _XA_COMPLETED = 0x1, 0x40, 0x80
 _HEADER = events.HEADER
 _FIXED_PART = 13
@@ -365,13 +354,9 @@ def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
             if length < _HEADER.size or at + length > size:
                 raise DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
             if kind in _LOOKED_AT:
-                yield (
-                    at,
-                    kind,
-                    when,
-                    server_id,
-                    _Event(path, at, length, block[at - base + _HEADER.size : at - base + length]),
-                )
+                begin = at - base
+                event = _Event(path, at, length, block[begin + _HEADER.size : begin + length])
+                yield at, kind, when, server_id, event
             at += length
 
 

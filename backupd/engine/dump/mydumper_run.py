@@ -291,14 +291,9 @@ class MyDumperRun:
                 give(self._out, owner)
                 give(omit, owner)
             # Relative to where it begins: it may not be able to come there by any path.
+            files = (f"--outputdir={self._out.name}", f"--omit-from-file={omit.name}")
             plain = Command(
-                (
-                    self._tool.path,
-                    f"--defaults-file={handed.options}",
-                    f"--outputdir={self._out.name}",
-                    f"--omit-from-file={omit.name}",
-                    *self._arguments(handed.connection),
-                ),
+                (self._tool.path, f"--defaults-file={handed.options}", *files, *self._arguments(handed.connection)),
                 env={"CHARSET": "UTF-8"},  # else names in its log are escaped
                 cwd=request.folder,
                 user=user,

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Event
@@ -141,6 +141,24 @@ class Capture(AbstractContextManager["Capture"], Protocol):
 
     def stock(self) -> Stock:
         """Which tables the backup should hold, and which it does not; after ``events`` has ended."""
+
+
+class CaptureRun:
+    """What the captures of all tools have in common."""
+
+    def __init__(self, tool: Tool, request: CaptureRequest) -> None:
+        self.tool, self._request = tool, request
+        self._stack = ExitStack()
+        self._receipts: Receipts | None = None
+
+    def receipts(self) -> Receipts:
+        """Raises ValueError before the events have ended."""
+        if self._receipts is None:
+            raise ValueError("the capture has not ended yet")
+        return self._receipts
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
 
 
 @dataclass(frozen=True, slots=True)

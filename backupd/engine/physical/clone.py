@@ -49,6 +49,7 @@ from typing import Self
 
 from backupd.engine.physical.capture import (
     CaptureRequest,
+    CaptureRun,
     Data,
     End,
     FileEvent,
@@ -207,15 +208,12 @@ class Clone:
         return 0
 
 
-class CloneCapture:
-    """One CLONE, recovered and read."""
+class CloneCapture(CaptureRun):
+    """One CLONE, recovered and read. Its receipts: see the head of this module."""
 
     def __init__(self, tool: Tool, request: CaptureRequest) -> None:
-        self.tool = tool
-        self._request = request
+        super().__init__(tool, request)
         self._lines: deque[str] = deque(maxlen=50)
-        self._stack = contextlib.ExitStack()
-        self._receipts: Receipts | None = None
         self._tables: tuple[BaseTable, ...] = ()
         self._contents = Contents()
         self._folder = Path()
@@ -257,9 +255,6 @@ class CloneCapture:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
-
     def events(self) -> Iterator[FileEvent]:
         """Clones, starts and stops the copy, then reads it. Raises ToolError, ServerError, TablesChangedError,
         CancelledError."""
@@ -290,12 +285,6 @@ class CloneCapture:
             tool_version=str(self.tool.version),
             server_version=info.version_text,
         )
-
-    def receipts(self) -> Receipts:
-        """As the head of this module says. Raises ValueError before the events have ended."""
-        if self._receipts is None:
-            raise ValueError("the capture has not ended yet")
-        return self._receipts
 
     def stock(self) -> Stock:
         """The copy's own dictionary lists the tables; it is of the very transaction that the position names."""

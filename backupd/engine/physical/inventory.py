@@ -127,15 +127,10 @@ def base_tables(session: Session, dialect: Dialect, datadir: Path) -> tuple[Base
         parts = spaces.get(name, {}) if (engine or _INNODB) == _INNODB else {}
         space = next(iter(parts.values()), None)
         lying = all(part.shared or _has_file(datadir, part.path) for part in parts.values())
-        found.append(
-            BaseTable(
-                name,
-                str(engine or (_INNODB if parts else "")),
-                space.number if space and lying else None,
-                space is not None and space.shared,
-                tuple(sorted(part for part in parts if part)),
-            )
-        )
+        number = space.number if space and lying else None
+        known = str(engine or (_INNODB if parts else ""))
+        shared = space is not None and space.shared
+        found.append(BaseTable(name, known, number, shared, tuple(sorted(filter(None, parts)))))
     return tuple(sorted(found, key=lambda one: one.name))
 
 

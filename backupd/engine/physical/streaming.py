@@ -21,6 +21,7 @@ from typing import ClassVar, Self
 
 from backupd.engine.physical.capture import (
     CaptureRequest,
+    CaptureRun,
     Data,
     End,
     FileEvent,
@@ -176,14 +177,12 @@ class StreamingTool(ABC):
             raise no_redo(base, self.redo_file) from None
 
 
-class StreamingCapture:
+class StreamingCapture(CaptureRun):
     """One ``--backup --stream=xbstream``."""
 
     def __init__(self, made: StreamingTool, request: CaptureRequest) -> None:
-        self.tool = made.tool
+        super().__init__(made.tool, request)
         self._made = made
-        self._request = request
-        self._stack = contextlib.ExitStack()
         self._pipeline: Pipeline | None = None
         self._watch: LockWatch | None = None
         self._last_line = ""
@@ -194,7 +193,6 @@ class StreamingCapture:
         self._contents = Contents()
         self._stocktaking = Stocktaking(request.connection, made.moment, twice=bool(made.redo))
         self._stock = Stock()
-        self._receipts: Receipts | None = None
         self._log_tail = ""
 
     @property
@@ -235,9 +233,6 @@ class StreamingCapture:
             stack.enter_context(self._pipeline)
             self._stack = stack.pop_all()
         return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
 
     def events(self) -> Iterator[FileEvent]:
         """As they come out of the stream; at the end what the tool left out and the server still has. Raises ToolError,
@@ -322,12 +317,6 @@ class StreamingCapture:
         stem = path.removesuffix(".delta")
         if stem.endswith((".ibd", ".new")):
             self._tables.add(stem.rpartition(".")[0])
-
-    def receipts(self) -> Receipts:
-        """Raises ValueError before the events have ended."""
-        if self._receipts is None:
-            raise ValueError("the capture has not ended yet")
-        return self._receipts
 
     def _stream(self, pipeline: Pipeline) -> Iterator[FileEvent]:
         try:
@@ -454,14 +443,8 @@ def prepare_step(
 ) -> PrepareStep:
     """One run of ``--prepare`` as ``worker``; ``memory`` in bytes. backup-my.cnf is named, because page size and layout
     of the system tablespace stand in it, and nothing but it may be read: ``write_known`` has made it ours."""
-    argv = [
-        tool.path,
-        f"--defaults-file={base / BACKUP_CNF}",
-        "--prepare",
-        *switches,
-        f"--target-dir={base}",
-        f"--use-memory={max(memory // _MIB, 1)}M",
-    ]
+    argv = [tool.path, f"--defaults-file={base / BACKUP_CNF}", "--prepare", *switches, f"--target-dir={base}"]
+    argv.append(f"--use-memory={max(memory // _MIB, 1)}M")
     if increment is not None:
         argv.append(f"--incremental-dir={increment}")
     plain = Command(tuple(argv), cwd=base, user=worker())

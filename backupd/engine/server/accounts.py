@@ -288,13 +288,8 @@ class _Account:
 
     @classmethod
     def of(cls, user: str, host: str) -> _Account:
-        plain = f"'{user}'@'{host}'"
-        return cls(
-            user,
-            host,
-            f"{quote_name(user)}@{quote_name(host)}",
-            (f"{quote_name(user)}@{quote_name(host)}", f"{quote_text(user)}@{quote_text(host)}", plain),
-        )
+        me = _of(user, host)
+        return cls(user, host, me, (me, f"{quote_text(user)}@{quote_text(host)}", f"'{user}'@'{host}'"))
 
     @classmethod
     def role(cls, name: str) -> _Account:

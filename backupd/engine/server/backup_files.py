@@ -165,24 +165,12 @@ def _number(pairs: Mapping[str, str], name: str, key: str) -> int:
     return int(value)
 
 
-KNOWN = (
-    "innodb-page-size",
-    "innodb-data-file-path",
-    "innodb-undo-tablespaces",
-    "innodb-checksum-algorithm",
-    "innodb-log-checksum-algorithm",
-    "innodb-log-checksums",
-    "innodb-log-file-size",
-    "innodb-log-files-in-group",
-    "innodb-log-block-size",
-    "innodb-fast-checksum",
-    "innodb-compression-level",
-    "redo-log-version",
-    "server-uuid",
-    "master-key-id",
-    "innodb-encrypt-log",
-    "innodb-encrypt-tables",
-)
+_KNOWN = """
+innodb-page-size innodb-data-file-path innodb-undo-tablespaces innodb-checksum-algorithm innodb-log-checksum-algorithm
+innodb-log-checksums innodb-log-file-size innodb-log-files-in-group innodb-log-block-size innodb-fast-checksum
+innodb-compression-level redo-log-version server-uuid master-key-id innodb-encrypt-log innodb-encrypt-tables
+"""
+KNOWN = tuple(_KNOWN.split())
 """Without these a tool does not find or read the files of InnoDB, or writes in plain what was encrypted. Its folders
 are places of the source; the files themselves lie at the top of the backup."""
 KEY_OPTIONS = "file-key-management-"

@@ -259,27 +259,21 @@ def _after(words: Sequence[str], *wanted: str) -> int:
     return -1
 
 
+_CHECKS = """
+SELECT CONSTRAINT_NAME, TABLE_NAME FROM information_schema.TABLE_CONSTRAINTS
+WHERE CONSTRAINT_TYPE = 'CHECK' AND TABLE_SCHEMA = %s
+"""
+
+
 def check_names(session: Session, table: TableName) -> tuple[str, ...]:
     """Raises ServerError."""
-    return tuple(
-        str(row[0])
-        for row in session.query(
-            "SELECT CONSTRAINT_NAME FROM information_schema.TABLE_CONSTRAINTS WHERE CONSTRAINT_TYPE = 'CHECK' "
-            "AND TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            table.schema,
-            table.table,
-        )
-    )
+    rows = session.query(f"{_CHECKS} AND TABLE_NAME = %s", table.schema, table.table)
+    return tuple(str(name) for name, _table in rows)
 
 
 def schema_checks(session: Session, schema: str) -> dict[str, str]:
     """The table that has each, by the check's name in lower case. Raises ServerError."""
-    rows = session.query(
-        "SELECT CONSTRAINT_NAME, TABLE_NAME FROM information_schema.TABLE_CONSTRAINTS "
-        "WHERE CONSTRAINT_TYPE = 'CHECK' AND TABLE_SCHEMA = %s",
-        schema,
-    )
-    return {str(name).lower(): str(table) for name, table in rows}
+    return {str(name).lower(): str(table) for name, table in session.query(_CHECKS, schema)}
 
 
 def check_clauses(create: str) -> tuple[tuple[str, str], ...]:

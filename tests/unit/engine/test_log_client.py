@@ -45,7 +45,7 @@ def test_a_program_that_tells_no_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_call_holds_no_secret_and_a_folder_of_its_own() -> None:
-    tool = BinlogTool(TOOL, Flavour.MYSQL, "connection-server-id", modes=True)
+    tool = BinlogTool(TOOL, "connection-server-id", modes=True)
     command = tool.stream(Path("/run/o1.cnf"), Path("/spool/incoming"), "binlog.000007", 4_000_000_000)
     assert command.argv == (
         "/opt/bin/mysqlbinlog",
@@ -64,9 +64,9 @@ def test_the_call_holds_no_secret_and_a_folder_of_its_own() -> None:
 
 def test_each_family_gets_the_options_that_it_knows() -> None:
     far = Connection(host="db1", user="u", password="p", ssl={"ca": "/ca.pem", "verify-server-cert": ""})
-    mariadb = BinlogTool(TOOL, Flavour.MARIADB, "x", modes=False).option_groups(far)["client"]
+    mariadb = BinlogTool(TOOL, "x", modes=False).option_groups(far)["client"]
     assert (mariadb["ssl-ca"], mariadb["ssl-verify-server-cert"]) == ("/ca.pem", None)
-    mysql = BinlogTool(TOOL, Flavour.MYSQL, "x", modes=True)
+    mysql = BinlogTool(TOOL, "x", modes=True)
     options = mysql.option_groups(far)["client"]
     assert (options["ssl-ca"], options["ssl-mode"]) == ("/ca.pem", "VERIFY_IDENTITY")
     assert "ssl-verify-server-cert" not in options

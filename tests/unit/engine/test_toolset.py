@@ -212,10 +212,10 @@ def test_what_a_clone_leaves_out_is_said() -> None:
 
 
 def test_receipts_are_called_after_the_series() -> None:
-    assert row_for(Flavour.MARIADB, Version(10, 11, 1)).receipts.info == "xtrabackup_info"
-    assert row_for(Flavour.MARIADB, Version(11, 0, 9)).receipts.info == "xtrabackup_info"
-    assert row_for(Flavour.MARIADB, Version(11, 1, 0)).receipts.info == "mariadb_backup_info"
-    assert row_for(Flavour.MARIADB, Version(12, 3, 0)).receipts.info == "mariadb_backup_info"
+    assert row_for(Flavour.MARIADB, Version(10, 11, 1)).families[0].names.info == "xtrabackup_info"
+    assert row_for(Flavour.MARIADB, Version(11, 0, 9)).families[0].names.info == "xtrabackup_info"
+    assert row_for(Flavour.MARIADB, Version(11, 1, 0)).families[0].names.info == "mariadb_backup_info"
+    assert row_for(Flavour.MARIADB, Version(12, 3, 0)).families[0].names.info == "mariadb_backup_info"
 
 
 def test_a_configured_path_wins_over_the_search(tmp_path: Path) -> None:
