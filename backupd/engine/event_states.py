@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from backupd.engine.binlog.statements import kind_at
 from backupd.engine.binlog.walk import Statement
+from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import Token, full_name, tokens_of, word_at
 from backupd.model.table import quote_name
@@ -54,11 +55,11 @@ _ONCE_IN_DICTIONARY = (
 )
 
 
-def read_events(session: Session, *, in_table: bool) -> dict[Key, Event]:
-    """All events of a server. ``in_table``: it keeps them in mysql.event (all but MySQL from 8.0 on).
-    Raises ServerError."""
+def read_events(session: Session) -> dict[Key, Event]:
+    """All events of a server. Raises ServerError."""
     folds, found = folds_schemas(session), {}
-    for schema, name, status, server_id in session.query(_IN_TABLE if in_table else _IN_DICTIONARY):
+    listed = _IN_TABLE if read_dialect(session).has_events_in_table else _IN_DICTIONARY
+    for schema, name, status, server_id in session.query(listed):
         state = EventState(status) if status in (EventState.ENABLED, EventState.DISABLED) else EventState.ELSEWHERE
         event = Event(str(schema), str(name), state, int(server_id))
         found[_key(event.schema, event.name, folds=folds)] = event
@@ -99,7 +100,6 @@ def settle(
     before: Mapping[Key, Event],
     wanted: Mapping[Key, Event],
     *,
-    in_table: bool,
     ran_until: datetime | None,
 ) -> Settled:
     """Give each event of ``wanted`` its state. One that the applier disabled though nothing in ``wanted`` accounts for
@@ -107,7 +107,7 @@ def settle(
     run at the source, which disables or drops them then and logs neither: they are disabled (None: there are none).
     Raises ServerError."""
     given = {key: (event.state, event.server_id) for key, event in wanted.items()}
-    present = read_events(session, in_table=in_table)
+    present = read_events(session)
     unsure, lost = [], []
     for key, now in sorted(present.items()):
         old = before.get(key)
@@ -118,12 +118,10 @@ def settle(
         else:
             given[key] = old.state, old.server_id
             unsure.append(f"{now.schema}.{now.name}: {old.state.lower()}")
-    told = _give(session, present, given, in_table=in_table)
-    ran = _ran(session, ran_until, in_table=in_table) if ran_until else ()
-    present = read_events(session, in_table=in_table)
-    told += _give(
-        session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran}, in_table=in_table
-    )
+    told = _give(session, present, given)
+    ran = _ran(session, ran_until) if ran_until else ()
+    present = read_events(session)
+    told += _give(session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran})
     warnings = []
     if unsure:
         warnings.append(
@@ -146,9 +144,9 @@ def settle(
 
 
 def _give(
-    session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]], *, in_table: bool
+    session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]]
 ) -> tuple[str, ...]:
-    told = []
+    told, in_table = [], read_dialect(session).has_events_in_table
     for key, (state, server_id) in sorted(wanted.items()):
         now = present.get(key)
         if now is None or now.state is state:
@@ -167,11 +165,10 @@ def _give(
     return tuple(told)
 
 
-def _ran(session: Session, until: datetime, *, in_table: bool) -> tuple[Key, ...]:
+def _ran(session: Session, until: datetime) -> tuple[Key, ...]:
     """Enabled one-time events whose time was not after ``until``."""
-    rows = session.query(
-        _ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY, until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-    )
+    due = _ONCE_IN_TABLE if read_dialect(session).has_events_in_table else _ONCE_IN_DICTIONARY
+    rows = session.query(due, until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"))
     folds = folds_schemas(session)
     return tuple(sorted(_key(str(schema), str(name), folds=folds) for schema, name in rows))
 

@@ -139,10 +139,7 @@ def take(
         taken_at = clock()
         snapshot.open()
         sight.look()
-        return _read(
-            snapshot, counts, sight, server=server, taken_at=taken_at, max_seconds=max_seconds, include=include,
-            report=report,
-        )  # fmt: skip
+        return sight.witness(counts, taken_at, server=server, max_seconds=max_seconds, report=report)
 
 
 def same_moment(one: Position, other: Position) -> bool:
@@ -204,7 +201,7 @@ class LockWindowWitness:
 
     def collect(self, *, max_seconds: float) -> Witness | None:
         """Read the tables, for ``max_seconds`` at most. None when there is no snapshot: see ``problem``."""
-        if self._snapshot is None or self._sight is None:
+        if self._sight is None:
             return None
         if not self._go.is_set():
             self.problem = self.problem or "the tool never said that it had blocked commits"
@@ -214,10 +211,9 @@ class LockWindowWitness:
             self.problem = self.problem or f"the snapshot did not open within {self._PATIENCE:.0f} seconds"
             return None
         try:
-            return _read(
-                self._snapshot, self._counts, self._sight, server=self._server, taken_at=self._taken_at,
-                max_seconds=max_seconds, include=self._include, report=self._report,
-            )  # fmt: skip
+            return self._sight.witness(
+                self._counts, self._taken_at, server=self._server, max_seconds=max_seconds, report=self._report
+            )
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
             return None
@@ -264,7 +260,7 @@ class _Sight:
     """What was there at the moment of a snapshot, by kind and name. Made before it; ``look`` right after it opened."""
 
     def __init__(self, snapshot: Snapshot, include: Include) -> None:
-        self._snapshot = snapshot
+        self._snapshot, self._include = snapshot, include
         self._before = digests(snapshot.session, list_objects(snapshot.session), seconds=_DEFINITION_SECONDS)
         self._listed: Listing | None = None
         self.still = _Still(snapshot, include)
@@ -280,6 +276,45 @@ class _Sight:
         session = self._snapshot.session
         after = digests(session, list_objects(session), seconds=_DEFINITION_SECONDS)
         return settled(self._before, self._listed, after)
+
+    def witness(
+        self, counts: Mapping[str, int], taken_at: datetime, *, server: str, max_seconds: float, report: Report
+    ) -> Witness:
+        """Read the tables, for ``max_seconds`` at most. ``counts``: of objects, at that moment. Raises ServerError."""
+        snapshot = self._snapshot
+        begun = time.monotonic()
+        answer = Checksums()
+        wanted: list[Table] = []
+        self.still.read(min(_STILL_SECONDS, max_seconds / 4), blocked=False)
+        definitions = self.definitions()
+        for table in list_tables(snapshot.session):
+            if table.is_system or not self._include(table.name):
+                continue
+            if str(table.name) in self.still.answer.values:
+                answer.values[str(table.name)] = self.still.answer.values[str(table.name)]
+                continue
+            if table.is_sequence:
+                answer.failed[str(table.name)] = "a sequence: its value is not part of a snapshot"
+            elif table.engine not in SNAPSHOT_ENGINES:
+                answer.failed[str(table.name)] = f"engine {table.engine or 'unknown'}: not part of a snapshot"
+            else:
+                wanted.append(table)
+        wanted.sort(key=lambda table: (table.size, table.name))
+        _Reading(snapshot, answer, max_seconds, begun).run(wanted, report)
+        counted = object_counts(snapshot.session)
+        return Witness(
+            server=server,
+            taken_at=taken_at,
+            position=snapshot.position,
+            checksums=answer.values,
+            uncovered=answer.failed,
+            # Definitions are not versioned: a kind whose number moved meanwhile cannot be compared.
+            objects={kind: number for kind, number in counts.items() if counted.get(kind) == number},
+            seconds=time.monotonic() - begun,
+            definitions=definitions,
+            version=str(snapshot.session.scalar("SELECT @@GLOBAL.version")),
+            rows={name: number for name, number in self.still.counted.items() if name not in answer.values},
+        )
 
 
 class _Still:
@@ -385,53 +420,6 @@ class _Still:
             table.name.table,
         )
         return table.engine == "MyISAM" and moved is not None and opened is not None and moved < opened
-
-
-def _read(
-    snapshot: Snapshot,
-    counts: Mapping[str, int],
-    sight: _Sight,
-    *,
-    server: str,
-    taken_at: datetime,
-    max_seconds: float,
-    include: Include,
-    report: Report,
-) -> Witness:
-    begun = time.monotonic()
-    answer = Checksums()
-    wanted: list[Table] = []
-    still = sight.still
-    still.read(min(_STILL_SECONDS, max_seconds / 4), blocked=False)
-    definitions = sight.definitions()
-    for table in list_tables(snapshot.session):
-        if table.is_system or not include(table.name):
-            continue
-        if str(table.name) in still.answer.values:
-            answer.values[str(table.name)] = still.answer.values[str(table.name)]
-            continue
-        if table.is_sequence:
-            answer.failed[str(table.name)] = "a sequence: its value is not part of a snapshot"
-        elif table.engine not in SNAPSHOT_ENGINES:
-            answer.failed[str(table.name)] = f"engine {table.engine or 'unknown'}: not part of a snapshot"
-        else:
-            wanted.append(table)
-    wanted.sort(key=lambda table: (table.size, table.name))
-    _Reading(snapshot, answer, max_seconds, begun).run(wanted, report)
-    counted = object_counts(snapshot.session)
-    return Witness(
-        server=server,
-        taken_at=taken_at,
-        position=snapshot.position,
-        checksums=answer.values,
-        uncovered=answer.failed,
-        # Definitions are not versioned: a kind whose number moved meanwhile cannot be compared.
-        objects={kind: number for kind, number in counts.items() if counted.get(kind) == number},
-        seconds=time.monotonic() - begun,
-        definitions=definitions,
-        version=str(snapshot.session.scalar("SELECT @@GLOBAL.version")),
-        rows={name: number for name, number in still.counted.items() if name not in answer.values},
-    )
 
 
 class _Reading:

@@ -75,7 +75,6 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
     _refuse_wrong(leg)
     leg.context.report(Progress(PHASE, 0, found.bytes))
     dialect = dialect_of(leg.info.flavour, leg.info.version)
-    in_table = dialect.has_events_in_table
     with server.connection.connect() as session:
         _refuse_own_id(session, found, leg.server_ids)
         warnings = [*_set_zone(session, leg.info, server.config.zone)]
@@ -84,7 +83,7 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
                 "the logs hold data changes in STATEMENT format, which must run in order: replayed without parallel "
                 "workers"
             )
-        had = event_states.read_events(session, in_table=in_table)
+        had = event_states.read_events(session)
         events = (
             had if leg.tables else event_states.after(had, found.statements, folds=event_states.folds_schemas(session))
         )
@@ -94,7 +93,7 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
             run = _apply if leg.method is ReplayMethod.APPLIER else replay_through_pipe
             executed, counted = run(server, session, leg)
         _refuse_unequal(leg, before, executed, counted)
-        settled = event_states.settle(session, had, events, in_table=in_table, ran_until=_ran_until(leg))
+        settled = event_states.settle(session, had, events, ran_until=_ran_until(leg))
         return Replayed(
             gtids=executed,
             transactions=_applied(found, counted, leg.exclude),

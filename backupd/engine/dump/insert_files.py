@@ -149,19 +149,8 @@ _FLOATS = frozenset({"float", "double"})
 _MOMENTS = frozenset({"year", "date", "datetime", "timestamp", "time"})
 _SHORT = frozenset({"char", "varchar", "binary", "varbinary", "tinytext", "tinyblob"})
 CONVERTED = frozenset({"inet4", "inet6", "uuid"})
-SHAPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geometrycollection",
-        "geomcollection",
-    }
-)
+_SINGLE_SHAPES = frozenset({"geometry", "point", "linestring", "polygon", "geometrycollection", "geomcollection"})
+SHAPES = _SINGLE_SHAPES | {"multipoint", "multilinestring", "multipolygon"}
 _LONG = SHAPES | {"text", "mediumtext", "longtext", "blob", "mediumblob", "longblob", "vector"}
 _JSON = "json"
 CHOICES = frozenset({"enum", "set"})

@@ -82,8 +82,8 @@ def test_each_of_two_events_whose_schemas_differ_by_case_gets_its_own_state() ->
         )
         with Connection(socket=str(server.socket), user="root").connect() as session:
             wanted = {(schema, "e"): Event(schema, "e", state, 7) for schema, state in (("Shop", ON), ("shop", OFF))}
-            assert settle(session, {}, wanted, in_table=True, ran_until=None).warnings == ()
-            assert {key: event.state for key, event in read_events(session, in_table=True).items()} == {
+            assert settle(session, {}, wanted, ran_until=None).warnings == ()
+            assert {key: event.state for key, event in read_events(session).items()} == {
                 ("Shop", "e"): ON,
                 ("shop", "e"): OFF,
             }
@@ -111,12 +111,8 @@ def test_no_event_stays_disabled_by_the_applier_and_none_runs_a_second_time_with
             ("d", name): Event("d", name, state, 7) for name, state in (("was_on", ON), ("was_elsewhere", ELSEWHERE))
         }
         with Connection(socket=str(server.socket), user="root").connect() as session:
-            settled = settle(
-                session, before, {("d", "is_told"): Event("d", "is_told", ON, 7)}, in_table=kind.mariadb, ran_until=now
-            )
-            states = {
-                name: event.state for (_schema, name), event in read_events(session, in_table=kind.mariadb).items()
-            }
+            settled = settle(session, before, {("d", "is_told"): Event("d", "is_told", ON, 7)}, ran_until=now)
+            states = {name: event.state for (_schema, name), event in read_events(session).items()}
     assert states == {
         "was_on": ON,
         "was_elsewhere": ELSEWHERE,
