@@ -86,12 +86,8 @@ def running(session: Session, seconds: float) -> tuple[Running, ...]:
     """Statements that have been running for ``seconds`` or longer, the oldest first. Those that only sleep or wait for
     a lock by name are none, nor are those that themselves wait for a lock on everything. Needs PROCESS to see those of
     other accounts. Raises ServerError."""
-    return tuple(
-        sorted(
-            (one for one, _text in _statements(session) if one.seconds >= seconds),
-            key=lambda one: (-one.seconds, one.id),
-        )
-    )
+    found = [one for one, _text in _statements(session) if one.seconds >= seconds]
+    return tuple(sorted(found, key=lambda one: (-one.seconds, one.id)))
 
 
 def changing(session: Session) -> tuple[Changing, ...]:

@@ -105,27 +105,16 @@ _XTRABACKUP_24 = Family((XTRABACKUP,), backup_files.XTRABACKUP, "percona-xtrabac
 _XTRABACKUP_80 = Family(
     (XTRABACKUP,), backup_files.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80, XtraBackup
 )
-_XTRABACKUP = Family(
-    (XTRABACKUP,),
-    backup_files.XTRABACKUP,
-    "Percona XtraBackup {series} (percona-xtrabackup-{digits})",
-    _same_series,
-    XtraBackup,
-)
+_OF_SERIES = "Percona XtraBackup {series} (percona-xtrabackup-{digits})"
+_XTRABACKUP = Family((XTRABACKUP,), backup_files.XTRABACKUP, _OF_SERIES, _same_series, XtraBackup)
 _CLONE = Family((clone.NAME,), clone.NAMES, "the server's own program mysqld", operator.eq, _clone)
 
 _MYSQL = (("mysqld",), ("mysqld",))
 _MARIADB = (("mariadbd",), ("mariadb-install-db",))
+_MARIADB_OR_LINKS = (("mariadbd", "mysqld"), ("mariadb-install-db", "mysql_install_db"))
 
 TABLE: tuple[Row, ...] = (
-    Row(
-        Flavour.MARIADB,
-        Version(10, 8),
-        Version(11, 1),
-        (_MARIADB_OLD,),
-        ("mariadbd", "mysqld"),
-        ("mariadb-install-db", "mysql_install_db"),
-    ),
+    Row(Flavour.MARIADB, Version(10, 8), Version(11, 1), (_MARIADB_OLD,), *_MARIADB_OR_LINKS),
     Row(Flavour.MARIADB, Version(11, 1), Version(14, 0), (_MARIADB_NEW,), *_MARIADB),
     *(
         row

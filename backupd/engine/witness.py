@@ -323,14 +323,9 @@ class _Still:
 
     def __init__(self, snapshot: Snapshot, include: Include) -> None:
         self._snapshot = snapshot
-        self._tables = sorted(
-            (
-                table
-                for table in list_tables(snapshot.session)
-                if table.engine in _STILL_ENGINES and not (table.is_system or table.is_sequence) and include(table.name)
-            ),
-            key=lambda table: (table.size, table.name),
-        )
+        tables = [table for table in list_tables(snapshot.session) if table.engine in _STILL_ENGINES]
+        wanted = [one for one in tables if not (one.is_system or one.is_sequence) and include(one.name)]
+        self._tables = sorted(wanted, key=lambda table: (table.size, table.name))
         self._rows_logged = str(snapshot.session.scalar("SELECT @@GLOBAL.binlog_format")) == "ROW"
         self._told = self._is_told()
         self.counted: dict[str, int] = {}

@@ -306,13 +306,9 @@ def select(
 
 
 def _unused(include: Sequence[TablePattern], exclude: Sequence[TablePattern], used: set[TablePattern]) -> list[str]:
-    everything = TablePattern("*.*")
+    known = {*used, TablePattern("*.*")}
     return [
-        *(
-            f"no table fits {pattern}, which is to be included"
-            for pattern in include
-            if pattern not in used and pattern != everything
-        ),
+        *(f"no table fits {pattern}, which is to be included" for pattern in include if pattern not in known),
         *(f"no table fits {pattern}, which is to be excluded" for pattern in exclude if pattern not in used),
     ]
 

@@ -201,13 +201,11 @@ def imported_tables(session: Session, *, newer_than: int, lsn: int) -> tuple[str
         return ()
     size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
     stamped = read_dialect(session).flavour is not Flavour.MARIADB
-    return tuple(
-        sorted(
-            table.name
-            for table in newer
-            if has_old_pages(table.path, lsn=lsn, page_size=size, own=table.space if stamped else None)
-        )
-    )
+
+    def is_imported(table: _Table) -> bool:
+        return has_old_pages(table.path, lsn=lsn, page_size=size, own=table.space if stamped else None)
+
+    return tuple(sorted(table.name for table in newer if is_imported(table)))
 
 
 def existing_tables(session: Session, names: Collection[str]) -> tuple[str, ...]:

@@ -78,13 +78,8 @@ def unread_changes(datadir: Path) -> tuple[TableName, ...]:
     lines = [line.split("\t") for line in text.split("\n")]
     first = next((at for at, fields in enumerate(lines) if fields[_WHAT:_FIRST] == [_UNREAD]), len(lines))
     found = (fields[at : at + _SIZE] for fields in lines[first:] for at in (_FIRST, _OTHER))
-    return tuple(
-        dict.fromkeys(
-            TableName(decode_file_name(one[2]), decode_file_name(one[3]))
-            for one in found
-            if len(one) > 3 and one[0].lower() in OF_ENGINE
-        )
-    )
+    named = [one[2:4] for one in found if len(one) > 3 and one[0].lower() in OF_ENGINE]
+    return tuple(dict.fromkeys(TableName(*map(decode_file_name, names)) for names in named))
 
 
 _TABLES = """

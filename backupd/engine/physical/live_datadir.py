@@ -32,17 +32,9 @@ _OF_TABLES = frozenset(
 """Endings of the files that the tools copy."""
 _OF_SERVER = ("ibdata", "undo", "ib_logfile", "ib_buffer_pool", "aria_log")
 """Beginnings of the names of those that lie above the schemas."""
-_NAMED = (
-    "innodb_undo_directory",
-    "innodb_log_group_home_dir",
-    "aria_log_dir_path",
-    "log_bin_basename",
-    "plugin_dir",
-    "file_key_management_filename",
-    "file_key_management_filekey",
-    "rocksdb_datadir",
-    "rocksdb_wal_dir",
-)
+_FOLDERS = ("innodb_undo_directory", "innodb_log_group_home_dir", "aria_log_dir_path", "log_bin_basename", "plugin_dir")
+_KEY_FILES = ("file_key_management_filename", "file_key_management_filekey")
+_NAMED = (*_FOLDERS, *_KEY_FILES, "rocksdb_datadir", "rocksdb_wal_dir")
 """Variables that name what the tools read besides."""
 _LINK = ".isl"
 _CHECKPOINTS = "rocksdb_datadir"

@@ -403,13 +403,8 @@ class Known:
 
     def children(self, is_there: Callable[[TableName], bool]) -> tuple[TableName, ...]:
         """Tables that are not there, but reference one that is."""
-        return tuple(
-            sorted(
-                child
-                for child, parents in self._parents.items()
-                if not is_there(child) and any(is_there(parent) for parent in parents)
-            )
-        )
+        held = (child for child, parents in self._parents.items() if any(map(is_there, parents)))
+        return tuple(sorted(child for child in held if not is_there(child)))
 
 
 _TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW'"

@@ -60,6 +60,9 @@ _STORED_SUM = "SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes})) + 4294967296)
 LISTING_SECONDS = 2
 """How long a list may wait for one table that somebody else has locked."""
 _NAMES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES"
+_ENGINE = """
+SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s
+"""
 _LOCK_WAIT_TIMEOUT = 1205
 _CLOCK_LAG = timedelta(milliseconds=50)
 """As much the clock of a file system may be behind."""
@@ -122,16 +125,7 @@ def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
 def with_a_backtick(session: Session, engines: Collection[str]) -> list[TableName]:
     """Tables of ``engines`` that have a backtick in their name or in that of their schema. Raises ServerError."""
     odd = sorted(name for name in table_names(session) if "`" in name.schema + name.table)
-    return [
-        name
-        for name in odd
-        if session.query(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s",
-            name.schema,
-            name.table,
-            tuple(engines),
-        )
-    ]
+    return [name for name in odd if session.query(_ENGINE, name.schema, name.table, tuple(engines))]
 
 
 def table_names(session: Session) -> frozenset[TableName]:
@@ -145,13 +139,11 @@ def list_tables(session: Session, *, strict: bool = False) -> list[Table]:
     rows = session.query(_TABLES)
     if strict:
         _refuse_locked(session)
-    return sorted(
-        (
-            Table(TableName(schema, name), str(kind), engine or "", int(size), options)
-            for schema, name, kind, engine, size, options in rows
-        ),
-        key=lambda table: table.name,
-    )
+    found = [
+        Table(TableName(schema, name), str(kind), engine or "", int(size), options)
+        for schema, name, kind, engine, size, options in rows
+    ]
+    return sorted(found, key=lambda table: table.name)
 
 
 def definitions(session: Session, table: TableName | None = None, *, strict: bool = False) -> dict[TableName, Mark]:
