@@ -28,19 +28,15 @@ from backupd.engine.scratch_source import Leg, copy_log, lay_out
 from backupd.engine.server.launch import LaunchedServer, give
 from backupd.engine.server.sandbox import confine, is_available
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.dialect import pipes_everything
+from backupd.engine.sql.dialect import dialect_of, pipes_everything
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
-from backupd.model.server_facts import Version
 from backupd.process.command import Command
 from backupd.process.folders import write_anew
 from backupd.process.pipeline import Pipeline
 from backupd.process.runtime import render_options
 
 _PACKET = "1G"
-_HAS_VERSIONING = Version(10, 3)
-_AS_A_REPLICA = "SET SESSION system_versioning_alter_history = KEEP"
-"""What the server's own applier has set: the source may have allowed it where the logs do not tell."""
 
 _NEITHER = (
     "neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
@@ -104,9 +100,9 @@ def _execute(copy: LaunchedServer, leg: Leg) -> None:
     ).path
     start = leg.start
     place = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
-    # Places count here, not GTIDs: these may come in any order, and twice.
-    reading = ["--loose-gtid-strict-mode=0"] if leg.mariadb else []
-    session = [f"--init-command={_AS_A_REPLICA}"] if leg.mariadb and leg.info.version >= _HAS_VERSIONING else []
+    dialect = dialect_of(leg.info.flavour, leg.info.version)
+    reading = [dialect.replay_reader] if dialect.replay_reader else []
+    session = [f"--init-command={dialect.replay_session}"] if dialect.replay_session else []
     with _laid_out(leg.folder, copy, leg.files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
         checked = (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *place)

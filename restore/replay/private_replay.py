@@ -23,6 +23,7 @@ from backupd.engine.physical.datafiles import assert_local, astray, relink
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
 from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
 from backupd.model.document import Document, json_key, made_of
 from backupd.model.errors import RefusedError
@@ -73,10 +74,6 @@ _MARIADB: Options = {
     "gtid_strict_mode": "OFF",
 }
 _MYSQL: Options = {
-    "loose_persisted_globals_load": "OFF",
-    # Takes events with GTIDs and without, and turns no statement away that the source executed.
-    "gtid_mode": "OFF_PERMISSIVE",
-    "enforce_gtid_consistency": "OFF",
     # For the applier's own tables, which tell what its workers do; nothing else is measured.
     "performance_schema": "ON",
     "performance_schema_instrument": "%=OFF",
@@ -250,6 +247,7 @@ def _replay_options(info: ServerInfo, workers: int) -> Options:
     return {
         **_ALWAYS,
         **_MYSQL,
+        **dialect_of(info.flavour, info.version).replay_options,
         **({} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57),
         "loose_slave_parallel_workers": number,
         "loose_replica_parallel_workers": number,

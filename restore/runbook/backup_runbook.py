@@ -33,7 +33,7 @@ from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import CLIENTS, XTRABACKUP, Row, row_for
 from backupd.model.backup_record import BackupRecord
 from backupd.model.manifest import Body, Header
-from backupd.model.server_facts import Flavour, ServerInfo, Tool, Version
+from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.table import DumpFacts
 from backupd.model.text import format_size, format_time
 from backupd.process.command import Command
@@ -64,13 +64,6 @@ _ALWAYS: Options = {
     "loose_audit_log": "OFF",
     "loose_group_replication": "OFF",
 }
-_MYSQL: Options = {
-    # Takes transactions with GTIDs and without, and notes those of the source as executed.
-    "gtid_mode": "OFF_PERMISSIVE",
-    "enforce_gtid_consistency": "OFF",
-    "loose_persisted_globals_load": "OFF",
-}
-_HAS_VERSIONING = Version(10, 3)
 _ACCOUNT = '--defaults-file="$WORK/run/client.cnf" --socket="$WORK/run/s.sock"'
 
 
@@ -96,13 +89,11 @@ def choose_logs(header: Header, body: Body, *, signed: bool) -> str:
 def apply_logs(header: Header, info: ServerInfo) -> str:
     """The logs, applied to the copy before it is put in place."""
     programs = programs_of(info)
-    mariadb = info.flavour is Flavour.MARIADB
-    # As the server's own applier has it: the source may have allowed it where the logs do not tell.
-    versions = mariadb and info.version >= _HAS_VERSIONING
-    session = ["SET SESSION system_versioning_alter_history = KEEP"] if versions else []
+    dialect = dialect_of(info.flavour, info.version)
+    session = [dialect.replay_session] if dialect.replay_session else []
     if zone := global_zone(info.variables):
         session.append(f"SET SESSION time_zone = '{zone}'")
-    more = _ALWAYS if mariadb else {**_ALWAYS, **_MYSQL}
+    more = {**_ALWAYS, **dialect.replay_options}
     copy = WORK / "data"
     return shell(
         "logs",
@@ -113,7 +104,7 @@ def apply_logs(header: Header, info: ServerInfo) -> str:
         account=OWN_ACCOUNT,
         client=f"{programs.client} {_ACCOUNT}",
         reader=f"{programs.reader} --no-defaults",
-        reading=" --loose-gtid-strict-mode=0" if mariadb else "",
+        reading=f" {dialect.replay_reader}" if dialect.replay_reader else "",
         session="\n".join(f"        echo {quote(line + ';')}" for line in session),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backupd.model.server_facts import Flavour, Version
@@ -89,6 +89,13 @@ class Dialect:
     """From the first of these on somebody waits: writers of tables without transactions, and with the last of them
     everybody who commits. ``prepare_block`` comes before, ``unblock_commits`` ends it; so does closing the session."""
     unblock_commits: str = "UNLOCK TABLES"
+    replay_options: Mapping[str, str] = field(default_factory=dict)
+    """What a copy is started with so that it takes logged transactions with GTIDs and without."""
+    replay_reader: str = ""
+    """Option of the program that prints logs which are replayed by place: GTIDs may come in any order, and twice."""
+    replay_session: str = ""
+    """What a session says before it executes logged statements, as the server's own applier has it: the source may have
+    allowed it where the logs do not tell."""
 
     @property
     def has_events_in_table(self) -> bool:
@@ -119,6 +126,8 @@ _BACKUP_STAGES: Mapping[str, Any] = {
     "block_commits": ("BACKUP STAGE BLOCK_DDL", "BACKUP STAGE BLOCK_COMMIT"),
     "unblock_commits": "BACKUP STAGE END",
 }
+_KEEPS_HISTORY = "SET SESSION system_versioning_alter_history = KEEP"
+_ANY_GTIDS = {"gtid_mode": "OFF_PERMISSIVE", "enforce_gtid_consistency": "OFF", "loose_persisted_globals_load": "OFF"}
 _OLD_TABLESPACES = """
 SELECT t.NAME, d.PATH, t.ALLOCATED_SIZE FROM information_schema.INNODB_SYS_TABLESPACES t
 JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
@@ -178,6 +187,8 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             filters_xa=True,
             lists_tables_under_lock=True,
             keeps_uuid_in_datadir=False,
+            replay_reader="--loose-gtid-strict-mode=0",
+            replay_session=_KEEPS_HISTORY if version >= Version(10, 3) else "",
             **(_BACKUP_STAGES if version >= Version(10, 4, 1) else {}),
         )
     dictionary = version >= Version(8, 0)
@@ -214,6 +225,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
         renames_locked_tables=version >= Version(8, 0, 13),
         restores_tables=version >= FIRST_FOR_TABLES,
         refuses_second_copy=not dictionary,
+        replay_options=_ANY_GTIDS,
     )
 
 
