@@ -284,15 +284,13 @@ _NOWHERE = "no-external"
 
 @dataclass(slots=True)
 class TableCopy:
-    """A running copy. ``tables`` that are in it; ``failed``: those that could not be loaded, and why. ``phases`` that
-    are over: ``started``, ``restored``; and ``rolled_forward`` after ``roll_forward``, which is there where the spec
-    has a replay: call it once, with what is to be done at the end of each leg."""
+    """A running copy. ``tables`` that are in it; ``failed``: those that could not be loaded, and why.
+    ``roll_forward`` is there where the spec has a replay: call it once, with what is to be done at the end of each
+    leg."""
 
     connection: Connection
-    datadir: Path
     tables: tuple[TableName, ...]
     failed: Mapping[TableName, str]
-    phases: list[Phase] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     roll_forward: Callable[[Callable[[Stop], None]], RolledForward] | None = None
 
@@ -357,7 +355,7 @@ def loaded_instance(
                 with server.connection.connect() as session:
                     _make_schemas(session, folder, tables, spec.replay, logs)
                 filled = _fill(server.connection, folder, tables, context)
-            copy = TableCopy(server.connection, data, filled.tables, filled.failed, watch.phases, list(filled.warnings))
+            copy = TableCopy(server.connection, filled.tables, filled.failed, list(filled.warnings))
             if replaying is not None and logs is not None:
                 _refuse_without_parent(filled)
                 begin = Beginning(replaying.spec.legs[0].start)

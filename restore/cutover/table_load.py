@@ -16,7 +16,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,19 +57,12 @@ _ROW_OF_PACKET = 64
 """Bytes that a statement is longer than its text."""
 
 
-class Kind(Enum):
-    """What a statement of a file of rows does."""
-
-    ROWS = auto()
-    SETTING = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``text`` is valid until the next one is asked for. ``end``: bytes of the file up to and with this one;
-    ``digest``: SHA-256 of all of them."""
+    """``is_setting``: it sets something in the session, else it puts in rows. ``text`` is valid until the next one is
+    asked for. ``end``: bytes of the file up to and with this one; ``digest``: SHA-256 of all of them."""
 
-    kind: Kind
+    is_setting: bool
     text: memoryview
     end: int
     digest: str
@@ -102,7 +94,7 @@ class _Reader:
             self._consume(skipped.end())
 
     def statement(self) -> Iterator[Statement]:
-        kind, searched = self._judge()
+        is_setting, searched = self._judge()
         while (found := self._buffer.find(b";\n", max(0, searched))) < 0:
             if self._ended:
                 if not self._buffer.endswith(b";"):
@@ -113,22 +105,22 @@ class _Reader:
             self._fill()
         with memoryview(self._buffer) as whole, whole[: found + 1] as taken, whole[:found] as text:
             self._hash.update(taken)
-            yield Statement(kind, text, self._offset + found + 1, self._hash.hexdigest())
+            yield Statement(is_setting, text, self._offset + found + 1, self._hash.hexdigest())
         self._offset += found + 1
         del self._buffer[: found + 1]
 
-    def _judge(self) -> tuple[Kind, int]:
-        """What the statement does, and where its names are over."""
+    def _judge(self) -> tuple[bool, int]:
+        """Is the statement a setting, and where are its names over?"""
         while True:
             match = _HEAD.match(self._buffer) or _SEQUENCE.match(self._buffer)
             if match is not None:
                 if match["table"] != self._quoted:
                     raise self._wrong("holds rows of another table")
-                return Kind.ROWS, match.end()
+                return False, match.end()
             end = -1 if self._buffer.startswith(b"INSERT") else self._buffer.find(b";\n")
             if end >= 0 or self._ended or len(self._buffer) > _LONGEST_HEAD:
                 if _SETTING.match(self._buffer, 0, end if end >= 0 else len(self._buffer)):
-                    return Kind.SETTING, 0
+                    return True, 0
                 raise self._wrong("holds a statement that is no INSERT into its table")
             self._fill()
 
@@ -362,7 +354,7 @@ class TableLoad:
         try:
             with file.path.open("rb") as source:
                 for statement in statements(source, self.name.table):
-                    if statement.kind is Kind.SETTING:
+                    if statement.is_setting:
                         session.send(statement.text)
                     elif statement.end > file.position:
                         if not opened:

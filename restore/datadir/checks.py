@@ -227,21 +227,18 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
         for kind, names in sorted(kinds.items())
         for name in sorted(names.keys() - listed.get(kind, frozenset()))
     ]
-    unread = [f"{kind} {name}" for kind, names in sorted(found.items()) for name, digest in names.items() if not digest]
-    changed = [
-        f"{kind} {name} is defined differently"
-        for kind, names in sorted(found.items())
-        for name, digest in names.items()
-        if digest and digest != wanted[kind][name]
-    ]
+    read = [(kind, name, digest) for kind, names in sorted(found.items()) for name, digest in names.items()]
+    unread = [f"{kind} {name}" for kind, name, digest in read if not digest]
     unread += [f"{kind} {name}" for kind in sorted(wanted.keys() - kinds.keys()) for name in sorted(wanted[kind])]
+    differing = [(kind, name) for kind, name, digest in read if digest and digest != wanted[kind][name]]
+    changed = [f"{kind} {name} is defined differently" for kind, name in differing]
     present = (wanted.get(TABLE, {}).keys() | wanted.get(SEQUENCE, {}).keys()) & tables
     tally = Tally(len(witness.checksums), len(present - witness.checksums.keys()), len(unread))
     wrong = missing if witness.version != version else [*missing, *changed]
     if wrong:
         return Check(DEFINITIONS, FAILED, f"{len(wrong)}: {joined(wrong)}"), tally
     number = sum(map(len, wanted.values()))
-    told = f"{number} objects, {sum(map(len, found.values())) - len(unread)} definitions compared"
+    told = f"{number} objects, {len(read) - len(unread)} definitions compared"
     if changed:
         told += f"; printed differently by {version} than by the source's {witness.version}: {joined(changed)}"
     if unread:

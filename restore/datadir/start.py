@@ -254,14 +254,8 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     """
     config = replace(config, skip_grants=False, options=named(config.options, config.key_files))
     _lay_out(config)
-    argv = (
-        "sh",
-        "-c",
-        _DETACH,
-        str(config.error_log),
-        config.program,
-        f"--defaults-file={config.directory / 'my.cnf'}",
-    )
+    options = config.directory / "my.cnf"
+    argv = ("sh", "-c", _DETACH, str(config.error_log), config.program, f"--defaults-file={options}")
     user = config.user if os.geteuid() == 0 else None
     pid = int(run(Command(argv, cwd=config.datadir, user=user), timeout=60).stdout)
     deadline = time.monotonic() + seconds
@@ -270,7 +264,7 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
             raise ToolError(
                 f"the server on {config.datadir} did not start",
                 detail=log_tail(config.error_log),
-                hint=f"the files are in place; its option file is {config.directory / 'my.cnf'}",
+                hint=f"the files are in place; its option file is {options}",
             )
         time.sleep(0.05)
     return started

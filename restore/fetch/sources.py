@@ -41,7 +41,7 @@ from backupd.process.run_context import RunContext
 from backupd.transfer.leases import Pin
 from backupd.transfer.records.encryption import Unsealer
 from backupd.transfer.records.manifests import load_body, load_header
-from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_too_small
+from restore.datadir.occupancy import Need, measure, refuse_full, refuse_non_empty, refuse_too_small
 from restore.datadir.staging import Site, fits
 from storage.destination import Destination
 
@@ -428,13 +428,10 @@ def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
     outside = _outside_bytes(chain)
     if outside and not site.store.is_dir():
         refuse_non_empty(site.final_store)
-    room = os.statvfs(site.datadir.parent) if site.inside else None
-    if room is not None and room.f_bavail * room.f_frsize < outside:
-        raise RefusedError(
-            f"too little room beside {site.datadir}: {outside:,} bytes of tablespaces with a DATA DIRECTORY go to "
-            f"{site.final_store}",
-            hint="free some space there: a server allows no DATA DIRECTORY inside its data directory",
-        )
+    if site.inside:
+        hint = "free some space there: a server allows no DATA DIRECTORY inside its data directory"
+        what = f"the tablespaces with a DATA DIRECTORY, which go to {site.final_store}"
+        refuse_full(site.datadir.parent, outside, what, hint=hint)
     return warnings
 
 

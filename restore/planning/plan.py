@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.proof import Phase
@@ -151,36 +149,6 @@ class Plan(Document):
         return sum(step.seconds for step in self.steps)
 
 
-def steps(
-    chain: Sequence[BackupRecord],
-    destinations: Sequence[str],
-    rates: Mapping[str, Rate],
-    *,
-    datadir: Path | None = None,
-    start: bool = False,
-    verify: bool = False,
-    replay: ReplaySpec | None = None,
-) -> tuple[Step, ...]:
-    """``rates``: of every phase."""
-    source = sum(b.stats.bytes_source for b in chain)
-    stored = sum(b.stats.bytes_stored for b in chain)
-    files = sum(b.stats.files for b in chain)
-    several = f" of {len(chain)} backups" if len(chain) > 1 else ""
-    titles = {
-        "fetched": f"fetch {format_size(stored)} from {destinations[0]}, unseal to {format_size(source)} "
-        f"in {files} files{several}",
-        "prepared": "prepare: apply redo" + (f", then {_increments(chain)} in order" if len(chain) > 1 else ""),
-        "restored": f"put the files in place: {datadir or 'a throw-away directory'}",
-        "started": "start the server, socket only",
-        "rolled_forward": replay_text(replay) if replay is not None else "",
-        "verified": "check every table, run the checks, compare with the witness",
-    }
-    wanted = {"started": start, "verified": verify}
-    sizes = [b.stats.bytes_source for b in chain]
-    work = {name: (title, bytes_of(name, sizes)) for name, title in titles.items() if wanted.get(name, True)}
-    return tuple(estimated(work, rates, replay))
-
-
 def estimated(
     work: Mapping[str, tuple[str, int]], rates: Mapping[str, Rate], replay: ReplaySpec | None
 ) -> Iterator[Step]:
@@ -202,11 +170,6 @@ def over_objective(seconds: float, rto: float | None) -> tuple[str, ...]:
     if rto is None or seconds <= rto:
         return ()
     return (f"this takes {format_duration(seconds)} by measured rates; objectives.rto is {format_duration(rto)}",)
-
-
-def _increments(chain: Sequence[BackupRecord]) -> str:
-    count = len(chain) - 1
-    return f"{count} increment{'s' if count != 1 else ''} ({format_size(sum(b.stats.bytes_source for b in chain[1:]))})"
 
 
 def replay_text(replay: ReplaySpec) -> str:

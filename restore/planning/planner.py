@@ -3,20 +3,30 @@ reason."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, partial_words
-from backupd.model.binlog import ReplayMethod, Stop
+from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
-from backupd.model.text import format_duration, format_time
+from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import Strange, chain_of, restorable, standing_aside
 from backupd.recovery.restorable import members_of
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
-from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, over_objective, steps
+from restore.planning.plan import (
+    DEFAULT_RATES,
+    PIPE_RATE,
+    Plan,
+    Rate,
+    Step,
+    bytes_of,
+    estimated,
+    over_objective,
+    replay_text,
+)
 from restore.planning.starting_backup import (
     Choice,
     Manner,
@@ -57,6 +67,11 @@ class Preferences:
     base: str | None = None
     stream: Stream | None = None
     accept_older: bool = False
+
+    @property
+    def every_rate(self) -> Mapping[str, Rate]:
+        """With what is assumed of phases that were not measured."""
+        return {**DEFAULT_RATES, **self.rates}
 
 
 def make_plan(
@@ -110,8 +125,7 @@ def make_plan(
     warnings += [f"{of}: {text}" for text, of in told.items()]
     if chain[-1].missing:
         warnings.append(partial_words(chain[-1].id, chain[-1].missing))
-    replay, until = found.choice.replay, found.stop
-    rates = {**DEFAULT_RATES, **preferences.rates}
+    replay = found.choice.replay
     plan = Plan(
         server=server,
         target=str(target),
@@ -121,22 +135,41 @@ def make_plan(
         reason=found.choice.reason,
         bytes_stored=sum(b.stats.bytes_stored for b in chain),
         bytes_source=sum(b.stats.bytes_source for b in chain),
-        steps=steps(
-            chain,
-            destinations,
-            rates,
-            datadir=preferences.datadir,
-            start=preferences.start,
-            verify=preferences.verify,
-            replay=replay,
-        ),
+        steps=tuple(_steps(chain, destinations[0], preferences, replay)),
         warnings=tuple(warnings),
         replay=replay,
-        until=until,
+        until=found.stop,
         rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
         older=older,
     )
     return replace(plan, warnings=(*plan.warnings, *over_objective(plan.seconds, plan.rto)))
+
+
+def _steps(
+    chain: Sequence[BackupRecord], destination: str, preferences: Preferences, replay: ReplaySpec | None
+) -> Iterator[Step]:
+    source = sum(b.stats.bytes_source for b in chain)
+    stored = sum(b.stats.bytes_stored for b in chain)
+    files = sum(b.stats.files for b in chain)
+    several = f" of {len(chain)} backups" if len(chain) > 1 else ""
+    titles = {
+        "fetched": f"fetch {format_size(stored)} from {destination}, unseal to {format_size(source)} "
+        f"in {files} files{several}",
+        "prepared": "prepare: apply redo" + (f", then {_increments(chain)} in order" if len(chain) > 1 else ""),
+        "restored": f"put the files in place: {preferences.datadir or 'a throw-away directory'}",
+        "started": "start the server, socket only",
+        "rolled_forward": replay_text(replay) if replay is not None else "",
+        "verified": "check every table, run the checks, compare with the witness",
+    }
+    wanted = {"started": preferences.start, "verified": preferences.verify}
+    sizes = [b.stats.bytes_source for b in chain]
+    work = {name: (title, bytes_of(name, sizes)) for name, title in titles.items() if wanted.get(name, True)}
+    return estimated(work, preferences.every_rate, replay)
+
+
+def _increments(chain: Sequence[BackupRecord]) -> str:
+    count = len(chain) - 1
+    return f"{count} increment{'s' if count != 1 else ''} ({format_size(sum(b.stats.bytes_source for b in chain[1:]))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +246,15 @@ def _by_logs(
 ) -> _Found:
     if not usable:
         raise none_restorable(server, own)
-    rates = {**DEFAULT_RATES, **preferences.rates}
     archive = Archive(history, usable, now=now, only=preferences.base)
     by_id = {b.id: b for b in own}
 
     def cost(base: BackupRecord) -> float:
-        return sum(
-            step.seconds
-            for step in steps(members_of(base, by_id), ("",), rates, start=preferences.start, verify=preferences.verify)
-        )
+        return sum(step.seconds for step in _steps(members_of(base, by_id), "", preferences, None))
 
     try:
         resolution = archive.resolve(target)
-        choice = choose(resolution, archive, history.resolver, _manner(preferences, rates), cost)
+        choice = choose(resolution, archive, history.resolver, _manner(preferences), cost)
         if isinstance(target.goal, AtTime) and resolution.stop is not None:
             choice = with_doubts(choice, resolution, history.resolver, target.goal.moment)
     except (NotFoundError, RefusedError) as error:
@@ -243,11 +272,11 @@ def _by_logs(
     )
 
 
-def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
+def _manner(preferences: Preferences) -> Manner:
     if preferences.replay_with is ReplayMethod.PIPE:
         return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
     why = "the server's own applier, in parallel where it can"
-    return Manner(ReplayMethod.APPLIER, why, rates["rolled_forward"], preferences.exclude)
+    return Manner(ReplayMethod.APPLIER, why, preferences.every_rate["rolled_forward"], preferences.exclude)
 
 
 def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None) -> BackupRecord | None:

@@ -48,7 +48,6 @@ from restore.runbook.shared_steps import (
     first_look,
     known_lines,
     option_file,
-    programs_of,
     quote,
     render_places,
     shell,
@@ -81,15 +80,14 @@ def choose_logs(header: Header, body: Body, *, signed: bool) -> str:
         gtid=quote("".join(position.gtid.split())),
         file=int(position.file.rpartition(".")[2]),
         pos=position.pos,
-        reader=programs_of(body.facts.server).reader,
+        reader=CLIENTS[body.facts.server.flavour].binlog,
         look="\n" + shell("logs", "look") if signed else "",
     )
 
 
 def apply_logs(header: Header, info: ServerInfo) -> str:
     """The logs, applied to the copy before it is put in place."""
-    programs = programs_of(info)
-    dialect = dialect_of(info.flavour, info.version)
+    programs, dialect = CLIENTS[info.flavour], dialect_of(info.flavour, info.version)
     session = [dialect.replay_session] if dialect.replay_session else []
     if zone := global_zone(info.variables):
         session.append(f"SET SESSION time_zone = '{zone}'")
@@ -98,12 +96,12 @@ def apply_logs(header: Header, info: ServerInfo) -> str:
     return shell(
         "logs",
         "apply",
-        options=option_file(programs, info, datadir=copy, found=copy, own_account=True, more=more),
-        begun=begun(programs, _ACCOUNT, environment='env ${ZONE:+TZ="$ZONE"} '),
+        options=option_file(info, datadir=copy, found=copy, own_account=True, more=more),
+        begun=begun(info, _ACCOUNT, environment='env ${ZONE:+TZ="$ZONE"} '),
         zone=zone_of(info.variables, header.finished_at, header.finished_at).name,
         account=OWN_ACCOUNT,
         client=f"{programs.client} {_ACCOUNT}",
-        reader=f"{programs.reader} --no-defaults",
+        reader=f"{programs.binlog} --no-defaults",
         reading=f" {dialect.replay_reader}" if dialect.replay_reader else "",
         session="\n".join(f"        echo {quote(line + ';')}" for line in session),
     )
@@ -173,33 +171,16 @@ def render_runbook(
     script["look"] = _look(info)
     return document(
         "whole",
-        backup=header.backup_id,
-        server=header.server,
+        **_shared(header, body, destinations, places, earlier, signed=signed),
         kind=header.kind,
-        began=format_time(header.started_at),
-        ended=format_time(header.finished_at),
-        position=f"{facts.position.file}:{facts.position.pos}" if facts.position.file else "none (no binary log)",
-        gtid=facts.position.gtid or "none",
-        version=f"{info.flavour} {info.version}",
         series=info.version.series,
         tool=facts.tool,
-        size=format_size(size),
-        files=header.stats.files + sum(record.stats.files for record in earlier),
         earlier=", ".join(f"`{name}`" for name in chain[:-1]),
         room=format_size(size + applied + redo + RESERVE),
-        recipients=", ".join(header.recipients),
-        destinations=", ".join(destinations),
         encrypted=info.encrypted,
         # Of those that are missing, the tool always leaves out some; the others were lost.
         left_out=header.tables_missing - len(facts.missing),
         missing=[name.shown for name in facts.missing],
-        places=render_places(
-            header.server,
-            chain,
-            places,
-            stored=sum(item.size for item in header.objects) + sum(record.stats.bytes_stored for record in earlier),
-        ),
-        signed=signed,
         script=script,
         number={name: number for number, name in enumerate(script, start=1)},
         zone=info.variables.get("system_time_zone", "") or "not known",
@@ -208,14 +189,44 @@ def render_runbook(
     )
 
 
+def _shared(
+    header: Header,
+    body: Body,
+    destinations: Sequence[str],
+    places: Mapping[str, DestinationConfig],
+    earlier: Sequence[BackupRecord] = (),
+    *,
+    signed: bool,
+) -> dict[str, object]:
+    """What every runbook beside a backup says of it."""
+    position, info, stats = body.facts.position, body.facts.server, [record.stats for record in earlier]
+    chain = (*(record.id for record in earlier), header.backup_id)
+    stored = sum(item.size for item in header.objects) + sum(one.bytes_stored for one in stats)
+    return {
+        "backup": header.backup_id,
+        "server": header.server,
+        "began": format_time(header.started_at),
+        "ended": format_time(header.finished_at),
+        "position": f"{position.file}:{position.pos}" if position.file else "none (no binary log)",
+        "gtid": position.gtid or "none",
+        "version": f"{info.flavour} {info.version}",
+        "size": format_size(sum(one.bytes_source for one in (header.stats, *stats))),
+        "files": sum(one.files for one in (header.stats, *stats)),
+        "recipients": ", ".join(header.recipients),
+        "destinations": ", ".join(destinations),
+        "places": render_places(header.server, chain, places, stored=stored),
+        "signed": signed,
+    }
+
+
 def _is_clone(tool: Tool) -> bool:
     """Was the backup started and stopped when it was made, so that there is nothing to prepare?"""
     return tool.name == clone.NAME
 
 
 def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row, chain: Sequence[str], *, signed: bool) -> str:
-    ours = programs_of(info)
-    programs = [*([] if _is_clone(tool) else [tool.name]), ours.server, ours.client, ours.admin, ours.check]
+    ours = CLIENTS[info.flavour]
+    programs = [*([] if _is_clone(tool) else [tool.name]), row.server[0], ours.client, ours.admin, ours.check]
     return shell(
         "whole",
         "settings",
@@ -272,14 +283,13 @@ def _increment(number: int) -> str:
 
 
 def _look(info: ServerInfo) -> str:
-    programs = programs_of(info)
-    dialect = dialect_of(info.flavour, info.version)
+    programs, dialect = CLIENTS[info.flavour], dialect_of(info.flavour, info.version)
     options = '--no-defaults --socket="$WORK/run/s.sock"'
     return shell(
         "whole",
         "look",
-        options=option_file(programs, info, datadir=DATADIR, found=WORK),
-        begun=begun(programs, options),
+        options=option_file(info, datadir=DATADIR, found=WORK),
+        begun=begun(info, options),
         client=f"{programs.client} {options}",
         check=f"{programs.check} {options}",
         admin=f"{programs.admin} {options}",
@@ -297,33 +307,19 @@ def render_logical_runbook(
 ) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``places``: what is known of the
     destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
-    facts, info = body.facts, body.facts.server
+    facts = body.facts
     dump = facts.dump or DumpFacts(())
-    client = CLIENTS[info.flavour].client
+    client = CLIENTS[facts.server.flavour].client
     trusted = first_look(header.server, (header.backup_id,), signed=signed)
     return document(
         "logical",
-        backup=header.backup_id,
-        server=header.server,
-        began=format_time(header.started_at),
-        ended=format_time(header.finished_at),
-        version=f"{info.flavour} {info.version}",
-        position=f"{facts.position.file}:{facts.position.pos}" if facts.position.file else "none (no binary log)",
-        gtid=facts.position.gtid or "none",
+        **_shared(header, body, destinations, places, signed=signed),
         tool=f"{facts.tool.name} {facts.tool.version}",
-        size=format_size(header.stats.bytes_source),
-        files=header.stats.files,
         tables=len(dump.dumped),
         missing=header.tables_missing,
         later=sum(1 for table in dump.dumped if table.position is not None),
-        recipients=", ".join(header.recipients),
-        destinations=", ".join(destinations),
         client=client,
         set=header.table_set or "all of the policy",
-        signed=signed,
-        places=render_places(
-            header.server, (header.backup_id,), places, stored=sum(item.size for item in header.objects)
-        ),
         script={
             "settings": shell("logical", "settings", client=client, trusted=trusted),
             "unpack": shell("logical", "unpack", backup=header.backup_id, unpack=layout.UNPACK),

@@ -25,6 +25,10 @@ done
 @names@
 sed 's|^\(..\)|objects/\1/\1|' objects.txt > objects-keys.txt
 
+# --- s3_addressing
+printf '[default]\ns3 =\n    addressing_style = %s\n' @addressing@ > "$REPOSITORY/aws-config"
+export AWS_CONFIG_FILE="$REPOSITORY/aws-config"
+
 # --- s3_thaw
 : "${TIER:=Standard}"
 : "${DAYS:=7}"

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -164,24 +163,6 @@ _VARIABLES = {str(STORE): "$STORE", str(DATADIR): "$DATADIR", str(WORK): "$WORK"
 _NONE: Options = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """Names: of the server, and of what runs a statement, administrates, checks tables and prints a binary log."""
-
-    server: str
-    client: str
-    admin: str
-    check: str
-    reader: str
-
-
-def programs_of(info: ServerInfo) -> Programs:
-    """The programs of the source's flavour and series, as they are called where they are installed."""
-    clients = CLIENTS[info.flavour]
-    server = row_for(info.flavour, info.version).server[0]
-    return Programs(server, clients.client, clients.admin, clients.check, clients.binlog)
-
-
 def with_variables(text: str) -> str:
     """The operator's variables in place of our stand-ins, quoted for the shell unless they are within a document."""
     for path, variable in _VARIABLES.items():
@@ -198,7 +179,6 @@ def known_lines(names: Sequence[str], folder: str) -> str:
 
 
 def option_file(
-    programs: Programs,
     info: ServerInfo,
     *,
     datadir: Path,
@@ -210,8 +190,9 @@ def option_file(
 
     ``found``: the folder with the tool's own option file; ``own_account``: with accounts and events, and an init file,
     instead of letting everybody in; ``more``: options that win over those of the source."""
+    server = row_for(info.flavour, info.version).server[0]
     config = ServerConfig(
-        program=programs.server,
+        program=server,
         datadir=datadir,
         directory=WORK / "run",
         skip_grants=not own_account,
@@ -222,14 +203,13 @@ def option_file(
     for letter in "\\$`":
         text = text.replace(letter, "\\" + letter)
     known = known_lines(FROM_BACKUP, with_variables(str(found)))
-    return shell("server", "option_file", server=programs.server, known=known, options=with_variables(text).rstrip())
+    return shell("server", "option_file", server=server, known=known, options=with_variables(text).rstrip())
 
 
-def begun(programs: Programs, client: str, *, environment: str = "") -> str:
+def begun(info: ServerInfo, client: str, *, environment: str = "") -> str:
     """Shell that starts the server of ``option_file`` as ``$server``; ``client``: options with which it is asked."""
-    return shell(
-        "server", "begun", environment=environment, server=programs.server, admin=programs.admin, client=client
-    )
+    server, admin = row_for(info.flavour, info.version).server[0], CLIENTS[info.flavour].admin
+    return shell("server", "begun", environment=environment, server=server, admin=admin, client=client)
 
 
 NOWHERE: Mapping[str, DestinationConfig] = MappingProxyType({})
@@ -268,12 +248,7 @@ def _s3(place: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
     folder = f"{place.prefix}/" if place.prefix else ""
     settings = [f"export AWS_DEFAULT_REGION={quote(place.region)}"] if place.region else []
     if place.addressing != "auto":
-        settings += [
-            "printf '[default]\\ns3 =\\n    addressing_style = %s\\n' "
-            + place.addressing
-            + ' > "$REPOSITORY/aws-config"',
-            'export AWS_CONFIG_FILE="$REPOSITORY/aws-config"',
-        ]
+        settings.append(shell("destinations", "s3_addressing", addressing=place.addressing))
     values = {
         "chain": " ".join(chain),
         "server": server,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -144,11 +144,12 @@ def _write(folder: Path, target: Path, client: str) -> None:
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*.sql"))
         for path in paths:
             _put(folder / path, partial / path)
-        tables = _tables(paths)
+        named = ([decode_name(part) for part in path.parts[1:3]] for path in paths if path.match("tables/*/*/*"))
+        tables = sorted({TableName(schema, table) for schema, table in named})
         views = {
             decode_name(path.parts[1]): script_text(partial / path)
             for path in paths
-            if path.parts[0] == "schemas" and path.name == VIEWS
+            if path.match(f"schemas/*/{VIEWS}")
         }
         if len(views) > 1:
             (partial / VIEWS).write_text(joined(views), encoding="utf-8", errors="surrogateescape", newline="")
@@ -196,18 +197,6 @@ def _put(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _tables(paths: Iterable[Path]) -> tuple[TableName, ...]:
-    return tuple(
-        sorted(
-            {
-                TableName(decode_name(path.parts[1]), decode_name(path.parts[2]))
-                for path in paths
-                if path.parts[0] == "tables" and len(path.parts) == 4
-            }
-        )
-    )
 
 
 def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], views: Collection[str]) -> Iterator[str]:

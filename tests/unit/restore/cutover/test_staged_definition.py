@@ -13,7 +13,7 @@ from backupd.model.errors import StreamError
 from backupd.model.table import TableName
 from restore.cutover import table_load as datafile
 from restore.cutover.staging_schema import staged_table
-from restore.cutover.table_load import Kind, statements
+from restore.cutover.table_load import statements
 from tests.support.restores.dump_folder import literal
 
 NAME = TableName("shop", "t")
@@ -102,11 +102,11 @@ def test_files_are_cut_between_statements_whatever_is_in_values_and_names(
     raw = b";\n".join(settings) + b";\n-- said\n\n" + b"".join(one + b";\n" for one in inserts)
     whole, datafile._PIECE = datafile._PIECE, piece
     try:
-        found = [(one.kind, bytes(one.text), one.end) for one in statements(io.BytesIO(raw), table)]
+        found = [(one.is_setting, bytes(one.text), one.end) for one in statements(io.BytesIO(raw), table)]
     finally:
         datafile._PIECE = whole
-    assert [text for kind, text, _ in found if kind is Kind.SETTING] == settings
-    assert [text for kind, text, _ in found if kind is Kind.ROWS] == inserts
+    assert [text for is_setting, text, _ in found if is_setting] == settings
+    assert [text for is_setting, text, _ in found if not is_setting] == inserts
     assert all(raw[:end].endswith(text + b";") for _, text, end in found)
 
 
@@ -134,7 +134,7 @@ def test_what_dump_tools_say_around_the_rows_is_understood() -> None:
         b"/*M!999999\\- enable the sandbox mode */ \n-- Host: x\n\n/*!40101 SET @OLD=@@SQL_MODE, SQL_MODE='' */;\n"
         b"--\n\nINSERT INTO `t` (`a`) VALUES (1),\n(2)\n;\n/*!40101 SET SQL_MODE=@OLD */;\n\n-- Dump completed"
     )
-    assert [one.kind for one in statements(io.BytesIO(raw), "t")] == [Kind.SETTING, Kind.ROWS, Kind.SETTING]
+    assert [one.is_setting for one in statements(io.BytesIO(raw), "t")] == [True, False, True]
 
 
 def test_a_file_may_be_empty_and_its_last_line_may_have_no_end() -> None:
