@@ -14,11 +14,12 @@ Also what taking a backup of any kind begins and ends with: times that are in or
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import FOREIGN, LOST, NOT_OURS
 from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
@@ -27,15 +28,13 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, C
 from backupd.model.document import Document, made_of
 from backupd.model.errors import (
     BackupdError,
-    DamagedError,
-    DestinationError,
     KeyUnusableError,
     NotFoundError,
     RefusedError,
     TamperedError,
     UnknownNameError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration
@@ -55,6 +54,8 @@ STRANGE_HINT = (
 )
 _COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)
 _CLOSED = "imported from its manifest; its position is unknown, because no private key was available to decrypt it"
+
+T = TypeVar("T")
 
 
 def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:
@@ -99,15 +100,13 @@ def report_foreign(wiring: Wiring, server: str) -> None:
         wiring.settle(looked={key: f"there is no foreign backup of {server} any more"})
         return
     places = sorted({copy.destination for one in found for copy in one.copies})
-    wiring.settle(
-        Condition(
-            key,
-            Severity.WARNING,
-            message=f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
-            detail=", ".join(one.id for one in found),
-            hint="retention, test restores and restores ignore them. If they are yours (restored catalog, replaced "
-            "host): backupd catalog adopt ID. If not, find out who writes to the destination",
-        ),
+    wiring.alert(
+        key,
+        Severity.WARNING,
+        f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
+        detail=", ".join(one.id for one in found),
+        hint="retention, test restores and restores ignore them. If they are yours (restored catalog, replaced "
+        "host): backupd catalog adopt ID. If not, find out who writes to the destination",
     )
 
 
@@ -151,20 +150,31 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
 
 def _looked(wiring: Wiring, record: BackupRecord) -> bool | None:
     """See ``Adopted.bound``. Raises for a backup of which no copy is as it should be."""
+
+    def read(destination: Destination, header: Header) -> bool | None:
+        if wiring.settings.restore is None:
+            return None
+        load_body(destination, header, wiring.unsealer())
+        return header.is_bound
+
+    try:
+        return of_first_copy(wiring, record, read)
+    except KeyUnusableError:
+        return None
+
+
+def of_first_copy(wiring: Wiring, record: BackupRecord, read: Callable[[Destination, Header], T]) -> T:
+    """What is read of a copy, and of the first one of which it can be. Raises NotFoundError, the first reason where
+    there is none, and KeyUnusableError at once: what one copy is sealed for all are."""
     errors: list[BackupdError] = []
     for copy in record.copies:
         try:
             destination = wiring.destination(copy.destination)
-            header = load_header(destination, record.server, record.id)
-            if wiring.settings.restore is None:
-                return None
-            load_body(destination, header, wiring.unsealer())
+            return read(destination, load_header(destination, record.server, record.id))
         except KeyUnusableError:
-            return None
-        except (DamagedError, NotFoundError, DestinationError) as error:
+            raise
+        except BackupdError as error:
             errors.append(error)
-        else:
-            return header.is_bound
     raise errors[0] if errors else NotFoundError(f"no destination holds backup {record.id}")
 
 
@@ -176,14 +186,12 @@ def report_strangers(wiring: Wiring, server: str) -> None:
     if not found:
         wiring.settle(looked={key: f"there is no backup of another server under the name {server} any more"})
         return
-    wiring.settle(
-        Condition(
-            key,
-            Severity.ERROR,
-            message="; ".join(one.words(server) for one in found),
-            detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found),
-            hint=STRANGE_HINT,
-        ),
+    wiring.alert(
+        key,
+        Severity.ERROR,
+        "; ".join(one.words(server) for one in found),
+        detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found),
+        hint=STRANGE_HINT,
     )
 
 
@@ -195,7 +203,7 @@ def soundness(destination: Destination, server: str, backup_id: str) -> str:
 
 def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
     record = wiring.catalog.backups.find(backup_id)
-    return record is not None and any(copy.destination == destination for copy in record.copies)
+    return record is not None and bool(record.state_at(destination))
 
 
 def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool, pinned: bool) -> None:
@@ -218,12 +226,7 @@ def is_ours(wiring: Wiring, destination: Destination, record: BackupRecord) -> b
 
 
 def record_of_manifest(
-    wiring: Wiring,
-    destination: Destination,
-    header: Header,
-    copy: Copy,
-    *,
-    pinned: bool,
+    wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, pinned: bool
 ) -> BackupRecord:
     """The row of a backup by its manifest alone. Where no private key opens the body, it has no position and no
     flavour, and a warning says why. Raises TamperedError where the body was sealed with another manifest."""
@@ -278,34 +281,25 @@ def find_lost(wiring: Wiring, target: Destination, server: str) -> tuple[BackupR
         record
         for record in sorted(known, key=lambda one: (one.finished_at, one.id))
         if record.id not in there
-        and _state(record, target.name) in (_COMPLETE, _DAMAGED)
+        and record.state_at(target.name) in (_COMPLETE, _DAMAGED)
         and not is_marked(target, server, record.id)
     ]
-    news = [record.id for record in gone if _state(record, target.name) == _COMPLETE]
+    news = [record.id for record in gone if record.state_at(target.name) == _COMPLETE]
     for name in news:
         wiring.catalog.backups.set_copy_state(name, target.name, _DAMAGED)
     if news:
-        wiring.catalog.events.add(_event(wiring, server, target.name, news))
+        wiring.note(
+            LOST.broken,
+            Severity.ERROR,
+            f"{len(news)} backups of {server} disappeared from {target.name}; backupd did not delete them",
+            server=server,
+            subject=target.name,
+            detail="\n".join(news),
+            hint=f"backupd copies them again from another destination; to copy them now: backupd replicate {server} "
+            f"--to {target.name}. Find out what deleted them: a lifecycle rule of the bucket, or another holder of its "
+            "credentials",
+        )
     return tuple(gone)
-
-
-def _state(record: BackupRecord, place: str) -> str:
-    return next((copy.state for copy in record.copies if copy.destination == place), "")
-
-
-def _event(wiring: Wiring, server: str, place: str, names: Sequence[str]) -> Event:
-    return Event(
-        wiring.clock(),
-        LOST.broken,
-        Severity.ERROR,
-        server=server,
-        subject=place,
-        message=f"{len(names)} backups of {server} disappeared from {place}; backupd did not delete them",
-        detail="\n".join(names),
-        hint=f"backupd copies them again from another destination; to copy them now: backupd replicate {server} "
-        f"--to {place}. Find out what deleted them: a lifecycle rule of the bucket, or another holder of its "
-        "credentials",
-    )
 
 
 def behind(wiring: Wiring, server: str) -> timedelta:

@@ -226,10 +226,7 @@ class AlertNotifier:
         return bool(messages)
 
     def _letters(
-        self,
-        ledger: Ledger,
-        now: datetime,
-        muted: datetime | None,
+        self, ledger: Ledger, now: datetime, muted: datetime | None
     ) -> tuple[list[tuple[Letter, MessageKind, Sequence[Turn]]], datetime | None]:
         """What is to be sent, and since when nothing is."""
         site = site_of(self._wiring.settings)
@@ -242,11 +239,8 @@ class AlertNotifier:
             meanwhile |= {one.id: one for one in ledger.changed}
             if not meanwhile:
                 return [], None
-            kind = (
-                MessageKind.ALERT
-                if any(one.is_open or one.settles for one in meanwhile.values())
-                else MessageKind.RECOVERY
-            )
+            bad = any(one.is_open or one.settles for one in meanwhile.values())
+            kind = MessageKind.ALERT if bad else MessageKind.RECOVERY
             gone = {
                 one.id: why
                 for one in meanwhile.values()
@@ -357,11 +351,8 @@ def _of_channel(settings: Settings, channel: str) -> str:
     if channel == EMAIL:
         return "" if settings.alerts.email is not None else "alerts.email is no longer set"
     if channel.startswith(recipient("")):
-        return (
-            ""
-            if channel in _readers(settings)
-            else (f"{channel.removeprefix(recipient(''))} is no longer a mail recipient")
-        )
+        reads = channel in _readers(settings)
+        return "" if reads else f"{channel.removeprefix(recipient(''))} is no longer a mail recipient"
     if settings.alerts.channels_file is None:
         return "alerts.channels_file is no longer set"
     if channel != CHANNELS:

@@ -306,14 +306,12 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "to list undelivered messages: backupd alerts messages"
             lost = "; backupd stopped retrying" if given_up else "; backupd retries with increasing intervals"
-            wiring.settle(
-                Condition(
-                    Key(DELIVERY, subject=message.channel),
-                    Severity.ERROR,
-                    hint=hint,
-                    message=f"a message by {message.channel} cannot be delivered: {redacted(error.message)}{lost}",
-                    detail=redacted(error.detail),
-                ),
+            wiring.alert(
+                Key(DELIVERY, subject=message.channel),
+                Severity.ERROR,
+                f"a message by {message.channel} cannot be delivered: {redacted(error.message)}{lost}",
+                hint=hint,
+                detail=redacted(error.detail),
             )
         return error.permanent
     now = wiring.clock()
@@ -342,14 +340,12 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
     take one for again."""
     refused = dict.fromkeys(gone, done.problem) | dict(done.refused)
     for mailbox, answer in refused.items():
-        wiring.settle(
-            Condition(
-                Key(DELIVERY, subject=recipient(mailbox)),
-                Severity.ERROR,
-                message=f"the mail server rejects recipient {mailbox}, who gets no messages",
-                detail=redacted(answer),
-                hint="check alerts.email.to and the mail server's log",
-            ),
+        wiring.alert(
+            Key(DELIVERY, subject=recipient(mailbox)),
+            Severity.ERROR,
+            f"the mail server rejects recipient {mailbox}, who gets no messages",
+            detail=redacted(answer),
+            hint="check alerts.email.to and the mail server's log",
         )
     if message.channel == EMAIL:
         for mailbox in message.recipients:
@@ -420,12 +416,10 @@ class Heartbeat:
             say(HEARTBEAT.broken, str(error), level=logging.WARNING)
         self._trouble = error.message
         if self._failures >= FAILURES:
-            self._wiring.settle(
-                Condition(
-                    _PULSE,
-                    Severity.WARNING,
-                    message=f"{error.message}, {self._failures} times in a row",
-                    detail=error.detail,
-                    hint=error.hint,
-                ),
+            self._wiring.alert(
+                _PULSE,
+                Severity.WARNING,
+                f"{error.message}, {self._failures} times in a row",
+                detail=error.detail,
+                hint=error.hint,
             )

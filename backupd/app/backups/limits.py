@@ -28,7 +28,7 @@ from backupd.engine.server_load import (
 )
 from backupd.engine.sql.client import DEFAULT_PORT, Connection
 from backupd.model.errors import ServerError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import Progress
 from backupd.model.text import format_duration
 from backupd.process.throttle import Throttle, TokenBucket, Unlimited
@@ -145,17 +145,14 @@ def throttled(
     bound = format_duration(limits.max_pause.total_seconds())
 
     def tell(reason: str) -> None:
-        wiring.catalog.events.add(
-            Event(
-                wiring.clock(),
-                "limits-paused",
-                Severity.WARNING,
-                f"the backup of {server.name} pauses: {reason}",
-                server=server.name,
-                subject=run.job.leg,
-                job_id=run.job.id,
-                hint=f"it continues when the limit is met, and fails after pauses of {bound} in total",
-            )
+        wiring.note(
+            "limits-paused",
+            Severity.WARNING,
+            f"the backup of {server.name} pauses: {reason}",
+            server=server.name,
+            subject=run.job.leg,
+            job_id=run.job.id,
+            hint=f"it continues when the limit is met, and fails after pauses of {bound} in total",
         )
 
     with PressureWatch(watched) as watch:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from backupd.app.backup_records import add_row, behind, clock_warning, record_of
 from backupd.app.backups.limits import throttled
 from backupd.app.context.server_identity import meet, problem_of, reason_of
-from backupd.app.context.settings import ServerSettings
+from backupd.app.context.settings import ServerSettings, spool_unusable
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import JobRun, Wiring, worker_count
 from backupd.backup.commit import Documents
@@ -44,10 +44,7 @@ _MISSING = ("is missing", "are missing")
 
 
 def dump_tables(
-    wiring: Wiring,
-    server: ServerSettings,
-    run: JobRun,
-    destinations: tuple[Destination, ...],
+    wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...]
 ) -> tuple[BackupRecord, BackupdError | None]:
     """Take one logical backup now, as ``run``; whose arguments may name a ``set`` of the policy, or patterns of
     ``tables``. Gives its record, and what is missing in it, if anything is.
@@ -217,10 +214,7 @@ def _folder(wiring: Wiring, server: ServerSettings) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise RefusedError(
-            f"the spool {wiring.settings.spool} cannot be used: {error.strerror or error}",
-            hint="make it a writable folder of this user, with room; see spool: in the configuration",
-        ) from error
+        raise spool_unusable(wiring.settings.spool, error) from error
     try:
         yield path
     finally:

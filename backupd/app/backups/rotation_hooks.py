@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import HOOK
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import ServerSettings
@@ -74,16 +74,14 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
             _run_hook(Path(absence.after), AFTER, absence, kind, timeout, None, log=log)
         except BackupdError as error:
             say("hook-failed", str(error), level=logging.ERROR, server=server, job=job_id)
-            wiring.settle(
-                Condition(
-                    key,
-                    severity=Severity.ERROR,
-                    message=f"{server} is not back in rotation: {error.message}",
-                    detail=error.detail,
-                    hint=f"the service runs {absence.after} again until it succeeds; return {server} to rotation by "
-                    "hand if that takes too long",
-                    job_id=job_id,
-                ),
+            wiring.alert(
+                key,
+                Severity.ERROR,
+                f"{server} is not back in rotation: {error.message}",
+                detail=error.detail,
+                hint=f"the service runs {absence.after} again until it succeeds; return {server} to rotation by "
+                "hand if that takes too long",
+                job_id=job_id,
             )
             return False
     if wiring.catalog.absences.end(server, job_id):

@@ -10,7 +10,7 @@ from typing import Any
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import Wiring, owner_is_alive
+from backupd.app.context.wiring import Wiring, gathered, owner_is_alive
 from backupd.binlog.stream_status import StreamState
 from backupd.model.binlog import Branch, Run
 from backupd.model.document import HIDDEN, Document, computed, json_key
@@ -83,9 +83,7 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
     branches = binlogs.branches(server)
     said = binlogs.stream_state(server)
     stream, told_at = said if said is not None else (None, None)
-    runs: dict[str, list[Run]] = {}
-    for run in binlogs.runs(server):
-        runs.setdefault(run.destination, []).append(run)
+    runs = gathered((run.destination, run) for run in binlogs.runs(server))
     rows: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
     worst = wiring.catalog.lags.worst(server, now - DAY)
     expected = wiring.settings.server(server).preferred if _is_streamed(wiring, server) else ()
@@ -103,12 +101,7 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
 
 
 def _held(
-    name: str,
-    runs: list[Run],
-    branches: tuple[Branch, ...],
-    row: Mapping[str, Any],
-    worst: float | None,
-    now: datetime,
+    name: str, runs: list[Run], branches: tuple[Branch, ...], row: Mapping[str, Any], worst: float | None, now: datetime
 ) -> Held:
     current = branches[-1] if branches else None
     newest = next((run for run in reversed(runs) if current is not None and run.branch == current.id), None)

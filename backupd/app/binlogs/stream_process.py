@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
@@ -206,13 +206,7 @@ class StreamRun:
 
     def _was_used(self, destination: str) -> bool:
         """One that was used and is bare now is most likely not mounted."""
-
-        def look(catalog: Catalog) -> bool:
-            return self._wiring.holds_backups(destination) or any(
-                catalog.binlogs.runs(server, destination) for server in catalog.binlogs.servers()
-            )
-
-        return self._writer.ask(look, patience=OPENING)
+        return self._writer.ask(lambda _catalog: self._wiring.holds_anything(destination), patience=OPENING)
 
     def _flavour(self, source: BinlogSource) -> Flavour:
         """The spool knows it: what waits there must go on its way though the server is down."""
@@ -395,7 +389,7 @@ class LogFollower(threading.Thread):
             except CancelledError:
                 return
             except BackupdError as error:  # the catalog; everything else is dealt with where it happens
-                self._failed(error, None)
+                self._failed(str(error))
                 self._halt.wait(LONGEST)
 
     def standing(self) -> dict[str, Any]:
@@ -446,28 +440,25 @@ class LogFollower(threading.Thread):
             self._went_well(wiring)
             policy = self._server.policy.binlog
             return min(LONGEST, policy.checkpoint.total_seconds() if policy is not None else LONGEST)
-        self._failed(error, reason)
+        self._failed(reason)
         with self._lock:
             self._since = done.since or self._since or now
             since = self._since
         if now - since >= behind_limit(self._server.policy):
             name, late = self._server.name, format_duration((now - since).total_seconds())
-            wiring.settle(
-                Condition(
-                    self._lacking,
-                    Severity.ERROR,
-                    f"{self.destination} lacks binary logs of {name} since {late}: they are at "
-                    f"{', '.join(self._server.required)} only",
-                    detail=reason,
-                    hint="they are copied when it accepts them; backupd retries with increasing intervals",
-                ),
+            wiring.alert(
+                self._lacking,
+                Severity.ERROR,
+                f"{self.destination} lacks binary logs of {name} since {late}: they are at "
+                f"{', '.join(self._server.required)} only",
+                detail=reason,
+                hint="they are copied when it accepts them; backupd retries with increasing intervals",
             )
         self._asked = None
         return min(LONGEST * self._failures, pause_after(self._failures).total_seconds(), 600.0)
 
-    def _failed(self, error: BackupdError | None, reason: str | None) -> None:
+    def _failed(self, text: str) -> None:
         self._failures += 1
-        text = reason or str(error)
         if text != self._trouble:
             say("stream-trouble", f"{self.destination}: {text}", level=logging.WARNING, server=self._server.name)
         with self._lock:

@@ -371,12 +371,9 @@ class StreamReport:
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
             looked[stream] = f"the binary log of {name} is streamed again"
         if status.state is StreamState.PAUSED:
-            hint = (
-                "free space there; check what else is stored in it"
-                if status.error == NO_ROOM
-                else "find out why a destination does not accept them (backupd binlog status), or raise "
-                "binlog.max_spool"
-            )
+            hint = "find out why a destination does not accept them (backupd binlog status), or raise binlog.max_spool"
+            if status.error == NO_ROOM:
+                hint = "free space there; check what else is stored in it"
             holds.append(
                 Condition(
                     spool,

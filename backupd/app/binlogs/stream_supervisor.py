@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_l
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
-from backupd.process.command import kill_family
 from backupd.process.pipeline import describe_exit
 from policies.lint import streams
 
@@ -44,13 +42,12 @@ SUBJECT = "process"
 
 @dataclass(slots=True)
 class _Stream:
-    """Of one server. ``basis``: the settings that its process goes by; times are monotonic. ``asked``: when it was told
-    to end; ``well``: it has lived for long enough, and that was told."""
+    """Of one server. ``basis``: the settings that its process goes by; times are monotonic. ``well``: it has lived for
+    long enough, and that was told."""
 
     process: ChildProcess | None = None
     basis: str = ""
     began: float = 0.0
-    asked: float | None = None
     well: bool = False
     failures: int = 0
     next_start: float = 0.0
@@ -92,21 +89,22 @@ class StreamWatch(ProcessWatch):
 
     def _look(self, name: str, one: _Stream, basis: str | None) -> None:
         now = time.monotonic()
-        code = one.process.ended() if one.process is not None else None
-        if one.process is not None and code is None:
+        process = one.process
+        code = process.ended() if process is not None else None
+        if process is not None and code is None:
             if basis != one.basis:
-                self._end(one, now)
+                process.end(now, self._grace)
             elif not one.well and now - one.began >= HEALTHY:
                 self._recovered(name, one)
             return
-        if one.process is not None and code is not None:
-            self._ended(name, one, code, now)
+        if process is not None and code is not None:
+            self._ended(name, one, process, code, now)
         if basis is not None and now >= one.next_start:
             self._begin(name, one, basis, now)
 
     def _begin(self, name: str, one: _Stream, basis: str, now: float) -> None:
         settings = self._wiring.settings
-        one.basis, one.began, one.asked, one.well = basis, now, None, False
+        one.basis, one.began, one.well = basis, now, False
         try:
             one.process = start(
                 settings, self._held.file(settings), "run-stream", name, log=open_log(_log(settings, name))
@@ -117,25 +115,15 @@ class StreamWatch(ProcessWatch):
         else:
             say("stream-process", f"process {one.process.child.pid} streams the binary log", server=name)
 
-    def _end(self, one: _Stream, now: float) -> None:
-        """Ask it to end, once; then make it."""
-        if one.process is None:
-            return
-        if one.asked is None:
-            one.asked = now
-            one.process.child.send(signal.SIGTERM)
-        elif now - one.asked > self._grace:
-            kill_family(one.process.child.pid)
-
-    def _ended(self, name: str, one: _Stream, code: int, now: float) -> None:
-        process, one.process = one.process, None
-        if one.asked is not None:
-            one.asked, one.next_start, one.failures = None, now, 0
+    def _ended(self, name: str, one: _Stream, process: ChildProcess, code: int, now: float) -> None:
+        one.process = None
+        if process.asked is not None:
+            one.next_start, one.failures = now, 0
             say("stream-ended", "as requested", server=name)
             return
         if now - one.began >= HEALTHY:
             one.failures = 0
-        one.last_words = process.last_words() if process is not None else ""
+        one.last_words = process.last_words()
         self._failed(name, one, describe_exit(code), now)
 
     def _failed(self, name: str, one: _Stream, how: str, now: float) -> None:
@@ -177,10 +165,11 @@ class StreamWatch(ProcessWatch):
         return any(one.process is not None for one in self._streams.values())
 
     def _see_to_its_end(self, name: str, one: _Stream) -> None:
-        self._end(one, time.monotonic())
-        code = one.process.ended() if one.process is not None else None
-        if code is not None:
-            self._ended(name, one, code, time.monotonic())
+        if (process := one.process) is None:
+            return
+        process.end(time.monotonic(), self._grace)
+        if (code := process.ended()) is not None:
+            self._ended(name, one, process, code, time.monotonic())
 
     def _look_at_pauses(self) -> None:
         holds = self._scribe.ask(lambda catalog: catalog.holds.all())

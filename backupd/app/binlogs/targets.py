@@ -16,7 +16,7 @@ from itertools import pairwise
 from backupd.app.binlogs.transactions import Indexes, Logbook, Met, Moments
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.model.binlog import (
     ELSEWHERE,
     FIRST_EVENT,
@@ -278,15 +278,8 @@ class Targets:
         for leg in legs:
             place = _place(leg.start.file, leg.start.pos)
             branch = leg.segments[0].branch if leg.segments else leg.stop.branch
-            past = (
-                [
-                    record
-                    for record in self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place)
-                    if record.segment.start < place[1] or record.key.number < place[0]
-                ]
-                if leg is legs[0]
-                else []
-            )
+            before_it = self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place) if leg is legs[0] else ()
+            past = [record for record in before_it if record.segment.start < place[1] or record.key.number < place[0]]
             began = next(
                 (
                     number
@@ -324,12 +317,9 @@ class Targets:
         return {remark for key in leg.segments if key in known for remark in known[key].segment.remarks}
 
     def _known(self, leg: ReplayLeg) -> dict[SegmentKey, SegmentRecord]:
-        numbers: dict[str, list[int]] = {}
-        for key in leg.segments:
-            numbers.setdefault(key.branch, []).append(key.number)
         return {
             record.key: record
-            for branch, found in numbers.items()
+            for branch, found in gathered((key.branch, key.number) for key in leg.segments).items()
             for record in self._binlogs.each_segment(
                 self._server, branch, from_place=(min(found), 0), to_place=(max(found) + 1, 0)
             )

@@ -558,10 +558,7 @@ def _target(one: Transaction, record: SegmentRecord, current: str) -> str:
 
 
 def _segments(
-    wiring: Wiring,
-    server: str,
-    branches: Sequence[str],
-    wanted: Wanted,
+    wiring: Wiring, server: str, branches: Sequence[str], wanted: Wanted
 ) -> Iterator[tuple[SegmentRecord, int]]:
     """Each with the first of its bytes that no segment before it has covered."""
     binlogs = wiring.catalog.binlogs

@@ -383,12 +383,7 @@ class Access(Facade):
         return self._wiring.catalog.tokens.list()
 
     def create(
-        self,
-        name: str,
-        role: str,
-        *,
-        servers: Collection[str] | None = None,
-        expires: str | None = None,
+        self, name: str, role: str, *, servers: Collection[str] | None = None, expires: str | None = None
     ) -> tuple[Token, str]:
         """``expires``: a span of time or a moment. Gives the token and its secret, which is nowhere else."""
         try:

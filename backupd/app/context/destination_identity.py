@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.settings import spool_unusable
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.backup.finding import Finding, error
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
@@ -67,10 +68,7 @@ def findings(wiring: Wiring) -> list[Finding]:
     usable = wiring.usable_destinations()
     others = wiring.settings.destinations.keys() - {destination.name for destination in usable}
     found = _look(wiring, [*usable, *_opened(wiring, others)])
-    names: dict[str, list[str]] = {}
-    for name, place in found.items():
-        if place != _EMPTIED:
-            names.setdefault(place, []).append(name)
+    names = gathered((place, name) for name, place in found.items() if place != _EMPTIED)
     twice = [
         error("destinations", f"{' and '.join(sorted(twins))} are the same repository (marker {place})", _HINT)
         for place, twins in sorted(names.items())
@@ -83,15 +81,7 @@ def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iter
     """Destinations that answer and do not hold the newest backup that should be there: perhaps they are others."""
     records = sorted(wiring.catalog.backups.list(), key=lambda one: (one.finished_at, one.id), reverse=True)
     for destination in destinations:
-        newest = next(
-            (
-                one
-                for one in records
-                for copy in one.copies
-                if (copy.destination, copy.state) == (destination.name, BackupState.COMPLETE)
-            ),
-            None,
-        )
+        newest = next((one for one in records if one.state_at(destination.name) == BackupState.COMPLETE), None)
         if newest is None:
             continue
         try:
@@ -171,7 +161,4 @@ def _remember(wiring: Wiring, found: Mapping[str, str]) -> None:
         fresh.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         fresh.replace(file)
     except OSError as failure:
-        raise RefusedError(
-            f"the spool {file.parent} cannot be used: {failure.strerror or failure}",
-            hint="make it a writable folder of this user, with room; see spool: in the configuration",
-        ) from failure
+        raise spool_unusable(file.parent, failure) from failure

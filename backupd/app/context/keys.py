@@ -18,7 +18,7 @@ from typing import Any
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import EXPIRING, OVERDUE, kinds_of
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.wiring import JobRun, Wiring
+from backupd.app.context.wiring import JobRun, Wiring, gathered
 from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.backup_record import BackupState
@@ -169,18 +169,10 @@ def keys(wiring: Wiring, *, with_backups: bool = True) -> list[KeyState]:
     infos = _infos(wiring)
     sealed = dependence(wiring) if with_backups else {}
     here = _secrets(wiring)
-    asked: dict[str, list[Challenge]] = {}
-    for challenge in wiring.catalog.challenges.list():
-        asked.setdefault(challenge.fingerprint, []).append(challenge)
-    states = [
-        _state(info.fingerprint, info, asked.get(info.fingerprint, ()), wiring, now, here, sealed) for info in infos
-    ]
-    configured = {info.fingerprint for info in infos}
-    states += [
-        _state(fingerprint, None, asked.get(fingerprint, ()), wiring, now, here, sealed)
-        for fingerprint in sorted(set(sealed) - configured)
-    ]
-    return states
+    asked = gathered((challenge.fingerprint, challenge) for challenge in wiring.catalog.challenges.list())
+    found: list[tuple[str, KeyInfo | None]] = [(info.fingerprint, info) for info in infos]
+    found += [(fingerprint, None) for fingerprint in sorted(set(sealed) - {info.fingerprint for info in infos})]
+    return [_state(name, info, asked.get(name, ()), wiring, now, here, sealed) for name, info in found]
 
 
 def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import CHANGED
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
@@ -20,7 +20,7 @@ from backupd.backup.finding import Finding, error, fine
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import Header
 from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, Verdict
 from backupd.model.text import format_time
@@ -183,35 +183,33 @@ def _has_moved(known: Sequence[Identity], uuid: str, address: str) -> bool:
 
 def _copied(wiring: Wiring, server: str, known: Sequence[Identity], name: str, address: str, why: str) -> Identity:
     """Keep that a copy of our data directory answers, as ``name``, and say so."""
-    now = wiring.clock()
-    before = next((one for one in known if one.uuid == name), None)
-    found = Identity(
-        server,
-        name,
-        Verdict.STRANGER,
-        before.since if before else now,
-        now,
-        address=address,
-        evidence=(
-            f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of "
-            "its data "
-            "directory, or the same server with older data"
-        ),
+    evidence = (
+        f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of its data "
+        "directory, or the same server with older data"
     )
-    wiring.catalog.identities.put(found)
+    found = _noted(wiring, server, known, name, Verdict.STRANGER, address=address, evidence=evidence)
     _told_stranger(wiring, found, [one.uuid for one in known if not one.is_stranger])
     return found
 
 
+def _noted(
+    wiring: Wiring, server: str, known: Sequence[Identity], uuid: str, verdict: Verdict, **more: Any
+) -> Identity:
+    """The row of a server that answers now, written."""
+    now = wiring.clock()
+    since = next((one.since for one in known if one.uuid == uuid), now)
+    found = Identity(server, uuid, verdict, since, now, **more)
+    wiring.catalog.identities.put(found)
+    return found
+
+
 def _told_stranger(wiring: Wiring, found: Identity, ours: Sequence[str]) -> None:
-    wiring.settle(
-        Condition(
-            Key(CHANGED, found.server),
-            Severity.ERROR,
-            message=_words(found, ours),
-            detail=f"known under this name: {', '.join(ours)}",
-            hint=accept_hint(found.server),
-        ),
+    wiring.alert(
+        Key(CHANGED, found.server),
+        Severity.ERROR,
+        _words(found, ours),
+        detail=f"known under this name: {', '.join(ours)}",
+        hint=accept_hint(found.server),
     )
 
 
@@ -234,36 +232,21 @@ def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], add
 
 def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, address: str) -> Identity:
     verdict, why = judge(server, known, met, _archived(wiring, server, known))
-    now = wiring.clock()
-    before = next((one for one in known if one.uuid == met.uuid), None)
-    found = Identity(
-        server,
-        met.uuid,
-        verdict,
-        before.since if before else now,
-        now,
-        server_id=met.server_id,
-        evidence=why,
-        address=address,
-    )
-    wiring.catalog.identities.put(found)
+    found = _noted(wiring, server, known, met.uuid, verdict, server_id=met.server_id, evidence=why, address=address)
     ours = [one.uuid for one in known if not one.is_stranger]
     if found.is_stranger:
         _told_stranger(wiring, found, ours)
         return found
     wiring.settle(looked={Key(CHANGED, server): f"{met.uuid} is {server}: {why}"})
     if verdict is Verdict.FAILOVER:
-        wiring.catalog.events.add(
-            Event(
-                now,
-                FAILOVER,
-                Severity.WARNING,
-                server=server,
-                subject=met.uuid,
-                message=f"another server answers under the name {server} at {address}: {met.uuid}; {why}",
-                detail=f"before it was {', '.join(ours)}",
-                hint=("no acceptance is needed: it continues as a branch of the same history; take a full backup now"),
-            )
+        wiring.note(
+            FAILOVER,
+            Severity.WARNING,
+            f"another server answers under the name {server} at {address}: {met.uuid}; {why}",
+            server=server,
+            subject=met.uuid,
+            detail=f"before it was {', '.join(ours)}",
+            hint="no acceptance is needed: it continues as a branch of the same history; take a full backup now",
         )
     return found
 

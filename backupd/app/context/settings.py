@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
+from backupd.model.errors import ConfigurationError, Problem, RefusedError, UnknownNameError
 from policies.alerts import Alerts
 from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
@@ -20,7 +20,6 @@ from policies.schema import Policy
 
 if TYPE_CHECKING:
     from backupd.engine.sql.client import Connection
-    from backupd.engine.sql.option_files import Tls
     from backupd.transfer.deletion_limit import DeletionLimit
 
 DEFAULT_FILE = Path("/etc/backupd/backupd.yaml")
@@ -81,57 +80,36 @@ class ServerSettings:
 
         Raises ConfigurationError for files that cannot be read and for a variable that is not set.
         """
-        from backupd.engine.sql.client import Connection
-
         config = self.config
-        connection = Connection.from_config(
-            socket=config.socket,
-            host=config.host,
-            port=config.port,
-            user=config.user,
-            password_file=config.password_file,
-            defaults_file=config.defaults_file,
-            tls=self._tls,
-            tls_ca=config.tls_ca,
-        )
+        connection = self._connection(config.user, config.password_file, config.defaults_file)
         if config.password_env is None:
             return connection
         if config.password_env not in environ:
-            raise ConfigurationError(
-                [
-                    Problem(
-                        str(self.file),
-                        None,
-                        f"servers.{self.name}.password_env",
-                        f"the environment has no {config.password_env}",
-                    )
-                ]
-            )
+            field, why = f"servers.{self.name}.password_env", f"the environment has no {config.password_env}"
+            raise ConfigurationError([Problem(str(self.file), None, field, why)])
         return dataclasses.replace(connection, password=environ[config.password_env])
 
     def restore_connection(self) -> Connection:
         """The same server, as the account that may write. Raises ConfigurationError as ``connection`` does."""
-        config = self.config
-        if config.restore_defaults_file is None:
+        if self.config.restore_defaults_file is None:
             return self.connection()
-        from backupd.engine.sql.client import Connection
+        return self._connection(None, None, self.config.restore_defaults_file)
 
+    def _connection(self, user: str | None, password_file: Path | None, defaults_file: Path | None) -> Connection:
+        from backupd.engine.sql.client import Connection
+        from backupd.engine.sql.option_files import Tls
+
+        config = self.config
         return Connection.from_config(
             socket=config.socket,
             host=config.host,
             port=config.port,
-            user=None,
-            password_file=None,
-            defaults_file=config.restore_defaults_file,
-            tls=self._tls,
+            user=user,
+            password_file=password_file,
+            defaults_file=defaults_file,
+            tls=Tls(config.tls) if config.tls is not None else None,
             tls_ca=config.tls_ca,
         )
-
-    @property
-    def _tls(self) -> Tls | None:
-        from backupd.engine.sql.option_files import Tls
-
-        return Tls(self.config.tls) if self.config.tls is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +248,15 @@ def held_settings(file: Path) -> Settings:
 
 def _settings(loaded: Loaded) -> Settings:
     return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document)
+
+
+def spool_unusable(
+    spool: Path,
+    error: OSError,
+    hint: str = "make it a writable folder of this user, with room; see spool: in the configuration",
+) -> RefusedError:
+    """What to raise when something cannot be written there."""
+    return RefusedError(f"the spool {spool} cannot be used: {error.strerror or error}", hint=hint)
 
 
 def spool_folder(settings: Settings, server: str) -> Path:

@@ -53,19 +53,17 @@ def findings(connection: Connection) -> list[Finding]:
                 _HINT,
             )
         ]
+    if connection.tls is None or (connection.tls is Tls.OFF and is_this_host(connection.host)):
+        return []
     if connection.tls is Tls.OFF:
-        return (
-            []
-            if is_this_host(connection.host)
-            else [
-                warning(
-                    SUBJECT,
-                    f"tls: off: anybody on the network path to {connection.address} can read and change backups",
-                    "set verify-full if the server has a certificate",
-                )
-            ]
-        )
-    return [fine(SUBJECT, f"{connection.tls}: {_KNOWN[connection.tls]}")] if connection.tls is not None else []
+        return [
+            warning(
+                SUBJECT,
+                f"tls: off: anybody on the network path to {connection.address} can read and change backups",
+                "set verify-full if the server has a certificate",
+            )
+        ]
+    return [fine(SUBJECT, f"{connection.tls}: {_KNOWN[connection.tls]}")]
 
 
 def report_transport(wiring: Wiring) -> None:
@@ -123,10 +121,7 @@ def report_policies(wiring: Wiring) -> None:
     for name, policy in sorted({(event.server, event.subject) for event in events} - set(broken)):
         if name not in settings.servers:
             continue  # that is told of all its incidents at once
-        follows = settings.server(name).policy_name == policy
-        message = (
-            f"policy {policy} is valid again: {name} is backed up as it says"
-            if follows
-            else f"{name} does not follow policy {policy} any more"
-        )
+        message = f"{name} does not follow policy {policy} any more"
+        if settings.server(name).policy_name == policy:
+            message = f"policy {policy} is valid again: {name} is backed up as it says"
         wiring.settle(looked={Key(POLICY, name, policy): message})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from backupd.alerts.conditions import Condition, Key
@@ -163,48 +163,37 @@ def prove_signing(ours: Signing) -> None:
         )
 
 
-def _unsigned(settings: Settings) -> list[Finding]:
+def _unsigned(settings: Settings) -> Iterator[Finding]:
     off = sorted(name for name, said in _said(settings).items() if said is False)
-    silent = (
-        sorted(name for name, said in _said(settings).items() if said is None)
-        if (settings.encryption.signing_key is None)
-        else []
-    )
-    found = (
-        [
-            warning(
-                "signing",
-                f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: {_UNSIGNED}",
-                "remove `signed: false` if this is not intended",
-            )
-        ]
-        if off
-        else []
-    )
-    if silent:
-        found.append(
-            warning(
-                "signing",
-                f"backups of {', '.join(silent)} are not signed, since no signing key is named: {_UNSIGNED}",
-                "`backupd keys make-signing` makes one and says what to add to the configuration; "
-                "to keep backups unsigned, set `signed: false` in the policy",
-            )
+    silent = sorted(name for name, said in _said(settings).items() if said is None)
+    if off:
+        yield warning(
+            "signing",
+            f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: {_UNSIGNED}",
+            "remove `signed: false` if this is not intended",
         )
-    return found
+    if silent and settings.encryption.signing_key is None:
+        yield warning(
+            "signing",
+            f"backups of {', '.join(silent)} are not signed, since no signing key is named: {_UNSIGNED}",
+            "`backupd keys make-signing` makes one and says what to add to the configuration; "
+            "to keep backups unsigned, set `signed: false` in the policy",
+        )
 
 
-def _able(settings: Settings) -> list[Finding]:
+def _able(settings: Settings) -> Iterator[Finding]:
     servers = signed_servers(settings)
     if not servers:
-        return []
+        return
     ours = signing(settings)
     try:
         prove_signing(ours)
     except BackupdError as failure:
-        return [
-            error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}", failure.hint)
-        ]
-    return [fine("signing", f"manifests are signed with {ours.key}")]
+        yield error(
+            "signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}", failure.hint
+        )
+    else:
+        yield fine("signing", f"manifests are signed with {ours.key}")
 
 
 class CatalogRecords:
@@ -237,13 +226,18 @@ def report_tampering(
 ) -> None:
     """An incident, and the copy counts as damaged. It is over when a verification finds nothing like it any more."""
     if backup_id:
-        with contextlib.suppress(NotFoundError):  # one that has no row, or none there, yet
-            catalog.backups.mark_copy_damaged(backup_id, destination)
-            record = catalog.backups.get(backup_id)
-            if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
-                catalog.backups.set_state(backup_id, BackupState.DAMAGED)
+        mark_copy_damaged(catalog, backup_id, destination)
     key = Key(TAMPERED, server, destination)
     Incidents(catalog).settle(clock(), Condition(key, Severity.ERROR, error.message, error.detail, error.hint))
+
+
+def mark_copy_damaged(catalog: Catalog, backup_id: str, destination: str) -> None:
+    """A copy that is not as it was stored; without a whole one the backup is damaged."""
+    with contextlib.suppress(NotFoundError):  # one that has no row, or none there, yet: fsck says so
+        catalog.backups.mark_copy_damaged(backup_id, destination)
+        record = catalog.backups.get(backup_id)
+        if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
+            catalog.backups.set_state(backup_id, BackupState.DAMAGED)
 
 
 def settle_tampering(catalog: Catalog, clock: Clock, destination: str, server: str, left: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,11 @@ from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack
 
 from backupd.alerts.conditions import NOTHING, Condition, Key, Settled
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.settings import ServerSettings, Settings, spool_unusable
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.errors import (
     BackupdError,
@@ -197,6 +197,21 @@ def _refuse_bare(settings: Settings) -> None:
         )
 
 
+class Details(TypedDict, total=False):
+    """What an alert says beside its message: see ``Condition``."""
+
+    detail: str
+    hint: str
+    job_id: str
+
+
+class About(Details, total=False):
+    """What an event says beside its message: see ``Event``."""
+
+    server: str
+    subject: str
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Settings and the open catalog, and what both lead to.."""
@@ -222,6 +237,14 @@ class Wiring:
     def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING, job_id: str = "") -> Settled:
         """Record what a look found now (see ``alerts.conditions``). Raises CatalogError."""
         return Incidents(self.catalog).settle(self.clock(), *holds, looked=looked, job_id=job_id)
+
+    def alert(self, key: Key, severity: Severity, message: str, **more: Unpack[Details]) -> Settled:
+        """Record one condition that holds now. Raises CatalogError."""
+        return self.settle(Condition(key, severity, message, **more))
+
+    def note(self, kind: str, severity: Severity, message: str, **more: Unpack[About]) -> None:
+        """Record an event of now. Raises CatalogError."""
+        self.catalog.events.add(Event(self.clock(), kind, severity, message, **more))
 
     def of(self, servers: Collection[str]) -> Wiring:
         """The same, as if no others than these were configured. Destinations are opened once for both."""
@@ -285,6 +308,11 @@ class Wiring:
             for copy in record.copies
         )
 
+    def holds_anything(self, destination: str) -> bool:
+        """By the catalog: backups or binary logs."""
+        binlogs = self.catalog.binlogs
+        return self.holds_backups(destination) or any(binlogs.runs(name, destination) for name in binlogs.servers())
+
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all
         problems at once."""
@@ -336,10 +364,7 @@ class Wiring:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = (folder / what).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise RefusedError(
-                f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
-                hint="make it a writable folder of this user, with room; see spool: in the configuration",
-            ) from error
+            raise spool_unusable(self.settings.spool, error) from error
         with file:
             if _take(file, wait):
                 _sign(file)
@@ -397,6 +422,18 @@ def _sign(file: TextIO) -> None:
         file.truncate(0)
         file.write(f"process {os.getpid()}, {' '.join(sys.argv)[:500]}\n")
         file.flush()
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """What stands beside each name, both in the order of ``pairs``."""
+    found: dict[K, list[V]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found
 
 
 def worker_count(limit: int = 3) -> int:

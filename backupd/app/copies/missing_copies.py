@@ -8,7 +8,7 @@ when the service has started, and each hour in any case; one at a time.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.destination_identity import require_single
@@ -16,6 +16,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
+from backupd.app.jobs.jobs import queued
 from backupd.app.retention.decisions import NOTHING
 from backupd.app.retention.preview import stock_of
 from backupd.app.retention.rules import Decisions
@@ -25,8 +26,8 @@ from backupd.backup.preflight import EMPTIED_HINT
 from backupd.catalog.jobs import OPEN
 from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState, HoldKind
 from backupd.model.errors import BackupdError, RefusedError
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.text import format_time, new_id
+from backupd.model.job import JobKind, JobRecord
+from backupd.model.text import format_time
 from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if, members_of
 from storage.destination import Destination
 
@@ -69,9 +70,7 @@ def opened(wiring: Wiring, name: str) -> Destination:
     """
     destination = wiring.destination(name)
     if not destination.is_initialised():
-        if wiring.holds_backups(name) or any(
-            wiring.catalog.binlogs.runs(server, name) for server in wiring.catalog.binlogs.servers()
-        ):
+        if wiring.holds_anything(name):
             raise RefusedError(
                 f"destination {name} should hold backups, but it is empty or not a repository", hint=EMPTIED_HINT
             )
@@ -231,15 +230,7 @@ class ReplicaWatch(PeriodicCheck):
 
 def job_for(server: str, place: str, now: datetime) -> JobRecord:
     """A job, not queued yet, that brings ``place`` up to date for one server."""
-    return JobRecord(
-        id=new_id(now),
-        kind=JobKind.REPLICATE,
-        server=server,
-        state=JobState.QUEUED,
-        queued_at=now,
-        leg=f"{LEG}{place}",
-        arguments={"destination": place},
-    )
+    return replace(queued(now, JobKind.REPLICATE, server, arguments={"destination": place}), leg=f"{LEG}{place}")
 
 
 def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRecord, ...]) -> None:

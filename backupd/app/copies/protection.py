@@ -8,26 +8,25 @@ What is stored beside a backup (its details, its runbook) is read here, too, fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import PROTECTION
+from backupd.app.backup_records import of_first_copy
 from backupd.app.context.destination_identity import identities
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
-from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.restorable import Restorability
 from policies.schema import Protection
 
 if TYPE_CHECKING:
-    from backupd.model.manifest import Header
-    from storage.destination import Destination
+    pass
 
 _COMPLETE = str(BackupState.COMPLETE)
 
@@ -138,13 +137,10 @@ def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:
     return lines
 
 
-T = TypeVar("T")
-
-
 def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
     """Raises NotFoundError, and the first reason where no copy can be read."""
     (record,) = with_protection(wiring, [wiring.catalog.backups.get(backup_id)])
-    return _of_first(
+    return of_first_copy(
         wiring,
         record,
         lambda _destination, header: BackupDetail(
@@ -157,21 +153,8 @@ def runbook(wiring: Wiring, backup_id: str) -> str:
     """How to restore it by hand. Raises as ``detail`` does."""
     from backupd.transfer.records.manifests import load_side_file
 
-    return _of_first(
+    return of_first_copy(
         wiring,
         wiring.catalog.backups.get(backup_id),
         lambda destination, header: load_side_file(destination, header, header.runbook).decode(),
     )
-
-
-def _of_first(wiring: Wiring, record: BackupRecord, read: Callable[[Destination, Header], T]) -> T:
-    from backupd.transfer.records.manifests import load_header
-
-    errors: list[BackupdError] = []
-    for copy in record.copies:
-        try:
-            destination = wiring.destination(copy.destination)
-            return read(destination, load_header(destination, record.server, record.id))
-        except BackupdError as error:
-            errors.append(error)
-    raise errors[0] if errors else NotFoundError(f"no destination holds backup {record.id}")

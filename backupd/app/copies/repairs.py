@@ -19,7 +19,7 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.model.backup_record import BackupRecord, BackupState, Copy
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import ArchivedError, BackupdError, CancelledError, NotFoundError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import Progress, Report, silent
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.text import new_id
@@ -48,11 +48,7 @@ _WORKERS = 4
 
 
 def mend(
-    wiring: Wiring,
-    destination: Destination,
-    server: str,
-    headers: Sequence[Header],
-    damages: Sequence[Damage],
+    wiring: Wiring, destination: Destination, server: str, headers: Sequence[Header], damages: Sequence[Damage]
 ) -> tuple[Damage, ...]:
     """Put ``damages`` at ``destination``, all of ``server``, right from other destinations as far as they can; the same
     damages with what came of it, told as events. ``headers``: the readable manifests of that server there."""
@@ -164,35 +160,29 @@ def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequen
     left = [damage for damage in damages if not damage.repaired_from]
     if mended:
         names = ", ".join(sorted({damage.repaired_from for damage in mended}))
-        wiring.catalog.events.add(
-            Event(
-                wiring.clock(),
-                REPAIRED,
-                Severity.WARNING,
-                server=server,
-                subject=destination.name,
-                message=f"{len(mended)} damaged files of {server} at destination {destination.name} were replaced by "
-                f"those of {names}",
-                detail="\n".join(map(str, mended)),
-                hint=f"silent corruption indicates a failing disk: check the storage of {destination.name}",
-            )
+        wiring.note(
+            REPAIRED,
+            Severity.WARNING,
+            f"{len(mended)} damaged files of {server} at destination {destination.name} were replaced by "
+            f"those of {names}",
+            server=server,
+            subject=destination.name,
+            detail="\n".join(map(str, mended)),
+            hint=f"silent corruption indicates a failing disk: check the storage of {destination.name}",
         )
     if left:
         detail = "\n".join(f"{damage}: {damage.trouble}" for damage in left)
         last = wiring.catalog.events.last(server, (ROT,), destination.name)
         if last is None or last.detail != detail:
-            wiring.catalog.events.add(
-                Event(
-                    wiring.clock(),
-                    ROT,
-                    Severity.ERROR,
-                    server=server,
-                    subject=destination.name,
-                    message=f"{len(left)} files of {server} at destination {destination.name} are damaged, "
-                    "and no other destination has them",
-                    detail=detail,
-                    hint=f"take a full backup now, it stores the data afresh: backupd backup {server} --kind full",
-                )
+            wiring.note(
+                ROT,
+                Severity.ERROR,
+                f"{len(left)} files of {server} at destination {destination.name} are damaged, "
+                "and no other destination has them",
+                server=server,
+                subject=destination.name,
+                detail=detail,
+                hint=f"take a full backup now, it stores the data afresh: backupd backup {server} --kind full",
             )
 
 
@@ -269,11 +259,7 @@ def _readable(
 
 def damaged(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
     """Those with a copy at ``place`` that is not whole, or not there any more."""
-    return [
-        record
-        for record in records
-        if any(copy.destination == place and copy.state == _DAMAGED for copy in record.copies)
-    ]
+    return [record for record in records if record.state_at(place) == _DAMAGED]
 
 
 def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
@@ -338,10 +324,7 @@ def _one(
 def _mark_damaged(wiring: Wiring, destination: Destination, header: Header, hit: Collection[str]) -> None:
     """The copies of the backup and of the others that are ``hit``, too. What is marked deleted stays so."""
     for record in wiring.catalog.backups.list(header.server, foreign=True):
-        if record.id == header.backup_id or (
-            record.id in hit
-            and any(copy.destination == destination.name and copy.state == _COMPLETE for copy in record.copies)
-        ):
+        if record.id == header.backup_id or (record.id in hit and record.state_at(destination.name) == _COMPLETE):
             wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import LOST, REPLICATION, SLOW
 from backupd.app.backup_records import adopt_unknown, find_lost
 from backupd.app.context.wiring import JobRun, Wiring, worker_count
@@ -36,7 +36,7 @@ from backupd.model.errors import (
     RefusedError,
     ToolError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import Progress
 from backupd.model.manifest import Header
 from backupd.model.text import format_duration, format_size
@@ -107,14 +107,12 @@ class Replicated:
                 [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
                 hint="to repair it from another copy: backupd verify; a full backup stores everything again",
             )
-        return (
-            BackupdError(
-                f"not everything of {self.server} could be copied to {self.destination}",
-                detail="\n".join(lines),
-                hint=f"backupd retries automatically; to list the damage: backupd verify {self.server}",
-            )
-            if lines
-            else None
+        if not lines:
+            return None
+        return BackupdError(
+            f"not everything of {self.server} could be copied to {self.destination}",
+            detail="\n".join(lines),
+            hint=f"backupd retries automatically; to list the damage: backupd verify {self.server}",
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -294,29 +292,20 @@ class _Round:
             )
         ]
         if lost:
-            wiring.catalog.events.add(
-                Event(
-                    wiring.clock(),
-                    "replication-lost",
-                    Severity.ERROR,
-                    server=self._server,
-                    subject=place,
-                    job_id=self._run.job.id,
-                    detail=", ".join(lost),
-                    message=f"{len(lost)} backups were deleted before they could be copied to {place}",
-                    hint=(
-                        "if one is only marked as deleted, `backupd backups undelete ID` restores it, and backupd then "
-                        "copies it"
-                    ),
-                )
+            wiring.note(
+                "replication-lost",
+                Severity.ERROR,
+                f"{len(lost)} backups were deleted before they could be copied to {place}",
+                server=self._server,
+                subject=place,
+                job_id=self._run.job.id,
+                detail=", ".join(lost),
+                hint="if one is only marked as deleted, `backupd backups undelete ID` restores it, and backupd then "
+                "copies it",
             )
 
     def _one(
-        self,
-        target: Destination,
-        found: Sequence[Destination],
-        record: BackupRecord,
-        failed: dict[str, str],
+        self, target: Destination, found: Sequence[Destination], record: BackupRecord, failed: dict[str, str]
     ) -> None:
         wiring, run = self._wiring, self._run
         line = above(record, wiring.catalog.backups.list(self._server))
@@ -401,8 +390,14 @@ class _Round:
     def _logs(self, target: Destination, found: Sequence[Destination]) -> None:
         names = [source.name for source in found]
         first = wanted(self._wiring, self._server, self._place, names).first_logs
-        moved = _Adding(self._run, self._place)
-        copies = copies_of(self._wiring, self._server, target, check=self._run.check, moved=moved.add)
+        moved = 0
+
+        def add(size: int) -> None:
+            nonlocal moved
+            moved += size
+            self._run.report(Progress("replicate-binlogs", moved, note=f"to {self._place}"))
+
+        copies = copies_of(self._wiring, self._server, target, check=self._run.check, moved=add)
         self._done = replace(self._done, logs=copies.step(found, first))
 
 
@@ -427,17 +422,6 @@ class _Noting:
             return  # a report must not raise; the next one says it again, and the end of the copy asks the catalog
 
 
-class _Adding:
-    """Bytes of binary logs as progress."""
-
-    def __init__(self, run: JobRun, place: str) -> None:
-        self._run, self._place, self._bytes = run, place, 0
-
-    def add(self, size: int) -> None:
-        self._bytes += size
-        self._run.report(Progress("replicate-binlogs", self._bytes, note=f"to {self._place}"))
-
-
 def pause_after(attempts: int) -> timedelta:
     """How long to wait after so many failures in a row, and this one."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 10)))
@@ -459,25 +443,20 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
         well = f"{done.destination} has everything of {done.server} again"
         wiring.settle(looked={failing: well, lost: well})
         return
-    count = len(done.waiting)
-    what = (
-        f"{count} backups of {done.server} are not at {done.destination}"
-        if count
-        else f"{done.destination} is not up to date for {done.server}"
-    )
+    what = f"{done.destination} is not up to date for {done.server}"
+    if done.waiting:
+        what = f"{len(done.waiting)} backups of {done.server} are not at {done.destination}"
     lines = [
         error.message,
         *([error.detail] if error.detail else []),
         *(f"{name}: {why}" for name, why in list(done.waiting.items())[:20]),
     ]
-    wiring.settle(
-        Condition(
-            failing,
-            Severity.ERROR,
-            message=f"{what}: {error.message}",
-            detail="\n".join(dict.fromkeys(lines)),
-            hint=error.hint or "backupd retries with increasing intervals; other work continues meanwhile",
-        ),
+    wiring.alert(
+        failing,
+        Severity.ERROR,
+        f"{what}: {error.message}",
+        detail="\n".join(dict.fromkeys(lines)),
+        hint=error.hint or "backupd retries with increasing intervals; other work continues meanwhile",
     )
 
 
@@ -528,12 +507,10 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
             f"{format_duration(seconds)} ({format_size(rate)}/s), and {brought}"
         )
         first = "check its connection"
-    wiring.settle(
-        Condition(
-            key,
-            Severity.WARNING,
-            message,
-            hint=f"it falls behind further with every backup: {first}, copy fewer of them there (retention of that "
-            "destination), or take backups less often",
-        ),
+    wiring.alert(
+        key,
+        Severity.WARNING,
+        message,
+        hint=f"it falls behind further with every backup: {first}, copy fewer of them there (retention of that "
+        "destination), or take backups less often",
     )

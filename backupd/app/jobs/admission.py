@@ -49,11 +49,8 @@ def _unusable(settings: Settings, job: JobRecord) -> str:
     if job.kind in _NO_POLICY or job.server not in settings.servers:
         return ""
     found = settings.server(job.server)
-    return (
-        ""
-        if found.usable
-        else (f"policy {found.policy_name} of {job.server} cannot be used: correct it, then reload the service")
-    )
+    why = f"policy {found.policy_name} of {job.server} cannot be used: correct it, then reload the service"
+    return "" if found.usable else why
 
 
 def _crowded(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:

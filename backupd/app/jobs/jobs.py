@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from backupd.app.context.logging_setup import redacted, remove_logs, say
@@ -109,11 +108,9 @@ def close(
     ``again``: trying once more may help. Raises RefusedError when the job is over or somebody else's.
     """
     came_to, now = result or Result(), wiring.clock()
-    shown = (
-        None
-        if error is None
-        else BackupdError(redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
-    )
+    shown = None
+    if error is not None:
+        shown = BackupdError(redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
     then: list[JobRecord] = []
     trouble = ""
     try:
@@ -378,9 +375,7 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -447,15 +442,11 @@ class Pulse:
                     self._stop()
 
     def _stop_hanging(self, latest: Progress | None) -> None:
-        phase = f"phase {latest.phase}" if latest else "its beginning"
-        where = (
-            ""
-            if latest is None
-            else (
-                f"{latest.bytes_done} bytes and {latest.files_done} files were done; "
-                f"the last note: {latest.note or 'none'}"
-            )
-        )
+        phase, where = "its beginning", ""
+        if latest is not None:
+            phase = f"phase {latest.phase}"
+            where = f"{latest.bytes_done} bytes and {latest.files_done} files were done; the last note: "
+            where += latest.note or "none"
         limit = format_duration(self._hang.total_seconds())
         self.problem = ToolError(
             f"stopped: no progress for {limit} in {phase}",

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import COPIES
 from backupd.app.context.logging_setup import say
-from backupd.app.context.settings import Settings
+from backupd.app.context.settings import Settings, spool_unusable
 from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, DamagedCopies, Turn, of_server, report
@@ -105,17 +105,12 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     for one in told:
         key = Key(COPIES, subject=one.destination)
         if one.problem:
-            wiring.settle(
-                Condition(
-                    key,
-                    Severity.WARNING,
-                    f"the catalog and the configuration could not be copied to destination {one.destination}",
-                    detail=one.problem,
-                    hint=(
-                        "backups are not affected; backupd retries after the next job; to retry now: backupd catalog "
-                        "copy"
-                    ),
-                ),
+            wiring.alert(
+                key,
+                Severity.WARNING,
+                f"the catalog and the configuration could not be copied to destination {one.destination}",
+                detail=one.problem,
+                hint="backups are not affected; backupd retries after the next job; to retry now: backupd catalog copy",
             )
         else:
             well = f"the catalog and the configuration are copied to destination {one.destination} again"
@@ -163,10 +158,7 @@ def write_copies(
                 writer = _Writer(wiring, folder, now=now, turn=turn, sources=usable)
                 return (*(writer.write(destination, put=put) for destination in usable), *away)
         except OSError as error:
-            raise RefusedError(
-                f"the spool {spool} cannot be used: {error.strerror or error}",
-                hint="make room there; copies of the catalog are made in it",
-            ) from error
+            raise spool_unusable(spool, error, "make room there; copies of the catalog are made in it") from error
 
 
 class _Writer:
@@ -351,28 +343,17 @@ def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
-    yield CONFIGURATION, _read(settings.file)
-    folder = settings.configuration.policies
+    path = settings.file
     try:
-        files = sorted(folder.glob("*.yaml"))
+        yield CONFIGURATION, path.read_bytes()
+        path = folder = settings.configuration.policies
+        for path in sorted(folder.glob("*.yaml")):
+            yield POLICIES + path.name, path.read_bytes()
     except OSError as error:
-        raise _unreadable(folder, error) from error
-    for file in files:
-        yield POLICIES + file.name, _read(file)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> RefusedError:
-    return RefusedError(
-        f"{path} cannot be copied to the destinations: {error.strerror or error}",
-        hint="this user must be able to read the configuration and its policies",
-    )
+        raise RefusedError(
+            f"{path} cannot be copied to the destinations: {error.strerror or error}",
+            hint="this user must be able to read the configuration and its policies",
+        ) from error
 
 
 # -- proofs
@@ -406,10 +387,7 @@ def keep_proofs(
 
 
 def _missing(
-    wiring: Wiring,
-    proofs: Mapping[str, Kept],
-    witnesses: tuple[str, ...],
-    stored: set[str],
+    wiring: Wiring, proofs: Mapping[str, Kept], witnesses: tuple[str, ...], stored: set[str]
 ) -> Iterator[Kept]:
     yield from (proof for proof_id, proof in proofs.items() if proof_id not in stored)
     for witness_id in witnesses:

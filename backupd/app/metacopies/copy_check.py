@@ -17,14 +17,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import DAMAGED
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.repairs import REPAIRED
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.process.folders import write_whole
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.scrub_and_repair import Damage, share_of
@@ -222,29 +222,24 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
             say("copy-renewed", f"{damage.destination}: {damage.key}: {damage.problem}")
     left = [damage for damage in found if not damage.repaired_from]
     if mended:
-        wiring.catalog.events.add(
-            Event(
-                wiring.clock(),
-                REPAIRED,
-                Severity.WARNING,
-                f"{len(mended)} copies of configuration, catalog or proofs at destination "
-                f"{destination} were damaged and have been replaced",
-                subject=destination,
-                detail=_lines(mended),
-                hint=f"silent corruption indicates a failing disk: check the storage of {destination}",
-            )
+        wiring.note(
+            REPAIRED,
+            Severity.WARNING,
+            f"{len(mended)} copies of configuration, catalog or proofs at destination "
+            f"{destination} were damaged and have been replaced",
+            subject=destination,
+            detail=_lines(mended),
+            hint=f"silent corruption indicates a failing disk: check the storage of {destination}",
         )
     key = Key(DAMAGED, subject=destination)
     if left:
-        wiring.settle(
-            Condition(
-                key,
-                Severity.WARNING,
-                f"{len(left)} copies of configuration, catalog or proofs at "
-                f"destination {destination} are damaged and cannot be replaced",
-                detail=_lines(left),
-                hint="no backup depends on them; those that are not needed can be deleted there",
-            ),
+        wiring.alert(
+            key,
+            Severity.WARNING,
+            f"{len(left)} copies of configuration, catalog or proofs at "
+            f"destination {destination} are damaged and cannot be replaced",
+            detail=_lines(left),
+            hint="no backup depends on them; those that are not needed can be deleted there",
         )
     else:
         none = f"no damaged copy of configuration, catalog or proofs is left at destination {destination}"

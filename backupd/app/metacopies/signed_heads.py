@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import ROLLED_BACK
 from backupd.app.context.logging_setup import say
 from backupd.app.context.trust import signing, wanting
@@ -221,16 +221,14 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
         if found is not None
         else why or "it holds none"
     )
-    wiring.settle(
-        Condition(
-            Key(ROLLED_BACK, server, destination.name),
-            Severity.ERROR,
-            message=(f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {told}"),
-            detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
-            hint=f"1. find out who writes to {destination.name}; 2. list the missing data: backupd verify {server}; "
-            f"3. copy it back: backupd replicate {server} --to {destination.name}. The alert closes after a clean "
-            "verification",
-        ),
+    wiring.alert(
+        Key(ROLLED_BACK, server, destination.name),
+        Severity.ERROR,
+        f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {told}",
+        detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
+        hint=f"1. find out who writes to {destination.name}; 2. list the missing data: backupd verify {server}; "
+        f"3. copy it back: backupd replicate {server} --to {destination.name}. The alert closes after a clean "
+        "verification",
     )
     return found, True
 
@@ -286,10 +284,7 @@ class Comparison(Document):
 
 
 def compare(
-    wiring: Wiring,
-    *,
-    failed_at: datetime | None = None,
-    counters: Mapping[str, int] | None = None,
+    wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapping[str, int] | None = None
 ) -> Comparison:
     """Of every server whose manifests are signed, at every destination that answers. ``failed_at``: when the operator
     says that the last good moment was; ``counters``: of each server, what the last report said."""

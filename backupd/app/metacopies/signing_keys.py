@@ -42,7 +42,7 @@ from backupd.model.errors import (
     TamperedError,
     UsageError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.manifest import Header, decode_header
 from backupd.model.text import Clock, format_time
 from backupd.transfer import log_segments
@@ -160,11 +160,7 @@ class Rotation(Document):
 
 
 def rotate_signing(
-    wiring: Wiring,
-    *,
-    to: str | None = None,
-    former: str | None = None,
-    unproven: bool = False,
+    wiring: Wiring, *, to: str | None = None, former: str | None = None, unproven: bool = False
 ) -> Rotation:
     """Without ``former``: make a key, or take ``to``, and put its signatures beside those of the configured one. With
     it: the configuration names the new key, and ``former`` counts for nothing from now on.
@@ -217,7 +213,7 @@ def rotate_signing(
 
 
 def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
-    settings, now = wiring.settings, wiring.clock()
+    settings = wiring.settings
     ours = signing(settings)
     key = ours.key or ""
     if former == key:
@@ -235,17 +231,8 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
     places, silent = _sign_anew(wiring, former, unproven)
     retired = heads.retire(wiring, former)
     if all(event.detail != former for event in wiring.catalog.events.list(kind=ROTATED)):
-        wiring.catalog.events.add(
-            Event(
-                now,
-                ROTATED,
-                Severity.WARNING,
-                f"{key} signs now; documents signed only with {former} are no longer trusted",
-                subject=key,
-                detail=former,
-                hint=_PRINT,
-            )
-        )
+        signs = f"{key} signs now; documents signed only with {former} are no longer trusted"
+        wiring.note(ROTATED, Severity.WARNING, signs, subject=key, detail=former, hint=_PRINT)
     for one in write_copies(wiring, now=True):
         if one.problem:
             silent.setdefault(one.destination, one.problem)

@@ -23,6 +23,7 @@ from typing import TypeVar
 from backupd.app.backup_records import is_ours, record_of_manifest
 from backupd.app.binlogs.log_records import Reconciliation
 from backupd.app.context.server_identity import recall
+from backupd.app.context.settings import spool_unusable
 from backupd.app.context.trust import CatalogRecords, report_tampering
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import own_copies
@@ -41,7 +42,7 @@ from backupd.model.errors import (
     TamperedError,
     UsageError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, new_id
@@ -151,17 +152,14 @@ class _Rebuild:
             recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
         for found in (*succession.missing.values(), *succession.altered.values(), *self._headless(succession.missing)):
             self._problem_found(found)
-        wiring.catalog.events.add(
-            Event(
-                wiring.clock(),
-                REBUILT,
-                Severity.WARNING,
-                f"the catalog was rebuilt from destination {destination.name}: {done.backups} backups, {done.segments} "
-                "binary logs",
-                subject=destination.name,
-                detail="\n".join(done.problems[:50]),
-                hint="to check what is stored there: backupd verify",
-            )
+        wiring.note(
+            REBUILT,
+            Severity.WARNING,
+            f"the catalog was rebuilt from destination {destination.name}: {done.backups} backups, {done.segments} "
+            "binary logs",
+            subject=destination.name,
+            detail="\n".join(done.problems[:50]),
+            hint="to check what is stored there: backupd verify",
         )
         return done
 
@@ -243,13 +241,8 @@ class _Rebuild:
         ours = {one.destination: one for one in known.copies}
         before = ours.get(copy.destination)
         ours[copy.destination] = replace(copy, verified_at=before.verified_at if before is not None else None)
-        better = (
-            known
-            if known.flavour
-            else replace(  # what no key opened before tells no position
-                record, manifest=known.manifest
-            )
-        )
+        # What no key opened before tells no position.
+        better = known if known.flavour else replace(record, manifest=known.manifest)
         backups.add(
             replace(
                 better,
@@ -328,9 +321,7 @@ def _answers(look: Callable[[tuple[str, str]], Answer], owners: list[tuple[str, 
 
 
 def lost_catalogs(
-    wiring: Wiring,
-    destination: Destination,
-    tell: Callable[[str], None],
+    wiring: Wiring, destination: Destination, tell: Callable[[str], None]
 ) -> Iterator[tuple[datetime, Catalog]]:
     """Of each catalog that kept copies there the newest that can be used, opened, with its time; newest first. It is
     gone when the next one is asked for. Those that cannot be used are told in words, and older ones taken instead.
@@ -360,10 +351,8 @@ def lost_catalogs(
                     if isinstance(error, KeyUnusableError):
                         closed.add(maker)  # of many copies for the same key, one is told
     except OSError as error:
-        raise RefusedError(
-            f"the spool {spool} cannot be used: {error.strerror or error}",
-            hint="make room there; the copy of the lost catalog is opened in it",
-        ) from error
+        hint = "make room there; the copy of the lost catalog is opened in it"
+        raise spool_unusable(spool, error, hint) from error
 
 
 def _unusable(destination: Destination, key: str, error: BackupdError) -> str:
@@ -409,7 +398,8 @@ class Succession:
                 self._seen.add(record.id)
                 _amend(self._wiring, record, self._name)
                 self._compare(moment, record)
-                if not self._complete and record.id not in self._there and _was_whole(record, self._name):
+                whole = record.state is not BackupState.DELETED and record.state_at(self._name) == BackupState.COMPLETE
+                if not self._complete and record.id not in self._there and whole:
                     self.missing[record.id] = (
                         f"{self._name}: backup {record.id} of {record.server} is missing: the copy of the catalog of "
                         f"{format_time(moment)} knows it as complete there, and no deletion is recorded"
@@ -442,12 +432,6 @@ class Succession:
             )
             report_tampering(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
             self.altered[record.id] = error.detail
-
-
-def _was_whole(record: BackupRecord, name: str) -> bool:
-    return record.state is not BackupState.DELETED and any(
-        copy.destination == name and copy.state == BackupState.COMPLETE for copy in record.copies
-    )
 
 
 def _amend(wiring: Wiring, older: BackupRecord, destination: str) -> None:

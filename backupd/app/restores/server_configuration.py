@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from backupd.app.backup_records import of_first_copy
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring
 from backupd.backup.host_configuration import FILES, LARGEST_SUM
 from backupd.model.document import HIDDEN, Document, computed, json_key
-from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
-from backupd.transfer.records.manifests import load_header, load_side_file
+from backupd.model.errors import DamagedError, KeyUnusableError, NotFoundError, RefusedError
+from backupd.model.manifest import Header
+from backupd.transfer.records.manifests import load_side_file
+from storage.destination import Destination
 
 _OF_THE_MEMBER = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ})
 """Errors that say something of one member's name; all others are of the folder or its disk."""
@@ -100,24 +103,20 @@ def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
 
 
 def _opened(wiring: Wiring, backup_id: str) -> bytes:
+    def read(destination: Destination, header: Header) -> bytes:
+        if header.config is None:
+            raise NotFoundError(
+                f"no server configuration was stored with backup {backup_id}",
+                hint="choose a newer backup: this version stores it with each backup",
+            )
+        return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
+
     record = wiring.catalog.backups.get(backup_id)
-    errors: list[BackupdError] = []
-    for copy in record.copies:
-        try:
-            destination = wiring.destination(copy.destination)
-            header = load_header(destination, record.server, record.id)
-            if header.config is None:
-                raise NotFoundError(
-                    f"no server configuration was stored with backup {backup_id}",
-                    hint="choose a newer backup: this version stores it with each backup",
-                )
-            return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
-        except KeyUnusableError:
-            require_keys(wiring, record.server, [backup_id])
-            raise
-        except BackupdError as error:
-            errors.append(error)
-    raise errors[0] if errors else NotFoundError(f"no destination holds backup {backup_id}")
+    try:
+        return of_first_copy(wiring, record, read)
+    except KeyUnusableError:
+        require_keys(wiring, record.server, [backup_id])
+        raise
 
 
 def _members(raw: bytes, backup_id: str) -> list[tuple[Member, bytes]]:

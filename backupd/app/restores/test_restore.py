@@ -30,7 +30,7 @@ from backupd.model.text import format_time, new_id
 from backupd.process.run_context import RunContext
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Histories
-from backupd.recovery.windows import windows
+from backupd.recovery.windows import Window, windows
 from restore.datadir.checks import PASSED, compare_with_witness, examine, verdict
 from restore.fetch.chain import merged
 from restore.planning.plan import Plan
@@ -178,14 +178,11 @@ def _anywhere(wiring: Wiring, server: str) -> Plan:
     if not usable:
         raise none_restorable(server, [one for one in wiring.catalog.backups.list(server) if one.server == server])
     archived = history(wiring, wiring.settings.server(server))
-    found = (
-        windows(
-            Histories(archived.branches, archived.runs), usable, now=wiring.clock(), repeats=archived.resolver.repeats
-        )
-        if archived
-        else ()
-    )
-    wide = [window for window in found if window.run is not None and window.end > window.begin]
+    wide: list[Window] = []
+    if archived:
+        logs, repeats = Histories(archived.branches, archived.runs), archived.resolver.repeats
+        found = windows(logs, usable, now=wiring.clock(), repeats=repeats)
+        wide = [window for window in found if window.run is not None and window.end > window.begin]
     if wide:
         window = random.choices(wide, [(one.end - one.begin).total_seconds() for one in wide])[0]  # noqa: S311  lottery
         moment = window.begin + timedelta(seconds=random.uniform(0, (window.end - window.begin).total_seconds()))  # noqa: S311

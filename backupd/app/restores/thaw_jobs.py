@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from backupd.app.context.logging_setup import say
-from backupd.app.context.wiring import Wiring, user
+from backupd.app.context.wiring import Wiring, gathered, user
 from backupd.app.jobs.jobs import close, event_of, queued, say_of
 from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
 from backupd.model.event import Event, Severity
@@ -161,7 +161,9 @@ def advance(wiring: Wiring, job_id: str) -> JobRecord:
     if job.state is not JobState.WAITING:
         return job
     try:
-        for name, items in _by_destination(_ordered(job, _to_look_at(wiring, job))):
+        for name, items in gathered(
+            (item.destination, item) for item in _ordered(job, _to_look_at(wiring, job))
+        ).items():
             _Look(wiring, job, name).go(items)
     except (DestinationError, RefusedError) as error:
         wiring.catalog.jobs.go_on_waiting(
@@ -331,13 +333,6 @@ def _ordered(job: JobRecord, items: Iterable[ThawItem]) -> list[ThawItem]:
     """What is read first comes first."""
     rank = {part: number for number, part in enumerate(job.arguments["parts"])}
     return sorted(items, key=lambda item: rank.get(item.part, len(rank)))
-
-
-def _by_destination(items: Iterable[ThawItem]) -> list[tuple[str, list[ThawItem]]]:
-    found: dict[str, list[ThawItem]] = {}
-    for item in items:
-        found.setdefault(item.destination, []).append(item)
-    return list(found.items())
 
 
 def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:

@@ -381,11 +381,8 @@ class _Solution:
         first = backups[0]
         what = "the newest restorable backup here"
         if first.kind is BackupKind.LOGICAL:
-            what = (
-                f"the newest restorable dump of the set {first.table_set} here"
-                if first.table_set
-                else "the newest restorable dump here"
-            )
+            of_set = f" of the set {first.table_set}" if first.table_set else ""
+            what = f"the newest restorable dump{of_set} here"
         whole = (
             len(backups) > 1
             and not any(one.missing for one in backups)
@@ -503,11 +500,9 @@ class _Solution:
             return decision
         storage_class, time = self._view.logs_minimum
         minimum = Minimum(storage_class, decision.run.last_at + time)
-        return (
-            replace(decision, reason=f"{decision.reason}; {minimum.words(self._now)}")
-            if (minimum.until > self._now)
-            else decision
-        )
+        if minimum.until <= self._now:
+            return decision
+        return replace(decision, reason=f"{decision.reason}; {minimum.words(self._now)}")
 
     def _needing_logs(self) -> list[Stored]:
         """The kept backups that binary logs are kept for; none when no restorable one is here."""

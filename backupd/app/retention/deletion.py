@@ -183,10 +183,7 @@ def sweep_locked(
 
 
 def _record_removed(
-    wiring: Wiring,
-    destination: Destination,
-    removed: Sequence[str],
-    at_once: frozenset[Backup],
+    wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup]
 ) -> None:
     """What is gone for good stands in the audit, whoever marked it."""
     servers = {record.id: record.server for record in wiring.catalog.backups.list(foreign=True)} if removed else {}

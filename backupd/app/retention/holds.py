@@ -16,7 +16,7 @@ from backupd.backup.finding import Finding, warning
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, DestinationError, RefusedError, UsageError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_duration
 from backupd.transfer.holds_and_locks import Kept, kept_at, put_hold, remove_hold
@@ -166,17 +166,14 @@ def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
 def _record(
     wiring: Wiring, kind: HoldKind, server: str, word: str, message: str, *, detail: str = "", hint: str = ""
 ) -> None:
-    wiring.catalog.events.add(
-        Event(
-            at=wiring.clock(),
-            kind=word,
-            severity=Severity.WARNING,
-            server="" if server == EVERY_SERVER else server,
-            subject=str(kind),
-            message=message,
-            detail=detail,
-            hint=hint,
-        )
+    wiring.note(
+        word,
+        Severity.WARNING,
+        message,
+        server="" if server == EVERY_SERVER else server,
+        subject=str(kind),
+        detail=detail,
+        hint=hint,
     )
 
 

@@ -345,15 +345,9 @@ def settled(wiring: Wiring, decisions: Decisions, branches: Sequence[Branch]) ->
             size = wiring.catalog.binlogs.stored_bytes(
                 decisions.server, run.branch, decisions.destination, run.first, run.last
             )
-            waits = None if one.keep else waiting_for(run, decisions, branches)
-            reason = (
-                one.reason
-                if waits is None
-                else (
-                    f"{one.reason}; what {waits.id} needs is deleted only after that backup, which can still be "
-                    "undeleted"
-                )
-            )
+            waits, reason = None if one.keep else waiting_for(run, decisions, branches), one.reason
+            if waits is not None:
+                reason += f"; what {waits.id} needs is deleted only after that backup, which can still be undeleted"
             name = _name(by_id[run.branch], run.first, run.last, len(branches) > 1)
             one = replace(one, run=replace(run, name=name, bytes=size), reason=reason)  # noqa: PLW2901  the same decision, told better
         found.append(one)

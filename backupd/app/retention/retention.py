@@ -40,7 +40,7 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, SegmentRecord
 from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, LockedError, RefusedError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.text import format_size
 from backupd.recovery.restorable import members_of
 from backupd.transfer import log_segments as segments
@@ -132,26 +132,12 @@ def report_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
 
 
 def _report_refused(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
-    now = wiring.clock()
-    for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
-        if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (
-            decisions.destination,
-            message,
-            detail,
-        ):
+    server, place, before = decisions.server, decisions.destination, wiring.clock() - _QUIET
+    for event in wiring.catalog.events.list(server=server, kind=REFUSED, limit=10):
+        if event.at > before and (event.subject, event.message, event.detail) == (place, message, detail):
             return
-    wiring.catalog.events.add(
-        Event(
-            at=now,
-            kind=REFUSED,
-            severity=Severity.WARNING,
-            server=decisions.server,
-            subject=decisions.destination,
-            message=message,
-            detail=detail,
-            hint=hint,
-            job_id=run.job.id,
-        )
+    wiring.note(
+        REFUSED, Severity.WARNING, message, server=server, subject=place, detail=detail, hint=hint, job_id=run.job.id
     )
 
 
@@ -264,19 +250,16 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             waived += sweep_locked(wiring, destination, at_once=chain).backups
             logs += sum(clear(wiring, destination, decisions, run).bytes for decisions in decided)
         if waived:
-            wiring.catalog.events.add(
-                Event(
-                    at=wiring.clock(),
-                    kind="grace-waived",
-                    severity=Severity.WARNING,
-                    server=run.job.server,
-                    subject=destination_name,
-                    job_id=run.job.id,
-                    message=f"destination {destination_name} was full: backupd removed {len(waived)} expired backups "
-                    "before the end of their grace period",
-                    detail=", ".join(waived),
-                    hint=f"give {destination_name} more room, or keep less there",
-                )
+            wiring.note(
+                "grace-waived",
+                Severity.WARNING,
+                f"destination {destination_name} was full: backupd removed {len(waived)} expired backups "
+                "before the end of their grace period",
+                server=run.job.server,
+                subject=destination_name,
+                job_id=run.job.id,
+                detail=", ".join(waived),
+                hint=f"give {destination_name} more room, or keep less there",
             )
         # What the failed run itself left behind was collected, too, and is no room that was not there before.
         return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived or logs)
@@ -478,9 +461,7 @@ class _Clearing:
 
 
 def _limit(
-    going: Sequence[BinlogRun],
-    decisions: Decisions,
-    branches: Sequence[Branch],
+    going: Sequence[BinlogRun], decisions: Decisions, branches: Sequence[Branch]
 ) -> tuple[int | None, list[str]]:
     """The first file of a branch that stays, None when all of it does."""
     limit: int | None = None
@@ -495,9 +476,7 @@ def _limit(
 
 
 def _remove_rows(
-    destination: Destination,
-    server: str,
-    batch: Sequence[SegmentRecord],
+    destination: Destination, server: str, batch: Sequence[SegmentRecord]
 ) -> tuple[list[SegmentRecord], LockedError | None]:
     """Those that are gone, the oldest first; and what kept the next ones."""
 

@@ -269,12 +269,7 @@ UNITS = {
 """What one bucket of each is called."""
 
 
-def bucket(period: Period, moment: datetime, zone: tzinfo) -> str:
-    """The one ``moment`` (aware) falls into, as people write it: ``2026-11-21``, ``2026-W47``, ``2026-11``."""
-    return bucket_of_local(period, moment.astimezone(zone))
-
-
-def bucket_of_local(period: Period, local: datetime) -> str:
+def bucket(period: Period, local: datetime) -> str:
     """The same for a moment that is given in the zone already.
 
     Weeks are those of ISO 8601: they begin on Monday, and the first days of January may belong to the last week of the
@@ -427,7 +422,7 @@ class Buckets:
             number = 0
             label = ""
             for backup in backups:
-                before, label = label, bucket_of_local(period, local.of(backup))
+                before, label = label, bucket(period, local.of(backup))
                 if label == before:
                     continue
                 number += 1
@@ -437,7 +432,7 @@ class Buckets:
                 self._last.setdefault((family(backup), label), backup.id)
 
     def denied(self, backup: Stored) -> str:
-        label = bucket_of_local(self._period, self._local.of(backup))
+        label = bucket(self._period, self._local.of(backup))
         last = self._last.get((family(backup), label))
         if last is not None:
             return f"{self.name} {self._count}: {last} is the last one of {label}"

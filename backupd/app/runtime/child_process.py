@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from backupd.alerts.conditions import NOTHING, Condition, Key
@@ -34,7 +34,7 @@ from backupd.app.runtime.periodic import GuardedLoop
 from backupd.catalog.database import Database
 from backupd.catalog.session import Catalog, upgrade
 from backupd.model.errors import CatalogError
-from backupd.process.command import Child, Command, spawn, stop
+from backupd.process.command import Child, Command, kill_family, spawn, stop
 from backupd.process.output import StderrReader
 from backupd.process.runtime import runtime_directory
 
@@ -66,9 +66,7 @@ class CatalogWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._requests.put(None)
         self._thread.join(PATIENCE)
         if not self._thread.is_alive():
@@ -141,6 +139,8 @@ class ChildProcess:
     child: Child
     settings: Path
     _stderr: StderrReader
+    asked: float | None = None
+    """When it was asked to end; monotonic."""
 
     def ended(self) -> int | None:
         """Its exit code, once it has ended and all that it said was read."""
@@ -148,6 +148,14 @@ class ChildProcess:
         if code is not None:
             self._stderr.finish()
         return code
+
+    def end(self, now: float, grace: float) -> None:
+        """Ask it to end; one that was asked ``grace`` seconds ago is killed with all that it has started."""
+        if self.asked is None:
+            self.asked = now
+            self.child.send(signal.SIGTERM)
+        elif now - self.asked > grace:
+            kill_family(self.child.pid)
 
     def last_words(self) -> str:
         """The end of what it said on stderr, redacted."""
@@ -241,9 +249,7 @@ class ProcessWatch(ABC):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def reload(self, wiring: Wiring) -> None:

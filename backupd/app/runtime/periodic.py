@@ -27,7 +27,7 @@ class GuardedLoop:
         self._trouble = ""
         self.well_at = time.monotonic()
 
-    def __call__(self, work: Callable[[], None]) -> None:
+    def __call__(self, work: Callable[[], object]) -> None:
         trouble = ""
         try:
             work()

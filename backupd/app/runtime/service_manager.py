@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
+from backupd.app.context.settings import spool_unusable
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
@@ -33,9 +34,7 @@ class Waker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._read)
         os.close(self._write)
 
@@ -93,9 +92,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._call)
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -174,9 +171,7 @@ class Leader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._wiring.catalog.watch.leave()
         self._held.close()
 
@@ -211,10 +206,7 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = held.enter_context(path.open("a+"))
     except OSError as error:
-        raise RefusedError(
-            f"the spool {spool} cannot be used: {error.strerror or error}",
-            hint="make it a writable folder of this user, with room; see spool: in the configuration",
-        ) from error
+        raise spool_unusable(spool, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -121,29 +121,16 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
     found = []
     if policy.physical is not None:
         found.append(leg("physical.full", policy.physical.full, JobKind.FULL))
-        if policy.physical.incremental:
-            found.append(
-                leg(
-                    "physical.incremental",
-                    policy.physical.incremental,
-                    JobKind.INCREMENTAL,
-                    besides=policy.physical.full,
-                )
-            )
+        if incremental := policy.physical.incremental:
+            found.append(leg("physical.incremental", incremental, JobKind.INCREMENTAL, besides=policy.physical.full))
     if policy.logical is not None:
         found += [
             leg(logical_leg(name), cadence, JobKind.LOGICAL, arguments={"set": name})
             for name, (cadence, _tables) in policy.logical.selections.items()
         ]
-    if policy.test_restore is not None and policy.test_restore.schedule and policy.physical is not None:
-        found.append(
-            leg(
-                "test_restore",
-                policy.test_restore.schedule,
-                JobKind.TEST_RESTORE,
-                arguments={"target": policy.test_restore.target},
-            )
-        )
+    tests = policy.test_restore
+    if tests is not None and tests.schedule and policy.physical is not None:
+        found.append(leg("test_restore", tests.schedule, JobKind.TEST_RESTORE, arguments={"target": tests.target}))
     if policy.verify is not None:
         found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments=_verification(policy.verify)))
     if policy.witness.schedule:
@@ -175,14 +162,10 @@ def next_runs(
 
 
 def due_times(
-    leg: Leg,
-    after: datetime,
-    *,
-    count: int | None = None,
-    until: datetime | None = None,
+    leg: Leg, after: datetime, *, count: int | None = None, until: datetime | None = None
 ) -> Iterator[datetime]:
     """The due times of ``leg`` after ``after``, as ``next_runs`` gives them."""
-    runs = _until(_runs(leg.cadence, leg.zone, after.astimezone(UTC)), until)
+    runs = next_runs(leg.cadence, leg.zone, after, until=until)
     other = leg.besides
     if other is not None:
         runs = (due for due in runs if not _is_due(other, leg.zone, due))
@@ -385,7 +368,3 @@ class AlarmClock:
             for new in moments - self._set:
                 self._scheduler.add_job(self._ring, DateTrigger(new, UTC), id=new.isoformat(), replace_existing=True)
             self._set = moments
-
-    def reset(self) -> None:
-        """Look at the clock anew: it was moved."""
-        self._scheduler.wakeup()

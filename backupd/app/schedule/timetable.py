@@ -112,36 +112,19 @@ def conclude(leg: Leg, handled: datetime, now: datetime, standing: Standing) -> 
         return (*found, _overtaken(leg, rest, newest, standing.open_job))
     begun = next((action for action in found if action.outcome in STARTING), None)
     if begun is not None:
-        return (
-            *found,
-            Action(
-                Outcome.SKIPPED,
-                leg,
-                newest,
-                routine=True,
-                message=(
-                    f"{_runs(rest, newest, 'did not start')} because the one due at {format_time(begun.due)} "
-                    "covers them"
-                ),
-            ),
-        )
+        stands = f"the one due at {format_time(begun.due)} covers them"
+        message = f"{_runs(rest, newest, 'did not start')} because {stands}"
+        return (*found, Action(Outcome.SKIPPED, leg, newest, message, routine=True))
     return (*found, Action(Outcome.START, leg, newest, not_before=start_of(leg, newest), replaces=standing.waiting))
 
 
 def given_up(leg: Leg, handled: datetime, now: datetime, why: str) -> tuple[Action, ...]:
     """What was due by ``now`` of a leg that is in no policy any more: nothing makes up for it."""
     passed = _between(leg, handled, now)
-    return (
-        _missed(
-            leg,
-            passed,
-            passed[-1],
-            why,
-            "the schedule was removed from the configuration: backupd does not make up for it",
-        )
-        if passed
-        else ()
-    )
+    if not passed:
+        return ()
+    hint = "the schedule was removed from the configuration: backupd does not make up for it"
+    return _missed(leg, passed, passed[-1], why, hint)
 
 
 def _between(leg: Leg, after: datetime, until: datetime) -> list[datetime]:
@@ -166,38 +149,21 @@ def _on_time(leg: Leg, handled: datetime, newest: datetime, standing: Standing) 
     if standing.open_job is not None:
         return (*found, _overtaken(leg, joined, newest, standing.open_job))
     if len(joined) > 1:
-        found = (
-            *found,
-            Action(
-                Outcome.SKIPPED,
-                leg,
-                joined[-2],
-                routine=True,
-                message=f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the "
-                f"blackout: the one due at {format_time(newest)} covers them",
-            ),
-        )
+        stands = f"the one due at {format_time(newest)} covers them"
+        message = f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the blackout: {stands}"
+        found = (*found, Action(Outcome.SKIPPED, leg, joined[-2], message, routine=True))
     return (*found, Action(Outcome.START, leg, newest, replaces=standing.waiting))
 
 
 def _late(
-    leg: Leg,
-    passed: Sequence[datetime],
-    newest: datetime,
-    now: datetime,
-    standing: Standing,
+    leg: Leg, passed: Sequence[datetime], newest: datetime, now: datetime, standing: Standing
 ) -> tuple[Action, ...]:
     why, open_job = standing.why, standing.open_job
     if open_job is not None:
         return _missed(leg, passed, newest, why, f"job {open_job.id} is {open_job.state} and covers them")
     if not leg.catch_up:
-        return _missed(
-            leg,
-            passed,
-            newest,
-            why,
-            "timing.catch_up is off, so backupd does not make up for it: start it by hand if you need it now",
-        )
+        hint = "timing.catch_up is off, so backupd does not make up for it: start it by hand if you need it now"
+        return _missed(leg, passed, newest, why, hint)
     soonest = start_of(leg, now)
     return (
         *_missed(leg, passed, newest, why, "one run replaces all of them"),
@@ -308,7 +274,7 @@ def _overtaken(leg: Leg, passed: Sequence[datetime], newest: datetime, open_job:
         leg,
         newest,
         f"{_runs(passed, newest, 'did not start')} because the one before it (job {open_job.id}) {going}",
-        "leave more time between runs in the schedule, or check that job: backupd jobs show {open_job.id}",
+        f"leave more time between runs in the schedule, or check that job: backupd jobs show {open_job.id}",
     )
 
 
@@ -491,11 +457,7 @@ def _rests(settings: Settings, server: str) -> bool:
 
 
 def _changed(
-    leg: Leg,
-    row: Schedule,
-    rows: dict[Key, Schedule],
-    now: datetime,
-    standing: Standing,
+    leg: Leg, row: Schedule, rows: dict[Key, Schedule], now: datetime, standing: Standing
 ) -> tuple[Action, ...]:
     """What becomes of the time up to now of a leg whose cadence is not that of its row."""
     if not row.cadence:

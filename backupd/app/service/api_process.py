@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
 import ssl
 import threading
@@ -90,9 +89,9 @@ UNHEARD = 3
 
 @dataclass(slots=True)
 class _Server:
-    """One process. ``basis``: the settings that it goes by; ``ear``: what is written to once it answers, -1 after that;
-    ``asked``: when it was told to end. It answers at ``address``, with ``tls`` or without; ``unheard``: questions in a
-    row that it did not answer; ``ask``: when to ask the next one. Times are monotonic."""
+    """One process. ``basis``: the settings that it goes by; ``ear``: what is written to once it answers, -1 after that.
+    It answers at ``address``, with ``tls`` or without; ``unheard``: questions in a row that it did not answer; ``ask``:
+    when to ask the next one. Times are monotonic."""
 
     process: ChildProcess
     basis: str
@@ -101,7 +100,6 @@ class _Server:
     address: tuple[str, int]
     tls: bool
     answers: float | None = None
-    asked: float | None = None
     probe: Probe | None = None
     unheard: int = 0
     ask: float = 0.0
@@ -131,14 +129,6 @@ class _Server:
         if self.ear >= 0:
             os.close(self.ear)
             self.ear = -1
-
-    def end(self, now: float, grace: float) -> None:
-        """Ask it to end, once; then make it."""
-        if self.asked is None:
-            self.asked = now
-            self.process.child.send(signal.SIGTERM)
-        elif now - self.asked > grace:
-            kill_family(self.process.child.pid)
 
 
 @dataclass(slots=True)
@@ -273,13 +263,13 @@ class ApiWatch(ProcessWatch):
 
     def _retire(self, one: _Server, now: float) -> None:
         one.forget()
-        one.end(now, self._grace)
+        one.process.end(now, self._grace)
         self._state.retired.append(one)
 
     def _look_at_retired(self, now: float) -> None:
         for one in list(self._state.retired):
             if one.process.ended() is None:
-                one.end(now, self._grace)
+                one.process.end(now, self._grace)
             else:
                 self._state.retired.remove(one)
 

@@ -54,18 +54,11 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     ]
     for name in names:
         server = wiring.settings.server(name)
-        findings = (
-            _check_server(wiring, server)
-            if server.usable
-            else [
-                error(
-                    "policy",
-                    str(problem),
-                    f"nothing that needs policy {server.policy_name} works for {name}; other servers are not affected",
-                )
-                for problem in server.problems
-            ]
-        )
+        if server.usable:
+            findings = _check_server(wiring, server)
+        else:
+            hint = f"nothing that needs policy {server.policy_name} works for {name}; other servers are not affected"
+            findings = [error("policy", str(problem), hint) for problem in server.problems]
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
@@ -143,10 +136,9 @@ def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Findi
 def _catalog(wiring: Wiring) -> list[Finding]:
     """Is there one, and is it the one that belongs to what is stored?"""
     settings = wiring.settings
-    there = is_there(settings.catalog)
+    there, name = is_there(settings.catalog), catalog_name(settings.catalog)
     if there and not is_bare(wiring.catalog):
         return []
-    name = catalog_name(settings.catalog)
     if (found := stored_already(settings)) is not None:
         return [
             error(
@@ -155,11 +147,9 @@ def _catalog(wiring: Wiring) -> list[Finding]:
                 absent_hint(settings),
             )
         ]
-    return (
-        []
-        if there
-        else [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service makes it")]
-    )
+    if there:
+        return []
+    return [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service makes it")]
 
 
 def _foreign(wiring: Wiring, server: str) -> list[Finding]:
@@ -272,13 +262,9 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
             f"user namespaces for {name}: {why})",
         )
     switched = [remedy for path, value, remedy in _SWITCHES if _reads(kernel / path) == value]
-    hint = (
-        "apt-get install bubblewrap"
-        if "bwrap" in why and "missing" in why
-        else switched[0]
-        if switched
-        else "allow user namespaces in this container or service"
-    )
+    hint = next(iter(switched), "allow user namespaces in this container or service")
+    if "bwrap" in why and "missing" in why:
+        hint = "apt-get install bubblewrap"
     return warning(
         "confinement",
         f"programs that work on backups are not sandboxed: they run as {name} and reach what "

@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from backupd.app.alerting.service import AlertWatch, forget_old_alerts
 from backupd.app.backups.physical import forget_old
@@ -100,22 +99,8 @@ def serve(config: Path, manner: Manner) -> int:
                 return Daemon(Wiring(settings, catalog), manner, notifier, waker, asked).run()
 
 
-class Watch(Protocol):
-    """What works beside the service, in threads of its own."""
-
-    def reload(self, wiring: Wiring) -> None:
-        """Go by these settings."""
-
-    def stop(self) -> None:
-        """Returns when nothing of it is left."""
-
-
-class Part(Protocol):
-    """What the service is dead without."""
-
-    @property
-    def well_at(self) -> float:
-        """The monotonic time of its last look that went well."""
+Watch = StreamWatch | ApiWatch | AlertWatch | HeadWatch
+"""What works beside the service, in threads of its own."""
 
 
 class Daemon:
@@ -142,7 +127,7 @@ class Daemon:
         self._refreshed = 0.0
         self._trouble = ""
         self._well_at = self._written_at = time.monotonic()
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[AlertWatch | Worker, ...] = ()
         self._why = NOT_RUNNING
 
     def run(self) -> int:

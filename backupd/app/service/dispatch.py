@@ -301,12 +301,7 @@ def run_claimed(wiring: Wiring, job_id: str, token: int, report: Report = silent
 
 
 def live(
-    wiring: Wiring,
-    job: JobRecord,
-    work: Callable[[JobRun], Result],
-    report: Report,
-    *,
-    watched: bool = False,
+    wiring: Wiring, job: JobRecord, work: Callable[[JobRun], Result], report: Report, *, watched: bool = False
 ) -> Result:
     """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``. ``watched``:
     whoever asked for it sees how it ends."""

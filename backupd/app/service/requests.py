@@ -118,8 +118,7 @@ class Requests(Facade):
 
         how = "at once, with its increments" if with_increments else "at once"
         with self._audited("backup-deleted", subject=backup_id, detail=how) as told:
-            record = self._wiring.catalog.backups.get(backup_id)
-            see(self._actor, record.server, f"backup {backup_id}")
+            record = self._backup(backup_id)
             told.concerns(record.server)
             done = deletion.delete(self._wiring, backup_id, now=False, with_increments=with_increments)
             job = self._queue(JobKind.REMOVAL, record.server, {"backups": list(done.marked)}) if done.marked else None

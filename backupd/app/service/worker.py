@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from backupd.app.context.logging_setup import log_path, say
@@ -92,9 +91,7 @@ class Worker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def running(self) -> int:
@@ -181,7 +178,8 @@ class Worker:
     # -- inside
 
     def _loop(self) -> None:
-        self._guarded(self._clean)
+        # What processes that were killed left in the runtime directory may hold passwords: it goes before any job.
+        self._guarded(runtime_directory)
         while not self._ending.is_set():
             self._guarded(self.step)
             self._awake.wait(TICK)
@@ -192,10 +190,6 @@ class Worker:
         while self._running and not self._left:
             self._guarded(self._watch)
             time.sleep(_STEP)
-
-    def _clean(self) -> None:
-        """What processes that were killed left in the runtime directory may hold passwords: it goes before any job."""
-        runtime_directory()
 
     def _begin(self, job: JobRecord) -> None:
         """Start its process. Where that fails the job has failed: a row that runs without a process would stay."""

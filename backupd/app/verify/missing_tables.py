@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.conditions import Key
 from backupd.alerts.rules import PARTIAL
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
@@ -200,14 +200,11 @@ def _report(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
         return
     tables = sorted({name for one in known for name in one.tables})
     what = f": {', '.join(tables[:5])}{' ...' if len(tables) > 5 else ''}" if tables else ""
-    wiring.settle(
-        Condition(
-            key,
-            Severity.ERROR,
-            message=f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable"
-            f"{what}",
-            detail="\n".join(map(str, known)),
-            hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; to delete an unwanted "
-            f"one: backupd backups delete ID",
-        ),
+    wiring.alert(
+        key,
+        Severity.ERROR,
+        f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable{what}",
+        detail="\n".join(map(str, known)),
+        hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; to delete an unwanted "
+        f"one: backupd backups delete ID",
     )

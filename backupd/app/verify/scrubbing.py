@@ -25,8 +25,8 @@ from itertools import islice
 from backupd.app.backup_records import soundness
 from backupd.app.binlogs.log_records import YOUNG, Reconciliation
 from backupd.app.context.settings import spool_folder
-from backupd.app.context.trust import settle_tampering
-from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.context.trust import mark_copy_damaged, settle_tampering
+from backupd.app.context.wiring import Wiring, gathered, worker_count
 from backupd.app.copies.repairs import mend
 from backupd.app.metacopies import signed_heads as heads
 from backupd.binlog.spool_files import Spool
@@ -40,7 +40,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.event import Event, Severity
+from backupd.model.event import Severity
 from backupd.model.job import Report
 from backupd.model.manifest import Header
 from backupd.model.text import format_size
@@ -188,10 +188,7 @@ def _read_segments(
 def _record_segments(wiring: Wiring, destination: str, read: _SegmentsRead) -> None:
     for owner, key in sorted(read.bad):
         _mark_segment_damaged(wiring, owner, key, destination)
-    by_server: dict[str, list[SegmentKey]] = {}
-    for segment in read.good:
-        by_server.setdefault(segment.server, []).append(segment.key)
-    for owner, keys in by_server.items():
+    for owner, keys in gathered((segment.server, segment.key) for segment in read.good).items():
         wiring.catalog.binlogs.mark_verified(owner, keys, destination, wiring.clock())
 
 
@@ -433,7 +430,7 @@ def _record_copies(
     hit = {name for damage in damages if not damage.repaired_from for name in damage.backups}
     mended = {name for damage in damages if damage.repaired_from for name in damage.backups} - hit
     for name in sorted(hit):
-        _mark_copy_damaged(wiring, name, destination.name)
+        mark_copy_damaged(wiring.catalog, name, destination.name)
     blind = {
         header.backup_id
         for header in headers
@@ -475,16 +472,6 @@ def _stored_before(wiring: Wiring, backup_id: str, place: str, moment: datetime)
         and (copy.verified_at is None or copy.verified_at <= moment)
         for copy in record.copies
     )
-
-
-def _mark_copy_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
-    try:
-        wiring.catalog.backups.mark_copy_damaged(backup_id, destination)
-        record = wiring.catalog.backups.get(backup_id)
-    except NotFoundError:
-        return  # as above
-    if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
-        wiring.catalog.backups.set_state(backup_id, BackupState.DAMAGED)
 
 
 def _mark_verified(wiring: Wiring, backup_id: str, destination: str, at: datetime) -> None:
@@ -577,15 +564,11 @@ def _ask(wiring: Wiring, archive: ArchiveDestination, server: str, key: str) -> 
     text = (
         f"{archive.name}: {key} ({format_size(found.size)}) is thawed at the tier {tier}{price}, to be read as a sample"
     )
-    wiring.catalog.events.add(
-        Event(wiring.clock(), THAWING, Severity.INFO, text, server=server, subject=archive.name, detail=key)
-    )
+    wiring.note(THAWING, Severity.INFO, text, server=server, subject=archive.name, detail=key)
     return text
 
 
 def _end(wiring: Wiring, archive: ArchiveDestination, server: str, key: str, what: str) -> str:
     text = f"{archive.name}: {key}, thawed as a sample, {what}"
-    wiring.catalog.events.add(
-        Event(wiring.clock(), READ, Severity.INFO, text, server=server, subject=archive.name, detail=key)
-    )
+    wiring.note(READ, Severity.INFO, text, server=server, subject=archive.name, detail=key)
     return text

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from backupd.app.backup_records import STRANGE_HINT, adopt_unknown
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.catalog_copies import read_copies
 from backupd.app.metacopies.recover_document import mend_marker, noted_marker, texts_problems
@@ -127,11 +127,12 @@ def _servers(wiring: Wiring, destination: Destination) -> list[str]:
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
     """Destinations that could not be looked at. That says nothing about the backups there, so nothing is marked."""
-    names: dict[str, list[str]] = {}
-    for record in wiring.catalog.backups.list(server, foreign=True):
-        for copy in record.copies:
-            if copy.destination not in usable and record.state is not BackupState.DELETED and copy.state != "deleted":
-                names.setdefault(copy.destination, []).append(record.id)
+    names = gathered(
+        (copy.destination, record.id)
+        for record in wiring.catalog.backups.list(server, foreign=True)
+        for copy in record.copies
+        if copy.destination not in usable and record.state is not BackupState.DELETED and copy.state != "deleted"
+    )
     why = _why_out_of_reach(wiring, names)
     return tuple(
         Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))

@@ -29,7 +29,7 @@ from typing import Any
 from backupd.alerts.conditions import Key
 from backupd.alerts.rules import FILLING
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -47,38 +47,11 @@ LEAST_DAYS = 1.0
 HORIZON = 365
 """Days that are looked ahead."""
 
-_STUDENT = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-    2.080,
-    2.074,
-    2.069,
-    2.064,
-    2.060,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
+_STUDENT_TABLE = (
+    "12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131 "
+    "2.120 2.110 2.101 2.093 2.086 2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042"
 )
+_STUDENT = tuple(map(float, _STUDENT_TABLE.split()))
 """Quantile 0.975 of Student's t for 1 to 30 degrees of freedom; 1.96 beyond."""
 _MOST = 700.0
 """The largest exponent that a float holds."""
@@ -286,10 +259,8 @@ class Forecast:
 def forecast(wiring: Wiring, destination: str) -> Forecast | None:
     """Of a configured destination; None where nothing is stored. Raises DestinationError."""
     now = wiring.clock()
-    here: dict[str, list[BackupRecord]] = {}
-    for record in wiring.catalog.backups.list():
-        if record.state_at(destination):
-            here.setdefault(record.server, []).append(record)
+    records = wiring.catalog.backups.list()
+    here = gathered((record.server, record) for record in records if record.state_at(destination))
     logged = [server for server in wiring.catalog.binlogs.servers() if wiring.catalog.binlogs.runs(server, destination)]
     if not here and not logged:
         return None
@@ -340,11 +311,7 @@ def room(wiring: Wiring, destination: str) -> list[Finding]:
 
 
 def _part(
-    server: str,
-    records: Sequence[BackupRecord],
-    runs: Sequence[Run],
-    destination: str,
-    now: datetime,
+    server: str, records: Sequence[BackupRecord], runs: Sequence[Run], destination: str, now: datetime
 ) -> ServerGrowth:
     """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
     are left tells the least that must be there."""

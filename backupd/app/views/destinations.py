@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import REACH
 from backupd.app.context.destination_identity import note_seen
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.views.capacity import EVERY as FORECAST_EVERY
 from backupd.app.views.capacity import NEARLY, URGENT, Forecast, forecast
 from backupd.app.views.server_status import Reason, Status
-from backupd.catalog.destinations import FAILING, Replication
+from backupd.catalog.destinations import FAILING
 from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
 from backupd.model.document import HIDDEN, Document, computed, json_key
@@ -110,9 +110,7 @@ def places(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
         server = wiring.settings.server(name)
         if server.usable:
             users.update({*server.required, *server.others})
-    behind: dict[str, list[Replication]] = {}
-    for row in catalog.replications.list():
-        behind.setdefault(row.destination, []).append(row)
+    behind = gathered((row.destination, row) for row in catalog.replications.list())
     found = []
     for name, settings in wiring.settings.destinations.items():
         seen, late = glimpses[name], behind.get(name, ())

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
-from backupd.app.context.access import require_known, see, seen
+from backupd.app.context.access import Facade, require_known, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.jobs import OPEN
 from backupd.catalog.row_mapping import Listed, Span
-from backupd.model.access import Actor
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Event, Severity
@@ -49,11 +48,8 @@ class Named(Protocol):
         """Its id."""
 
 
-class Listings:
+class Listings(Facade):
     """For one actor. Servers that are not configured any more still have rows."""
-
-    def __init__(self, wiring: Wiring, actor: Actor) -> None:
-        self._wiring, self._actor = wiring, actor
 
     def servers(self) -> tuple[str, ...]:
         """Those of the configuration, by name."""
@@ -77,9 +73,7 @@ class Listings:
         """As the catalog has it: no destination is asked. Raises NotFoundError."""
         from backupd.app.copies.protection import with_protection
 
-        found = self._wiring.catalog.backups.get(backup_id)
-        see(self._actor, found.server, f"backup {backup_id}")
-        return with_protection(self._wiring, [found])[0]
+        return with_protection(self._wiring, [self._backup(backup_id)])[0]
 
     def jobs(
         self,

@@ -9,7 +9,6 @@ from values alone (``ahead``), clock included.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from zoneinfo import ZoneInfo
 
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, gathered
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.holds import findings
 from backupd.app.retention.preview import preview
@@ -69,9 +68,7 @@ class Validation(Document):
 def policies(wiring: Wiring, *, every: bool) -> tuple[PolicyView, ...]:
     """By name. ``every``: also those that none of the configured servers follows."""
     settings = wiring.settings
-    followers: dict[str, list[str]] = {}
-    for name, server in settings.servers.items():
-        followers.setdefault(server.policy, []).append(name)
+    followers = gathered((server.policy, name) for name, server in settings.servers.items())
     names = {*followers, *settings.policies, *settings.broken} if every else set(followers)
     return tuple(_view(wiring, name, sorted(followers.get(name, ()))) for name in sorted(names))
 
@@ -256,10 +253,8 @@ def _typical(records: tuple[BackupRecord, ...]) -> Typical:
     """Medians of the newest backups of each kind."""
     fulls = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL][:RECENT]
     increments = [record for record in records if record.kind is BackupKind.PHYSICAL_INCREMENTAL][:RECENT]
-    dumps: dict[str, list[int]] = defaultdict(list)
-    for record in records:
-        if record.kind is BackupKind.LOGICAL:
-            dumps[record.table_set].append(record.stats.bytes_stored)
+    logical = [record for record in records if record.kind is BackupKind.LOGICAL]
+    dumps = gathered((record.table_set, record.stats.bytes_stored) for record in logical)
     seconds = [(record.finished_at - record.started_at).total_seconds() for record in fulls]
     return Typical(
         full_bytes=round(median(record.stats.bytes_stored for record in fulls)) if fulls else 0,

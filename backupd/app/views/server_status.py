@@ -93,10 +93,6 @@ class LastBackup(Document):
         """How long it took."""
         return (self.finished_at - self.started_at).total_seconds()
 
-    def age(self, now: datetime) -> timedelta:
-        """Time since it ended, never negative."""
-        return max(now - self.finished_at, timedelta())
-
 
 @dataclass(frozen=True, slots=True)
 class NextRun(Document):
@@ -126,10 +122,6 @@ class LastProof(Document):
     def is_good(self) -> bool:
         """Was the data found good, and as new as it was asked for?"""
         return self.outcome in (PROVED, RESTORED) and not self.older
-
-    def age(self, now: datetime) -> timedelta:
-        """Time since it ended, never negative."""
-        return max(now - self.finished_at, timedelta())
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +347,7 @@ class StatusCache:
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
     def shared(
-        self,
-        wiring: Wiring,
-        now: datetime,
-        make: Callable[[], tuple[ServerOverview, ...]],
+        self, wiring: Wiring, now: datetime, make: Callable[[], tuple[ServerOverview, ...]]
     ) -> tuple[ServerOverview, ...]:
         """What ``make`` gives, or gave a moment ago, for the servers that are configured in ``wiring``."""
         names = tuple(wiring.settings.servers)
@@ -414,10 +403,7 @@ class StatusCache:
         return {name: self._known[name][1].moved(confirmed.get(name, {}), now) for name in names if name in self._known}
 
     def _catch_up(
-        self,
-        wiring: Wiring,
-        names: Sequence[tuple[str, Marker]],
-        confirmed: Mapping[str, Confirmed],
+        self, wiring: Wiring, names: Sequence[tuple[str, Marker]], confirmed: Mapping[str, Confirmed]
     ) -> None:
         """Work at half speed: those who ask meanwhile come first."""
         for name, marker in names:

@@ -253,7 +253,7 @@ def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> 
         2,
     )
     assert found.first == record.finished_at, "nothing but a table comes out of a dump"
-    assert [(one.kind, one.table_set, one.seconds, one.age(NOW)) for one in found.last_backups] == [
+    assert [(one.kind, one.table_set, one.seconds, NOW - one.finished_at) for one in found.last_backups] == [
         ("physical-full", "", 300.0, HOUR),
         ("logical", "money", 300.0, 2 * HOUR),
     ]
