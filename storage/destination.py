@@ -288,9 +288,8 @@ class VersionedDestination(Destination, Protocol):
 
 def as_versioned(destination: Destination) -> VersionedDestination | None:
     """``destination`` as one that may keep versions, or None where the VERSIONS capability is missing."""
-    if Capability.VERSIONS in destination.capabilities and isinstance(destination, VersionedDestination):
-        return destination
-    return None
+    able = Capability.VERSIONS in destination.capabilities
+    return destination if able and isinstance(destination, VersionedDestination) else None
 
 
 @runtime_checkable
@@ -305,16 +304,14 @@ class LockingDestination(Destination, Protocol):
 
 def as_locking(destination: Destination) -> LockingDestination | None:
     """``destination`` as one that locks what is stored, or None where the LOCKS capability is missing."""
-    if Capability.LOCKS in destination.capabilities and isinstance(destination, LockingDestination):
-        return destination
-    return None
+    able = Capability.LOCKS in destination.capabilities
+    return destination if able and isinstance(destination, LockingDestination) else None
 
 
 def as_archive(destination: Destination) -> ArchiveDestination | None:
     """``destination`` as one whose objects may be cold, or None where the ARCHIVE capability is missing."""
-    if Capability.ARCHIVE in destination.capabilities and isinstance(destination, ArchiveDestination):
-        return destination
-    return None
+    able = Capability.ARCHIVE in destination.capabilities
+    return destination if able and isinstance(destination, ArchiveDestination) else None
 
 
 def thawable(destination: Destination) -> ArchiveDestination | None:
@@ -377,9 +374,8 @@ def sha256_of(stream: BinaryIO) -> str:
 
 def as_tree(destination: Destination) -> TreeDestination | None:
     """``destination`` as one that shows trees, or None where the TREE capability is missing."""
-    if Capability.TREE in destination.capabilities and isinstance(destination, TreeDestination):
-        return destination
-    return None
+    able = Capability.TREE in destination.capabilities
+    return destination if able and isinstance(destination, TreeDestination) else None
 
 
 def new_marker(now: datetime, *, links: bool) -> bytes:

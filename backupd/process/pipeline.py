@@ -49,9 +49,8 @@ class Pipeline:
     input's end. What it raises is raised by reading (BrokenPipeError excepted: then the program that stopped
     reading is to blame). Without ``feed`` the first program reads nothing. ``log``: file (0600, appended) for
     all stderr, redacted. ``on_stderr`` is called with each line as it was printed, from a thread; it may hold
-    secrets. ``cancel``: when set, reading raises CancelledError. ``timeout``: seconds from the start;
-    ``idle_timeout``: seconds without a byte of output; both raise ToolError. ``pass_fds``: descriptors that
-    the programs inherit.
+    secrets. ``cancel``: when set, reading raises CancelledError. ``timeout``: seconds from the start, then
+    ToolError. ``pass_fds``: descriptors that the programs inherit.
     """
 
     def __init__(
@@ -63,16 +62,13 @@ class Pipeline:
         feed: Feed | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
-        idle_timeout: float | None = None,
         pass_fds: Sequence[int] = (),
-        pipe_size: int = PIPE_SIZE,
     ) -> None:
         if not commands:
             raise ValueError("a pipeline needs at least one command")
         self._commands = tuple(commands)
         self._log, self._on_stderr, self._feed, self._cancel = log, on_stderr, feed, cancel
-        self._timeout, self._idle_timeout = timeout, idle_timeout
-        self._pass_fds, self._pipe_size = tuple(pass_fds), pipe_size
+        self._timeout, self._pass_fds = timeout, tuple(pass_fds)
         self._killed = threading.Event()
         self._children: list[Child] = []
         self._stderr: StderrReader | None = None
@@ -84,7 +80,7 @@ class Pipeline:
         self._exited = False
         self._finished = False
         self._error: BaseException | None = None
-        self._started = self._last_byte = 0.0
+        self._started = 0.0
 
     def __enter__(self) -> Pipeline:
         """Start everything. Raises ToolMissingError before anything runs, ToolError if a program cannot be
@@ -129,7 +125,6 @@ class Pipeline:
             self._await_output()
             count = self._output.readinto(buffer)
             if count:
-                self._last_byte = time.monotonic()
                 return count
             self._finish()
         except BaseException as failure:
@@ -185,7 +180,7 @@ class Pipeline:
     # -- inside
 
     def _start(self) -> None:
-        self._started = self._last_byte = time.monotonic()
+        self._started = time.monotonic()
         # Every end that is still in here is closed in the end, so that it lives in exactly one program: else
         # a reader that died would not be noticed by its writer, which then waits for ever on a full pipe.
         ours: set[int] = set()
@@ -194,7 +189,7 @@ class Pipeline:
             ends = os.pipe2(os.O_CLOEXEC)
             ours.update(ends)
             with contextlib.suppress(OSError):  # over the user's limit: slower, not wrong
-                fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, self._pipe_size)
+                fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             return ends
 
         try:
@@ -273,19 +268,14 @@ class Pipeline:
         if self._stderr is not None and self._stderr.failure is not None:
             self._stop_children()
             raise self._stderr.failure
-        now = time.monotonic()
-        for limit, since, what in (
-            (self._timeout, self._started, "did not finish"),
-            (self._idle_timeout, self._last_byte, "wrote nothing"),
-        ):
-            if limit is not None and now - since > limit:
-                codes = self.returncodes
-                self._stop_children()
-                raise ToolError(
-                    f"{self._names} {what} within {limit:g} s and was stopped",
-                    detail=self._evidence(codes),
-                    hint="check what it waits for (locks, disk, network), then try again",
-                )
+        if self._timeout is not None and time.monotonic() - self._started > self._timeout:
+            codes = self.returncodes
+            self._stop_children()
+            raise ToolError(
+                f"{self._names} did not finish within {self._timeout:g} s and was stopped",
+                detail=self._evidence(codes),
+                hint="check what it waits for (locks, disk, network), then try again",
+            )
 
     def _finish(self) -> None:
         """The output has ended: wait for every program, and raise unless all is well."""
@@ -444,7 +434,6 @@ class Completed:
 def run(
     command: Command,
     *,
-    input: bytes | None = None,  # noqa: A002  the word that subprocess uses
     timeout: float | None = None,
     check: bool = True,
     log: Path | None = None,
@@ -459,19 +448,8 @@ def run(
     Pipeline.
     """
 
-    def feed(sink: BinaryIO) -> None:
-        sink.write(input or b"")
-
     stdout = BytesIO()
-    pipeline = Pipeline(
-        [command],
-        log=log,
-        on_stderr=on_stderr,
-        cancel=cancel,
-        timeout=timeout,
-        feed=feed if input is not None else None,
-    )
-    with pipeline:
+    with Pipeline([command], log=log, on_stderr=on_stderr, cancel=cancel, timeout=timeout) as pipeline:
         try:
             for chunk in pipeline.chunks(64 * 1024):
                 stdout.write(chunk)

@@ -66,7 +66,6 @@ class TokenBucket:
         self._level: float = self._burst
         self._seen = clock()
         self._taken = 0
-        self._waited: float = 0
 
     def take(self, size: int) -> None:
         """Return when ``size`` bytes are due. Raises CancelledError."""
@@ -80,12 +79,6 @@ class TokenBucket:
         with self._lock:
             return self._taken
 
-    @property
-    def waited(self) -> float:
-        """Seconds of waiting that were imposed so far, of all threads together."""
-        with self._lock:
-            return self._waited
-
     def _reserve(self, size: int) -> float:
         """Seconds until the ``size`` bytes are due. A level below zero is what earlier places still wait for."""
         with self._lock:
@@ -93,9 +86,7 @@ class TokenBucket:
             self._level = min(self._burst, self._level + (now - self._seen) * self._rate) - size
             self._seen = now
             self._taken += size
-            delay = max(0, -self._level / self._rate)
-            self._waited += delay
-            return delay
+            return max(0, -self._level / self._rate)
 
 
 _STATE = struct.Struct("<dd")
@@ -113,11 +104,10 @@ class SharedBucket(TokenBucket):
         name: str,
         *,
         folder: Path | None = None,
-        cancel: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        super().__init__(rate, cancel=cancel, clock=clock, wait=wait)
+        super().__init__(rate, clock=clock, wait=wait)
         self._name, self._folder = name, folder
         self._turn = threading.Lock()
 

@@ -189,11 +189,6 @@ def is_missing(error: ClientError) -> bool:
     return code_of(error) in {"NoSuchKey", "404", "NotFound", "NoSuchVersion"}
 
 
-def is_unreachable(error: BaseException) -> bool:
-    """Did our ``error`` come from a place that does not answer at all?"""
-    return isinstance(error, UnreachableError)
-
-
 @dataclass(frozen=True, slots=True)
 class Explainer:
     """``name``: what we call the destination."""
@@ -432,10 +427,6 @@ class Bucket:
                     raise self.words.explain(error, doing, key) from error
                 time.sleep(pause)
         raise AssertionError("unreachable")
-
-    def explain(self, error: Exception, doing: str, key: str | None = None) -> BackupdError:
-        """``error`` of the client library as one of ours: see ``Explainer.explain``."""
-        return self.words.explain(error, doing, key)
 
     def close(self) -> None:
         """Give the connections back. The next call makes new ones."""

@@ -204,7 +204,7 @@ class S3Destination:
                 self._refuse_locked(key, doing)
             except ObjectMissingError:
                 return
-            told = self._bucket.explain(error, doing)
+            told = self._bucket.words.explain(error, doing, None)
             refused = self._bucket.words.locked(key, told.detail, told.hint)
             raise MissingRightsError(refused.message, detail=told.detail, hint=told.hint) from error
 
@@ -219,17 +219,17 @@ class S3Destination:
         layout.check_key(key)
         doing = f"looking at {key}"
         self._require(doing)
-        place = self._place(key)
-        return self._bucket.call(doing, lambda client: s3archive.coldness(client, place, self._clock()), key=key)
+        return self._bucket.call(
+            doing, lambda client: s3archive.coldness(client, self._bucket, key, self._clock()), key=key
+        )
 
     def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
         """See ``ArchiveDestination.thaw``: RestoreObject between two HEAD requests."""
         layout.check_key(key)
         doing = f"thawing {key}"
         self._require(doing)
-        place = self._place(key)
         return self._bucket.call(
-            doing, lambda client: s3archive.thaw(client, place, tier, days, self._clock()), key=key
+            doing, lambda client: s3archive.thaw(client, self._bucket, key, tier, days, self._clock()), key=key
         )
 
     def checksum(self, key: str) -> str | None:
@@ -449,9 +449,6 @@ class S3Destination:
     def _digest(self, key: str) -> str:
         with open_download(self._bucket, key, 0, None) as stream:
             return sha256_of(stream)
-
-    def _place(self, key: str) -> s3archive.Place:
-        return s3archive.Place(bucket=self._config.bucket, name=self._bucket.full(key), key=key, destination=self.name)
 
 
 def _second(moment: datetime) -> datetime:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -44,20 +44,11 @@ _EXPIRY = re.compile(r'expiry-date="([^"]+)"')
 _UNDER_WAY = "RestoreAlreadyInProgress"
 _NO_CAPACITY = "GlacierExpeditedRetrievalNotAvailable"
 _NOT_ARCHIVED = "InvalidObjectState"
-_MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one object is: ``name`` is its key in the bucket, ``key`` ours, ``destination`` what we call the place."""
-
-    bucket: str
-    name: str
-    key: str
-    destination: str
-
-
-def coldness_of(place: Place, head: Mapping[str, Any], now: datetime) -> Coldness:
+def coldness_of(key: str, head: Mapping[str, Any], now: datetime) -> Coldness:
+    """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
+    in removing it."""
     """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
     in removing it."""
     storage_class = head.get("StorageClass") or "STANDARD"
@@ -65,64 +56,53 @@ def coldness_of(place: Place, head: Mapping[str, Any], now: datetime) -> Coldnes
     size = int(head["ContentLength"])
     found = _ONGOING.search(header)
     if found is not None and found[1] == "true":
-        return Coldness(place.key, size, storage_class, ColdState.THAWING)
+        return Coldness(key, size, storage_class, ColdState.THAWING)
     if storage_class == TIERING:
         cold = bool(head.get("ArchiveStatus"))
-        return Coldness(place.key, size, storage_class, ColdState.ARCHIVED if cold else ColdState.WARM)
+        return Coldness(key, size, storage_class, ColdState.ARCHIVED if cold else ColdState.WARM)
     if storage_class not in ARCHIVE_CLASSES:
-        return Coldness(place.key, size, storage_class, ColdState.WARM)
+        return Coldness(key, size, storage_class, ColdState.WARM)
     until = _expiry(header)
     if found is None or (until is not None and until <= now):
-        return Coldness(place.key, size, storage_class, ColdState.ARCHIVED)
-    return Coldness(place.key, size, storage_class, ColdState.THAWED, until)
+        return Coldness(key, size, storage_class, ColdState.ARCHIVED)
+    return Coldness(key, size, storage_class, ColdState.THAWED, until)
 
 
-def coldness(client: S3Client, place: Place, now: datetime) -> Coldness:
-    """How an object stands. Raises ObjectMissingError; what else the place answers leaves as botocore's error, which
-    the driver explains as it does for all of its calls."""
-    try:
-        head = client.head_object(Bucket=place.bucket, Key=place.name)
-    except ClientError as error:
-        raise _missing_or(error, place) from error
-    return coldness_of(place, head, now)
+def coldness(client: S3Client, bucket: Bucket, key: str, now: datetime) -> Coldness:
+    """How an object stands. What the place refuses leaves as botocore's error, which the driver explains as it does for
+    all of its calls."""
+    return coldness_of(key, client.head_object(**bucket.where(key)), now)
 
 
-def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -> Coldness:
+def thaw(client: S3Client, bucket: Bucket, key: str, tier: Tier, days: int, now: datetime) -> Coldness:
     """Ask for an object, or for a thawed copy to stay; how it stands afterwards. See ``ArchiveDestination.thaw``."""
-    before = coldness(client, place, now)
+    before = coldness(client, bucket, key, now)
     if before.state is ColdState.WARM:
         return before
     if before.storage_class == "DEEP_ARCHIVE" and tier is Tier.EXPEDITED:
         raise RefusedError(
-            f"{place.key} at destination {place.destination} is in DEEP_ARCHIVE, which has no expedited tier",
+            f"{key} at destination {bucket.name} is in DEEP_ARCHIVE, which has no expedited tier",
             hint="choose standard (12 hours) or bulk (48 hours)",
         )
     asked: dict[str, Any] = {"GlacierJobParameters": {"Tier": _TIERS[tier]}}
     if before.storage_class != TIERING:
         asked["Days"] = days
     try:
-        client.restore_object(Bucket=place.bucket, Key=place.name, RestoreRequest=asked)  # type: ignore[arg-type]  # built in steps
+        client.restore_object(**bucket.where(key), RestoreRequest=asked)  # type: ignore[arg-type]  # built in steps
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
+        code = code_of(error)
         if code == _UNDER_WAY:
-            stands = before if before.state is ColdState.THAWING else coldness(client, place, now)
+            stands = before if before.state is ColdState.THAWING else coldness(client, bucket, key, now)
             return replace(stands, refused=True)
         if code == _NO_CAPACITY:
             raise DestinationError(
-                f"destination {place.destination} has no capacity for expedited thaws right now",
+                f"destination {bucket.name} has no capacity for expedited thaws right now",
                 detail=str(error),
                 hint="try again later, or choose standard",
             ) from error
-        if code == _NOT_ARCHIVED:  # made readable meanwhile: by a rule of the bucket, or by a copy
-            return coldness(client, place, now)
-        raise _missing_or(error, place) from error
-    return coldness(client, place, now)
-
-
-def _missing_or(error: ClientError, place: Place) -> Exception:
-    if error.response.get("Error", {}).get("Code", "") in _MISSING:
-        return ObjectMissingError(f"destination {place.destination} has no {place.key}")
-    return error
+        if code != _NOT_ARCHIVED:  # else it was made readable meanwhile: by a rule of the bucket, or by a copy
+            raise
+    return coldness(client, bucket, key, now)
 
 
 def _expiry(header: str) -> datetime | None:

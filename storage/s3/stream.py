@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from backupd.model.errors import DestinationError
-from storage.s3.client import ATTEMPTS, Bucket, code_of, is_unreachable, status_of
+from backupd.model.errors import DestinationError, UnreachableError
+from storage.s3.client import ATTEMPTS, Bucket, code_of, status_of
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -100,7 +100,8 @@ class Upload:
         }
 
         def ask(client: S3Client, condition: Mapping[str, Any]) -> Uploaded:
-            answer = client.put_object(**fields, **condition, Body=_body(data))
+            # a file, since the library makes one string of a request's head and a body of bytes; it shares their memory
+            answer = client.put_object(**fields, **condition, Body=io.BytesIO(data))
             self._agree(answer.get("ChecksumSHA256"), _base64(digest.digest()))
             return Uploaded(len(data), answer["ETag"])
 
@@ -155,7 +156,7 @@ class Upload:
                 self._abort(upload)
             return done or Uploaded(size, "")
         except BaseException as error:
-            if not is_unreachable(error):
+            if not isinstance(error, UnreachableError):
                 self._abort(upload)
             raise
         finally:
@@ -202,7 +203,7 @@ class Upload:
         answer = self._bucket.call(
             f"{self._doing} (part {number})",
             lambda client: client.upload_part(
-                **self._where, UploadId=upload, PartNumber=number, Body=_body(data), ChecksumSHA256=_base64(digest)
+                **self._where, UploadId=upload, PartNumber=number, Body=io.BytesIO(data), ChecksumSHA256=_base64(digest)
             ),
         )
         self._agree(answer.get("ChecksumSHA256"), _base64(digest))
@@ -323,11 +324,6 @@ def _fill(stream: BinaryIO, size: int) -> bytes:
         pieces.append(piece)
         size -= len(piece)
     return b"".join(pieces)
-
-
-def _body(data: bytes) -> BinaryIO:
-    """As a file, since the library makes one string of a request's head and a body of bytes. Shares their memory."""
-    return io.BytesIO(data)
 
 
 def _base64(digest: bytes) -> str:

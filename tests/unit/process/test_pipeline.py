@@ -388,12 +388,9 @@ def test_a_first_program_without_feed_reads_nothing() -> None:
         assert read_all(pipeline) == b""
 
 
-def test_too_long_altogether_and_too_long_without_a_byte_are_errors(mark: str) -> None:
+def test_too_long_altogether_is_an_error(mark: str) -> None:
     with Pipeline([sh("while :; do echo x; sleep 0.05; done", mark)], timeout=0.5) as pipeline:
         with pytest.raises(ToolError, match=r"did not finish within 0\.5 s"):
-            read_all(pipeline)
-    with Pipeline([sh("echo x; sleep 300", mark)], idle_timeout=0.5) as pipeline:
-        with pytest.raises(ToolError, match=r"wrote nothing within 0\.5 s"):
             read_all(pipeline)
 
 

@@ -15,7 +15,7 @@ def sh(script: str) -> Command:
 
 
 def test_output_and_stderr_come_back() -> None:
-    done = run(sh("cat; echo note >&2"), input=b"\x00\xffbytes")
+    done = run(sh(r"printf '\000\377bytes'; echo note >&2"))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"\x00\xffbytes", "note")
 
 

@@ -14,12 +14,14 @@ from storage import layout
 from storage.config import S3Config
 from storage.destination import ColdState, Tier, as_archive
 from storage.s3 import lifecycle as s3archive
+from storage.s3.client import Bucket
 from storage.s3.destination import S3Destination
-from storage.s3.lifecycle import Place, coldness_of
+from storage.s3.lifecycle import coldness_of
 from tests.support.stores.moto_server import MotoServer
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-PLACE = Place("bucket", "prefix/objects/aa/x", "objects/aa/x", "vault")
+BUCKET = Bucket("vault", S3Config.model_validate({"type": "s3", "bucket": "bucket", "prefix": "prefix"}))
+KEY = "objects/aa/x"
 OBJECT = layout.object_key("a" * 64 + "-" + "b" * 16)
 
 
@@ -58,7 +60,7 @@ OBJECT = layout.object_key("a" * 64 + "-" + "b" * 16)
     ],
 )
 def test_what_an_answer_means(head: dict[str, Any], state: ColdState) -> None:
-    found = coldness_of(PLACE, {"ContentLength": 7, **head}, NOW)
+    found = coldness_of(KEY, {"ContentLength": 7, **head}, NOW)
     assert (found.state, found.size, found.key) == (state, 7, "objects/aa/x")
     assert found.storage_class == head.get("StorageClass", "STANDARD")
     assert found.until == (datetime(2026, 11, 22, tzinfo=UTC) if state is ColdState.THAWED else None)
@@ -83,7 +85,7 @@ class Answers:
 
 
 def thaw(client: Any, tier: Tier = Tier.STANDARD) -> ColdState:
-    return s3archive.thaw(client, PLACE, tier, 3, NOW).state
+    return s3archive.thaw(client, BUCKET, KEY, tier, 3, NOW).state
 
 
 COLD, THAWING = {"StorageClass": "GLACIER"}, {"StorageClass": "GLACIER", "Restore": 'ongoing-request="true"'}
@@ -99,9 +101,9 @@ def test_the_request_says_how_fast_and_for_how_long() -> None:
 
 
 def test_asking_again_for_what_is_under_way_is_harmless_and_says_that_it_was_not_taken() -> None:
-    found = s3archive.thaw(Answers(THAWING, refusal="RestoreAlreadyInProgress"), PLACE, Tier.STANDARD, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
+    found = s3archive.thaw(Answers(THAWING, refusal="RestoreAlreadyInProgress"), BUCKET, KEY, Tier.STANDARD, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
     assert (found.state, found.refused) == (ColdState.THAWING, True)
-    taken = s3archive.thaw(Answers(THAWING), PLACE, Tier.EXPEDITED, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
+    taken = s3archive.thaw(Answers(THAWING), BUCKET, KEY, Tier.EXPEDITED, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
     assert (taken.state, taken.refused) == (ColdState.THAWING, False)
 
 
@@ -117,8 +119,9 @@ def test_what_cannot_be_had_is_said_in_words() -> None:
         thaw(Answers({"StorageClass": "DEEP_ARCHIVE"}), Tier.EXPEDITED)
     with pytest.raises(DestinationError, match="no capacity for expedited thaws"):
         thaw(Answers(COLD, refusal="GlacierExpeditedRetrievalNotAvailable"), Tier.EXPEDITED)
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises(ClientError) as missing:
         thaw(Answers(COLD, refusal="NoSuchKey"))
+    assert isinstance(BUCKET.words.explain(missing.value, "thawing", KEY), ObjectMissingError)
     with pytest.raises(ClientError):  # the driver explains it
         thaw(Answers(COLD, refusal="AccessDenied"))
 
