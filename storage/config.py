@@ -137,9 +137,7 @@ class S3Config(Place):
     credentials_file: Path | None = None
     profile: str | None = Field(None, description="The profile in it.", examples=["backupd"])
     server_side_encryption: Literal["AES256", "aws:kms"] | None = Field(
-        None,
-        description="Server-side encryption, in addition to the encryption by backupd.",
-        examples=["aws:kms"],
+        None, description="Server-side encryption, in addition to the encryption by backupd.", examples=["aws:kms"]
     )
     kms_key: str | None = Field(None, description="The key for aws:kms.", examples=["alias/backups"])
     object_lock: Literal["governance", "compliance"] | None = Field(

@@ -129,11 +129,7 @@ class FilesystemDestination(Folder):
         """See ``TreeDestination.tree_files``: sorted by path; nothing where there is no such tree. The inode comes with
         the folder's own listing, so 100,000 links need no 100,000 stats."""
         layout.check_tree(tree)
-        with (
-            self._doing(f"listing {tree}"),
-            contextlib.suppress(FileNotFoundError),
-            self._inside(_final(tree)) as top,
-        ):
+        with self._doing(f"listing {tree}"), contextlib.suppress(FileNotFoundError), self._inside(_final(tree)) as top:
             yield from _files(top, "", top.stat().st_dev)
 
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:

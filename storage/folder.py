@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -140,9 +141,7 @@ class Folder:
         return self._open(key, f"reading {key}", offset, length)
 
     def _open(self, key: str, doing: str, offset: int, length: int | None) -> BinaryIO:
-        def failure(error: OSError) -> Exception:
-            return self._failure(error, doing)
-
+        failure = partial(self._failure, doing=doing)
         with self._above(key, doing) as path:
             try:
                 return io.BufferedReader(_Slice(path, offset, length, failure), _CHUNK)

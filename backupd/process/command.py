@@ -316,10 +316,8 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
     return Child(command, popen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    start: Callable[[], subprocess.Popen[bytes]]
-    answer: Future[subprocess.Popen[bytes]]
+_Request = tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]]
+"""What starts a program, and where the answer to it goes."""
 
 
 class _Spawner:
@@ -330,12 +328,12 @@ class _Spawner:
         self._requests: queue.SimpleQueue[_Request] | None = None
 
     def call(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        request = _Request(start, Future())
-        self._queue().put(request)
+        answer: Future[subprocess.Popen[bytes]] = Future()
+        self._queue().put((start, answer))
         try:
-            return request.answer.result()
+            return answer.result()
         except KeyboardInterrupt:
-            request.answer.add_done_callback(_end_unwanted)
+            answer.add_done_callback(_end_unwanted)
             raise
 
     def forget(self) -> None:
@@ -356,12 +354,12 @@ class _Spawner:
     @staticmethod
     def _serve(requests: queue.SimpleQueue[_Request]) -> None:
         while True:
-            request = requests.get()
+            start, answer = requests.get()
             try:
-                request.answer.set_result(request.start())
+                answer.set_result(start())
             except BaseException as error:  # noqa: BLE001  not hidden: the caller's result() raises it
-                request.answer.set_exception(error)
-            del request
+                answer.set_exception(error)
+            del start, answer
 
 
 def _end_unwanted(answer: Future[subprocess.Popen[bytes]]) -> None:

@@ -214,9 +214,8 @@ def write_anew(path: Path, content: bytes, *, owner: tuple[int, int] | None = No
     with _folder(path.parent) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
-        descriptor = os.open(
-            path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE, dir_fd=folder
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, PRIVATE, dir_fd=folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
@@ -230,12 +229,8 @@ def open_to_append(path: Path, *, owner: tuple[int, int] | None = None) -> int:
     """A descriptor that writes at the end of a file, which is made where there is none. Raises OSError, also for
     anything but a file with this one name."""
     with _folder(path.parent) as folder:
-        descriptor = os.open(
-            path.name,
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-            PRIVATE,
-            dir_fd=folder,
-        )
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, PRIVATE, dir_fd=folder)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:

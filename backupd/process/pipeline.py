@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from backupd.model.errors import CancelledError, ToolError
@@ -77,7 +76,8 @@ class Pipeline:
         self._feeder: threading.Thread | None = None
         self._feed_error: BaseException | None = None
         self._feed_cut = False
-        self._exited = False
+        self.exited = False
+        """Reading came to the end and every program had exited by itself, well or badly."""
         self._finished = False
         self._error: BaseException | None = None
         self._started = 0.0
@@ -100,9 +100,7 @@ class Pipeline:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._end()
 
     # -- reading
@@ -171,11 +169,6 @@ class Pipeline:
     def returncodes(self) -> tuple[int | None, ...]:
         """Exit code of each program (negative: signal), None while it runs."""
         return tuple(child.poll() for child in self._children)
-
-    @property
-    def exited(self) -> bool:
-        """Reading came to the end and every program had exited by itself, well or badly."""
-        return self._exited
 
     # -- inside
 
@@ -301,7 +294,7 @@ class Pipeline:
                 self._feeder.join(0.2)
                 self._check_stop()
         self._check_stop()
-        self._exited = None not in codes
+        self.exited = None not in codes
         if any(code != 0 for code in codes):
             raise self._blame(codes)
         if self._feed_cut:

@@ -63,7 +63,6 @@ _LONGEST = 60
 
 @dataclass(slots=True)
 class _Own:
-    base: Path
     path: Path
     process: int
     lock: int
@@ -168,7 +167,7 @@ def _create(base: Path, mode: int) -> _Own:
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:
         os.close(gate)
-    own = _Own(base, path, os.getpid(), lock)
+    own = _Own(path, os.getpid(), lock)
     atexit.register(_remove, own)
     return own
 
@@ -206,8 +205,6 @@ def _remove(own: _Own) -> None:
         os.close(own.lock)
 
 
-__all__ = ["option_file", "render_options", "runtime_directory"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b"})
 _LINE_LIMIT = 4000
@@ -215,11 +212,7 @@ _LINE_LIMIT = 4000
 
 
 @contextlib.contextmanager
-def option_file(
-    groups: Mapping[str, Mapping[str, str | None]],
-    *,
-    directory: Path | None = None,
-) -> Iterator[Path]:
+def option_file(groups: Mapping[str, Mapping[str, str | None]], *, directory: Path | None = None) -> Iterator[Path]:
     """A 0600 option file that is gone when the context is left.
 
     ``groups`` maps a group (``client``) to options; an option without value (None) is a switch.

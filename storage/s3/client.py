@@ -215,9 +215,9 @@ class Explainer:
         if isinstance(error, ClientError):
             return self._answered(error, doing, key)
         if isinstance(error, _NO_IDENTITY):
-            return self._failed(doing, _told(error), self._identity_hint())
+            return self.failed(doing, _told(error), self._identity_hint())
         if isinstance(error, SSLError):
-            return self._failed(
+            return self.failed(
                 doing,
                 _told(error),
                 "the server's certificate is not trusted here: give the certificate of its authority "
@@ -225,7 +225,7 @@ class Explainer:
             )
         if isinstance(error, (*_UNREACHABLE, OSError)):
             endpoint = self.config.endpoint_url or "Amazon S3"
-            failed = self._failed(
+            failed = self.failed(
                 doing,
                 _told(error),
                 f"unexpected response from {endpoint}: check endpoint_url, the network and the server; backupd retries "
@@ -235,14 +235,14 @@ class Explainer:
                 return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)
             return failed
         if isinstance(error, BotoCoreError):
-            return self._failed(doing, _told(error), f"check the settings of destination {self.name}")
+            return self.failed(doing, _told(error), f"check the settings of destination {self.name}")
         raise error
 
     def _answered(self, error: ClientError, doing: str, key: str | None) -> BackupdError:
-        code = code_of(error)
-        detail = f"{code} ({status_of(error)}): {error.response.get('Error', {}).get('Message', '')}".strip(" :")
+        code, status = code_of(error), status_of(error)
+        detail = f"{code} ({status}): {error.response.get('Error', {}).get('Message', '')}".strip(" :")
         if code == "NoSuchBucket":
-            return self._failed(
+            return self.failed(
                 doing,
                 f"the bucket {self.config.bucket} does not exist ({detail})",
                 f"create the bucket, or correct bucket, region or endpoint_url of destination "
@@ -252,16 +252,12 @@ class Explainer:
             return self.missing(key)
         if code in _LOCKED:
             return self.locked(key or self.config.bucket, detail, "an object lock keeps it; backupd retries later")
-        return self._stood(error, doing, key, detail)
-
-    def _stood(self, error: ClientError, doing: str, key: str | None, detail: str) -> BackupdError:
-        code, status = code_of(error), status_of(error)
         if code == "InvalidObjectState":
             return ArchivedError(
                 f"{self.place}: {key} is in an archive class",
                 detail=detail,
                 hint="thaw it: backupd thaw; if a rule of the bucket moved it there, set that class as storage_class "
-                "or binlog_storage_class of destination {self.name}",
+                f"or binlog_storage_class of destination {self.name}",
             )
         if code in _NO_ROOM or status == 507:
             return DestinationFullError(
@@ -270,7 +266,7 @@ class Explainer:
                 destination=self.name,
                 hint="free space, raise the quota or run retention; nothing of this file was stored",
             )
-        return self._failed(doing, detail, self._hint(error, code, status, detail))
+        return self.failed(doing, detail, self._hint(error, code, status, detail))
 
     def _hint(self, error: ClientError, code: str, status: int, detail: str) -> str:
         if code in _WRONG_CREDENTIALS:
@@ -309,7 +305,7 @@ class Explainer:
             wanted += ["kms:GenerateDataKey", "kms:Decrypt"]
         return f"{', '.join(wanted)} on {config.bucket}"
 
-    def _failed(self, doing: str, detail: str, hint: str) -> DestinationError:
+    def failed(self, doing: str, detail: str, hint: str) -> DestinationError:
         return DestinationError(f"{self.place}: {doing} failed", detail=detail, hint=hint)
 
     def _identity_hint(self) -> str:
@@ -461,14 +457,10 @@ _Stamp = tuple[int, int, int] | None
 
 def _stamps(config: S3Config) -> tuple[_Stamp, ...]:
     """What changes when the files that credentials are read from are written again or replaced."""
-    return tuple(
-        _stamp(path)
-        for path in (
-            [config.credentials_file]
-            if config.credentials_file is not None
-            else [Path(os.environ.get(name) or usual).expanduser() for name, usual in _USUAL_FILES.items()]
-        )
-    )
+    if config.credentials_file is not None:
+        return (_stamp(config.credentials_file),)
+    usual = (os.environ.get(name) or path for name, path in _USUAL_FILES.items())
+    return tuple(_stamp(Path(path).expanduser()) for path in usual)
 
 
 def _stamp(path: Path) -> _Stamp:

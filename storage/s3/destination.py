@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,24 +20,14 @@ from backupd.model.text import Clock, format_time
 from backupd.process.run_context import utc_now
 from storage import layout
 from storage.config import S3Config
-from storage.destination import (
-    Capability,
-    Coldness,
-    ObjectInfo,
-    Space,
-    Tier,
-    Version,
-    new_marker,
-    not_empty,
-    sha256_of,
-)
+from storage.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version, new_marker, not_empty, sha256_of
 from storage.s3 import lifecycle as s3archive
 from storage.s3 import lifecycle as s3versions
 from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket, code_of, is_missing, status_of
-from storage.s3.stream import SHA256, TOKEN, Upload, open_download
+from storage.s3.stream import SHA256, TOKEN, Upload, abort, open_download
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
 _TRUSTED_SECONDS = 30.0
 """How long the marker, once seen, is not looked for again when a key is missing."""
@@ -81,13 +71,8 @@ class S3Destination:
         # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
         audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
         locks = Capability.LOCKS if self._config.object_lock is not None else Capability.NONE
-        return (
-            Capability.CHECKSUMS
-            | Capability.VERSIONS
-            | audited
-            | locks
-            | (Capability.ARCHIVE if cold else Capability.RULES)
-        )
+        archive = Capability.ARCHIVE if cold else Capability.RULES
+        return Capability.CHECKSUMS | Capability.VERSIONS | audited | locks | archive
 
     def close(self) -> None:
         """Give the connections back; the next call makes new ones."""
@@ -159,11 +144,8 @@ class S3Destination:
                 if not _is_ours(key):
                     continue
                 if key <= last:
-                    raise DestinationError(
-                        f"{self._bucket.words.place}: {doing} failed",
-                        detail=f"it names {key} after {last}",
-                        hint="this server does not list in the order of keys; use one that does",
-                    )
+                    hint = "this server does not list in the order of keys; use one that does"
+                    raise self._bucket.words.failed(doing, f"it names {key} after {last}", hint)
                 last = key
                 yield ObjectInfo(key, item["Size"], _second(item["LastModified"]))
             if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
@@ -174,11 +156,8 @@ class S3Destination:
             fields["ContinuationToken"] = page["NextContinuationToken"]
 
     def _endless(self, doing: str, detail: str) -> DestinationError:
-        return DestinationError(
-            f"{self._bucket.words.place}: {doing} failed",
-            detail=detail,
-            hint="this server never completes a listing; check its log, or use another one",
-        )
+        hint = "this server never completes a listing; check its log, or use another one"
+        return self._bucket.words.failed(doing, detail, hint)
 
     def delete(self, key: str) -> None:
         """See ``Destination.delete``. Raises LockedError while an object lock or a legal hold keeps the key, and where
@@ -294,11 +273,8 @@ class S3Destination:
             return
         fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.prefix, "MaxKeys": 6}
         page = self._bucket.call("initialising", lambda client: client.list_objects_v2(**fields))
-        strangers = [
-            item["Key"]
-            for item in page.get("Contents", ())
-            if item["Key"] not in {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}
-        ]
+        ours = {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}
+        strangers = [item["Key"] for item in page.get("Contents", ()) if item["Key"] not in ours]
         if strangers:
             raise not_empty(
                 self._bucket.words.place, strangers, f"give destination {self.name} its own bucket or prefix"
@@ -324,57 +300,35 @@ class S3Destination:
     def clear_leftovers(self) -> int:
         """Abort the uploads that ``leftovers`` names; how many went."""
         self._require("clearing leftovers")
-        return sum(self._give_up(key, upload) for key, upload in list(self._abandoned()))
-
-    def _give_up(self, key: str, upload: str) -> bool:
-        """False when somebody else was faster."""
-        where = self._bucket.where(key)
-        try:
-            self._bucket.call(
-                "clearing leftovers",
-                lambda client: client.abort_multipart_upload(**where, UploadId=upload),
-                expect=lambda error: code_of(error) == "NoSuchUpload",
-            )
-        except ClientError:
-            return False
-        return True
+        doing = "clearing leftovers"
+        return sum(abort(self._bucket, doing, key, upload) for key, upload in list(self._abandoned()))
 
     def _abandoned(self) -> Iterator[tuple[str, str]]:
+        doing = "looking for leftovers"
         since = self._clock() - ABANDONED
-        behind: dict[str, Any] = {}
+        fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.prefix}
         while True:
-            page = self._unfinished(behind)
+            page = self._bucket.call(doing, lambda client: client.list_multipart_uploads(**fields))
             for item in page.get("Uploads", ()):
                 key = item["Key"].removeprefix(self._bucket.prefix)
                 if _is_ours(key) and item["UploadId"] not in self._running and item["Initiated"] < since:
                     yield key, item["UploadId"]
             if not page.get("IsTruncated"):
                 return
-            before = behind
             behind = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
-            if None in behind.values() or behind == before:
-                raise self._endless("looking for leftovers", "it reports more entries, but repeats the same position")
-
-    def _unfinished(self, behind: Mapping[str, Any]) -> ListMultipartUploadsOutputTypeDef:
-        """A page of the uploads that are under way."""
-        return self._bucket.call(
-            "looking for leftovers",
-            lambda client: client.list_multipart_uploads(
-                Bucket=self._config.bucket, Prefix=self._bucket.prefix, **behind
-            ),
-        )
+            if None in behind.values() or behind.items() <= fields.items():
+                raise self._endless(doing, "it reports more entries, but repeats the same position")
+            fields.update(behind)
 
     # How
 
     def _require(self, doing: str) -> None:
         """Raises DestinationError unless the marker is, or was, there."""
         if self._seen is None and not self.is_initialised():
-            raise DestinationError(
-                f"{self._bucket.words.place}: {doing} failed",
-                detail=f"{layout.REPOSITORY} is not there",
-                hint="check bucket, prefix and endpoint_url. backupd never re-initializes a destination that was "
-                "in use",
+            hint = (
+                "check bucket, prefix and endpoint_url. backupd never re-initializes a destination that was in use"
             )
+            raise self._bucket.words.failed(doing, f"{layout.REPOSITORY} is not there", hint)
 
     def _require_again(self, doing: str) -> None:
         """A key is missing: is that all?"""
@@ -411,13 +365,10 @@ class S3Destination:
         until = head.get("ObjectLockRetainUntilDate")
         held = head.get("ObjectLockLegalHoldStatus") == "ON"
         if held or (until is not None and until > self._clock()):
-            told = (
-                "a legal hold keeps it"
-                if held or until is None
-                else (
-                    f"locked until {format_time(until.astimezone(UTC))} ({head.get('ObjectLockMode', 'lock').lower()})"
-                )
-            )
+            told = "a legal hold keeps it"
+            if until is not None and not held:
+                mode = head.get("ObjectLockMode", "lock").lower()
+                told = f"locked until {format_time(until.astimezone(UTC))} ({mode})"
             raise self._bucket.words.locked(key, told, "backupd retries later")
 
     def _is_same(self, key: str, sha256: str, token: str) -> bool:

@@ -142,11 +142,8 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
             return
         behind = {name: value for name, value in behind.items() if value}
         if behind.items() <= fields.items():
-            raise DestinationError(
-                f"{bucket.words.place}: {doing} failed",
-                detail=f"it continues with {behind} repeatedly",
-                hint="this server does not list versions by pages; use its own tools",
-            )
+            hint = "this server does not list versions by pages; use its own tools"
+            raise bucket.words.failed(doing, f"it continues with {behind} repeatedly", hint)
         fields.update(behind)
 
 
@@ -159,13 +156,9 @@ def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], heade
             ask(bucket, "s3:DeleteObjectVersion", doing, partial(_uncover, {**where, "VersionId": marker.id}))
         return
     fields = {**where, **headers, "CopySource": {**where, "VersionId": version.id}}
-    ask(
-        bucket,
-        "s3:GetObjectVersion and s3:PutObject" + (" and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""),
-        doing,
-        lambda client: client.copy_object(**fields),
-        key=version.key,
-    )
+    lock = " and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""
+    rights = f"s3:GetObjectVersion and s3:PutObject{lock}"
+    ask(bucket, rights, doing, lambda client: client.copy_object(**fields), key=version.key)
 
 
 def opened(bucket: Bucket, version: Version) -> BinaryIO:
@@ -214,13 +207,8 @@ def _uncover(named: Mapping[str, Any], client: S3Client) -> None:
 
 def _head(bucket: Bucket, version: Version) -> HeadObjectOutputTypeDef:
     where = bucket.where(version.key) | {"VersionId": version.id or _NONE, "ChecksumMode": "ENABLED"}
-    return ask(
-        bucket,
-        "s3:GetObjectVersion",
-        f"looking at a version of {version.key}",
-        lambda client: client.head_object(**where),
-        key=version.key,
-    )
+    doing = f"looking at a version of {version.key}"
+    return ask(bucket, "s3:GetObjectVersion", doing, lambda client: client.head_object(**where), key=version.key)
 
 
 def _is_denied(error: ClientError) -> bool:
@@ -229,13 +217,8 @@ def _is_denied(error: ClientError) -> bool:
 
 def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Version:
     told = item.get("VersionId") or _NONE
-    return Version(
-        str(item["Key"]).removeprefix(bucket.prefix),
-        None if told == _NONE else str(told),
-        item["LastModified"].astimezone(UTC),
-        bool(item.get("IsLatest")),
-        size,
-    )
+    key, kept = str(item["Key"]).removeprefix(bucket.prefix), None if told == _NONE else str(told)
+    return Version(key, kept, item["LastModified"].astimezone(UTC), bool(item.get("IsLatest")), size)
 
 
 def locked_until(config: S3Config, key: str, since: datetime) -> datetime | None:
@@ -248,11 +231,9 @@ def locked_until(config: S3Config, key: str, since: datetime) -> datetime | None
 def lock_headers(config: S3Config, key: str, now: datetime) -> dict[str, Any]:
     """What a put of ``key`` asks for."""
     until = locked_until(config, key, now)
-    return (
-        {}
-        if until is None or config.object_lock is None
-        else {"ObjectLockMode": config.object_lock.upper(), "ObjectLockRetainUntilDate": until}
-    )
+    if until is None or config.object_lock is None:
+        return {}
+    return {"ObjectLockMode": config.object_lock.upper(), "ObjectLockRetainUntilDate": until}
 
 
 def is_locked(head: Mapping[str, Any], until: datetime) -> bool:

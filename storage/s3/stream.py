@@ -11,6 +11,7 @@ Download: a stream that goes on where it broke, and never ends early without an 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import math
@@ -232,22 +233,29 @@ class Upload:
 
     def _abort(self, upload: str) -> None:
         """What cannot be given up now is a leftover, which is cleared a day later."""
-        try:
-            self._bucket.call(
-                f"giving up {self._key}",
-                lambda client: client.abort_multipart_upload(**self._where, UploadId=upload),
-                expect=lambda error: code_of(error) == "NoSuchUpload",
-            )
-        except (ClientError, DestinationError):
-            return
+        with contextlib.suppress(DestinationError):
+            abort(self._bucket, f"giving up {self._key}", self._key, upload)
 
     def _agree(self, told: str | None, ours: str) -> None:
         if told and told != ours:
-            raise DestinationError(
-                f"{self._bucket.words.place}: {self._doing} failed",
-                detail=f"the place says SHA-256 {told} where {ours} was sent",
-                hint="bytes were changed in transit; backupd retries later",
+            problem = f"the place says SHA-256 {told} where {ours} was sent"
+            raise self._bucket.words.failed(
+                self._doing, problem, "bytes were changed in transit; backupd retries later"
             )
+
+
+def abort(bucket: Bucket, doing: str, key: str, upload: str) -> bool:
+    """Give an unfinished upload up. False when somebody else was faster."""
+    where = bucket.where(key)
+    try:
+        bucket.call(
+            doing,
+            lambda client: client.abort_multipart_upload(**where, UploadId=upload),
+            expect=lambda error: code_of(error) == "NoSuchUpload",
+        )
+    except ClientError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,11 +406,9 @@ class Download(io.RawIOBase):
                 failure = error
             self._drop()
             self._open(begun)
-        raise DestinationError(
-            f"{self._bucket.words.place}: {self._doing} failed",
-            detail=f"at byte {self._at}, {ATTEMPTS} times: {failure}",
-            hint="check the network and the server; backupd retries later",
-        ) from failure
+        problem = f"at byte {self._at}, {ATTEMPTS} times: {failure}"
+        hint = "check the network and the server; backupd retries later"
+        raise self._bucket.words.failed(self._doing, problem, hint) from failure
 
     def _open(self, begun: float) -> None:
         """Ask for what is still wanted. Nothing is wanted behind the end."""
@@ -420,11 +426,9 @@ class Download(io.RawIOBase):
         body, begin, size, etag = answer
         if begin != self._at or (self._etag and etag != self._etag):
             body.close()
-            raise DestinationError(
-                f"{self._bucket.words.place}: {self._doing} failed",
-                detail=f"asked for bytes from {self._at}, got those from {begin}",
-                hint="this server does not know ranges; use one that does",
-            )
+            problem = f"asked for bytes from {self._at}, got those from {begin}"
+            hint = "this server does not know ranges; use one that does"
+            raise self._bucket.words.failed(self._doing, problem, hint)
         self._etag = etag or "-"
         self._end = size if self._end is None else min(self._end, size)
         if self._at < self._end:
@@ -434,14 +438,10 @@ class Download(io.RawIOBase):
 
     def _ask(self, client: S3Client) -> tuple[StreamingBody, int, int, str]:
         """The body, its first byte's place, the size of the object, its ETag."""
-        wanted = (
-            ""
-            if self._at == 0 and self._end is None
-            else f"bytes={self._at}-" + ("" if self._end is None else str(max(self._end, self._at + 1) - 1))
-        )
         fields = self._bucket.where(self._key)
-        if wanted:
-            fields["Range"] = wanted
+        if self._at or self._end is not None:
+            last = "" if self._end is None else str(max(self._end, self._at + 1) - 1)
+            fields["Range"] = f"bytes={self._at}-{last}"
         if self._version:
             fields["VersionId"] = self._version
         if self._etag not in {"", "-"}:

@@ -18,14 +18,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import BinaryIO
 
-from backupd.model.errors import (
-    DestinationError,
-    DestinationFullError,
-    ObjectMissingError,
-    UnreachableError,
-)
+from backupd.model.errors import DestinationError, DestinationFullError, ObjectMissingError, UnreachableError
 from storage import layout
 from storage.config import SftpConfig
 from storage.destination import Capability, ObjectInfo, Space, new_marker, not_empty
@@ -91,9 +87,7 @@ class SftpDestination:
         """See ``Destination.get``. The stream goes on by itself on a new connection."""
         path, doing = self._checked(key), f"reading {key}"
 
-        def failed(error: StatusError | LostError) -> DestinationError:
-            return self._failure(error, doing, key)
-
+        failed = partial(self._failure, doing=doing, key=key)
         with self._guard(doing, key):
             return io.BufferedReader(Download(self._sessions, path, offset, length, failed), _BUFFER)
 
@@ -116,14 +110,9 @@ class SftpDestination:
 
     def _walk(self, above: str, listing: Listing, prefix: str) -> Iterator[ObjectInfo]:
         # Keys sort as if a folder's name ended with its slash: "a.b" comes before "a/c".
-        shown = sorted(
-            (
-                (above + name + ("/" if found.is_folder else ""), found)
-                for name, found in listing
-                if name[0] != "." and not layout.in_tree(above + name)
-            ),
-            key=lambda pair: pair[0],
-        )
+        ours = ((above + name, found) for name, found in listing if name[0] != "." and not layout.in_tree(above + name))
+        named = ((key + "/" if found.is_folder else key, found) for key, found in ours)
+        shown = sorted(named, key=lambda pair: pair[0])
         wanted = [
             key
             for key, found in shown

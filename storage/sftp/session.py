@@ -439,7 +439,7 @@ class Upload:
 
     def _confirm(self, wire: Wire, open_ones: int) -> None:
         while len(self._under_way) > open_ones:
-            wire.written(self._under_way[0][0])
+            wire.done(self._under_way[0][0])
             self._under_way.popleft()
             self._lost = 0
 

@@ -103,12 +103,8 @@ class Wire:
         self._number = 0
         self._pending: set[int] = set()
         self._early: dict[int, tuple[int, _Fields]] = {}
-        self._extensions: Mapping[str, str] = {}
-
-    @property
-    def extensions(self) -> Mapping[str, str]:
+        self.extensions: Mapping[str, str] = {}
         """What the server offers beyond version 3, by name; known after ``begin``."""
-        return self._extensions
 
     def wait_for(self, seconds: float) -> None:
         """How long an answer may take from now on."""
@@ -125,7 +121,7 @@ class Wire:
         while fields.more():
             name = fields.text()
             found[name] = fields.text()
-        self._extensions = found
+        self.extensions = found
 
     def settle(self) -> None:
         """Hear out what nobody waits for any more, so that the wire can be used by somebody else."""
@@ -158,15 +154,11 @@ class Wire:
 
     def create(self, path: str, mode: int) -> bytes:
         """A handle for writing; the file is made where it is not there."""
-        return self._open(path, _WRITE | _CREATE, mode)
+        return self.open(path, _WRITE | _CREATE, mode)
 
     def reopen(self, path: str) -> bytes:
         """A handle for writing into a file that is there."""
-        return self._open(path, _WRITE, None)
-
-    def open(self, path: str) -> bytes:
-        """A handle for reading; with OpenSSH also of a folder, for ``sync``."""
-        return self._open(path, _READ, None)
+        return self.open(path, _WRITE)
 
     def fstat(self, handle: bytes) -> Attributes:
         """What the open file is."""
@@ -180,10 +172,6 @@ class Wire:
         """Send a piece of at most BLOCK bytes; ``written`` waits until the server has it."""
         return self._request(_PUT, _string(handle), struct.pack(">Q", offset), _string(piece))
 
-    def written(self, number: int) -> None:
-        """Wait until the server has the piece that ``ask_write`` numbered."""
-        self._done(number)
-
     def finish(self, handle: bytes, *, seconds: float) -> Attributes:
         """Make a written file durable, where the server can, and close it; the disk may take ``seconds`` for that."""
         usual = self._seconds
@@ -193,9 +181,9 @@ class Wire:
             looking = self._request(_FSTAT, _string(handle))
             closing = self._request(_CLOSE, _string(handle))
             if syncing is not None:
-                self._done(syncing)
+                self.done(syncing)
             found = self._answer(looking, _ATTRIBUTES).attributes()
-            self._done(closing)
+            self.done(closing)
             return found
         finally:
             self.wait_for(usual)
@@ -259,7 +247,7 @@ class Wire:
                         unread[index] = handles[index]
         finally:
             for closing in [self._request(_CLOSE, _string(handle)) for handle in handles.values()]:
-                self._done(closing)
+                self.done(closing)
         return [names if names is not None or index not in handles else [] for index, names in enumerate(found)]
 
     def space(self, path: str) -> Space:
@@ -270,12 +258,13 @@ class Wire:
 
     # The protocol
 
-    def _open(self, path: str, flags: int, mode: int | None) -> bytes:
+    def open(self, path: str, flags: int = _READ, mode: int | None = None) -> bytes:
+        """A handle, for reading where nothing else is said; with OpenSSH also of a folder, for ``sync``."""
         attributes = struct.pack(">I", 0) if mode is None else struct.pack(">II", _MODE, mode)
         return self._ask(_HANDLE, _OPEN, _string(path), struct.pack(">I", flags), attributes).raw()
 
     def _do(self, kind: int, *fields: bytes) -> None:
-        self._done(self._request(kind, *fields))
+        self.done(self._request(kind, *fields))
 
     def _ask(self, want: int, kind: int, *fields: bytes) -> _Fields:
         return self._answer(self._request(kind, *fields), want)
@@ -286,8 +275,8 @@ class Wire:
         self._pending.add(self._number)
         return self._number
 
-    def _done(self, number: int) -> None:
-        """Raises StatusError unless it was done."""
+    def done(self, number: int) -> None:
+        """Wait until the server has done what has this number. Raises StatusError unless it was done."""
         self._answer(number, _STATUS)
 
     def _answer(self, number: int, want: int) -> _Fields:
