@@ -175,11 +175,8 @@ class SpoolView:
 
     def missing_bytes(self, held: Held) -> int:
         """How much of the files' bytes a destination does not hold."""
-        return sum(
-            max(0, file.size - self.log(file).reach(held))
-            for file in self.files
-            if not self.log(file).is_complete(held)
-        )
+        missing = (file for file in self.files if not self.log(file).is_complete(held))
+        return sum(max(0, file.size - self.log(file).reach(held)) for file in missing)
 
     def frontier(self, held: Held) -> LogCoordinate | None:
         """Up to where a destination has everything, as far as the spool tells."""
@@ -300,12 +297,12 @@ class Ledger:
 
     def stored(self, destination: str, delivery: Delivery, at: datetime) -> None:
         """Report that ``destination`` has a segment, since ``at``."""
-        segment = delivery.stored.header.segment
+        segment = delivery.header.segment
         waiting = self._stored.setdefault(destination, {})
         waiting[segment.key] = segment.ending
 
         def write(state: ArchiveState) -> None:
-            self._recorder.segment_stored(segment, destination, delivery.stored.bytes, at)
+            self._recorder.segment_stored(segment, destination, delivery.header.stored_bytes, at)
             holding = state.holdings[destination]
             holding.stored[segment.key] = segment.ending
             holding.drops.update(delivery.replaced)

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Self
 
 from backupd.binlog.archive_state import ArchiveState, Ledger, Recorder, SpoolView, StateFile
@@ -138,9 +137,7 @@ class Archiver:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         for progress in self._progress.values():
             progress.shipper.stop(5.0)
         os.close(self._lock)
@@ -185,14 +182,9 @@ class Archiver:
         unrecorded = self._confirm(view) or unrecorded
         self._show(view)
         trouble = {name: behind.error for name, behind in self._behind.items() if behind.error}
-        return Shipped(
-            tuple(tally.stored),
-            tally.bytes,
-            tally.dropped,
-            removed,
-            {**trouble, **({"": self._trouble} if self._trouble else {})},
-            unrecorded,
-        )
+        if self._trouble:
+            trouble[""] = self._trouble
+        return Shipped(tuple(tally.stored), tally.bytes, tally.dropped, removed, trouble, unrecorded)
 
     def _look(self, now: datetime) -> SpoolView:
         view = SpoolView(self.spool.branches(), self.spool.files(), self._state)
@@ -328,8 +320,8 @@ class Archiver:
             case Delivery():
                 progress.went_well()
                 self._ledger.stored(name, outcome, now)
-                tally.stored.append((name, outcome.stored.header.segment.key))
-                tally.bytes += outcome.stored.bytes
+                tally.stored.append((name, outcome.header.segment.key))
+                tally.bytes += outcome.header.stored_bytes
             case Dropped():
                 progress.went_well()
                 progress.drops_wait(now, waits=outcome.waits)

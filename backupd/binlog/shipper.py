@@ -19,8 +19,8 @@ from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.text import Clock
 from backupd.transfer import log_segments as segments
 from backupd.transfer.holds_and_locks import lengthen_branch
-from backupd.transfer.log_segments import SegmentConflictError, Stored, drop_pieces
-from backupd.transfer.records.segment_documents import Sealed
+from backupd.transfer.log_segments import SegmentConflictError, drop_pieces
+from backupd.transfer.records.segment_documents import Sealed, SegmentHeader
 from storage.destination import Destination
 
 _BOTH_KEPT = (
@@ -39,7 +39,7 @@ _PAUSE_FOR_READERS = timedelta(minutes=1)
 class Delivery:
     """A segment was stored. ``replaced``: pieces at this destination that it holds."""
 
-    stored: Stored
+    header: SegmentHeader
     replaced: tuple[SegmentKey, ...]
 
 
@@ -123,9 +123,9 @@ class Shipper:
         if now - self._locked.get(branch.id, now - _LOCKED_FOR) >= _LOCKED_FOR:
             lengthen_branch(self._destination, branch.server, branch.id, now)
             self._locked[branch.id] = now
-        stored = segments.put(self._destination, sealed, now=self._clock())
+        header = segments.put(self._destination, sealed, now=self._clock())
         segment = sealed.header.segment
-        return Delivery(stored, self._replaced(segment, plain) if segment.start == 0 else ())
+        return Delivery(header, self._replaced(segment, plain) if segment.start == 0 else ())
 
     def _replaced(self, segment: Segment, plain: Path) -> tuple[SegmentKey, ...]:
         """The pieces that ``segment`` holds, each compared with the file that it is said to be of."""

@@ -106,11 +106,15 @@ class References:
     def load(self, destination: Destination) -> None:
         """Add every manifest that was not read before; they are immutable."""
         for found in manifests(destination, [one for one in backup_ids(destination) if one not in self.backups]):
-            self.backups.add((found.server, found.backup_id))
-            if isinstance(found.header, Header):
-                self.names.update(item.name for item in found.header.objects)
-            else:
-                self.damaged.append((found.server, found.backup_id))
+            self.add(found)
+
+    def add(self, found: Committed) -> None:
+        """Add one manifest."""
+        self.backups.add((found.server, found.backup_id))
+        if isinstance(found.header, Header):
+            self.names.update(item.name for item in found.header.objects)
+        else:
+            self.damaged.append((found.server, found.backup_id))
 
 
 def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
@@ -182,11 +186,8 @@ def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
     order."""
     complete = set(backup_ids(destination))
     tree = as_tree(destination)
-    trees = (
-        []
-        if tree is None
-        else [name for name, published in tree.trees() if not published or layout.backup_of(name) not in complete]
-    )
+    found = () if tree is None else tree.trees()
+    trees = [name for name, published in found if not published or layout.backup_of(name) not in complete]
     sides = [info for info in destination.list(layout.SERVERS) if layout.backup_of(info.key) not in complete]
     return trees, sides
 

@@ -132,13 +132,8 @@ def _pinned(sources: Sequence[Destination], order: Order, clock: Clock) -> Itera
                 failures.append(error)
                 unpinned.append(source)
         if not usable and not unpinned:
-            raise (
-                failures[0]
-                if failures
-                else NotFoundError(
-                    f"no destination that can be reached holds backup {order.backup_id} of {order.server}"
-                )
-            )
+            nowhere = f"no destination that can be reached holds backup {order.backup_id} of {order.server}"
+            raise failures[0] if failures else NotFoundError(nowhere)
         yield usable + unpinned
 
 
@@ -172,16 +167,9 @@ class _Copy:
         self._confirm(header)
         lengthen_all(self._target, header, self._order.above, since, stored=self._relay.stored)
         self._commit(document, header)
-        tally = self._relay.tally
-        return Copied(
-            header,
-            tally.sent,
-            tally.things,
-            tally.present,
-            time.monotonic() - self._begun,
-            self._relay.remarks,
-            self._relay.stored,
-        )
+        tally, seconds = self._relay.tally, time.monotonic() - self._begun
+        remarks, new = self._relay.remarks, self._relay.stored
+        return Copied(header, tally.sent, tally.things, tally.present, seconds, remarks, new)
 
     def _damaged(self, header: Header) -> frozenset[str]:
         """Names of objects that are known to be damaged at the target. Raises BusyError while somebody is about to

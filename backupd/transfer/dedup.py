@@ -149,14 +149,8 @@ class Presence:
 
     def __init__(self, destination: Destination) -> None:
         bad = objects.quarantined(destination)
-        found = array(
-            "Q",
-            (
-                _mark(name, info.size)
-                for info in destination.list(layout.OBJECTS)
-                if (name := layout.name_in(info.key)) not in bad
-            ),
-        )
+        there = ((layout.name_in(info.key), info.size) for info in destination.list(layout.OBJECTS))
+        found = array("Q", (_mark(name, size) for name, size in there if name not in bad))
         self._marks = array("Q", sorted(found))
 
     def holds(self, item: StoredObject) -> bool:
@@ -248,10 +242,9 @@ class Fanout:
         identity_key: bytes,
         known: Mapping[str, StoredObject],
         tree: str,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._destinations = tuple(destinations)
-        self._meters = tuple(LoadMeter(destination.name, clock) for destination in destinations)
+        self._meters = tuple(LoadMeter(destination.name, time.monotonic) for destination in destinations)
         self._trees = tuple(tree for tree in map(as_tree, destinations) if tree is not None)
         self._sealer = sealer
         self._identity_key = identity_key

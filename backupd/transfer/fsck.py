@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 
 from backupd.model.document import Document
 from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
@@ -46,8 +47,9 @@ from backupd.transfer.holds_and_locks import Backup, kept_at
 from backupd.transfer.leases import Alive, intents, is_alive, pins, sweeps
 from backupd.transfer.log_segments import strays
 from backupd.transfer.records.manifests import committed
+from backupd.transfer.scrub_and_repair import tree_digest
 from storage import layout
-from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree, sha256_of
+from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree
 
 
 class Invariant(StrEnum):
@@ -156,23 +158,17 @@ def examine(
     busy = {backup for lease in running for backup in lease.backups}
 
     for found in committed(destination):
-        view.references.backups.add((found.server, found.backup_id))
+        view.references.add(found)
         if isinstance(found.header, Header):
             view.headers.append(found.header)
-            view.references.names.update(item.name for item in found.header.objects)
         else:
-            view.references.damaged.append((found.server, found.backup_id))
             findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail))
     blind = bool(view.references.damaged or set(catalog or ()) - view.references.backups - set(marks(destination)))
-    for name in orphans(view.pool, view.references, running):
-        findings.append(
-            Finding(
-                Invariant.NO_ORPHAN_OBJECT,
-                name,
-                "no backup names this object" + (", as far as the manifests can be read" if blind else ""),
-                repairable=not blind,
-            )
-        )
+    words = "no backup names this object" + (", as far as the manifests can be read" if blind else "")
+    findings += [
+        Finding(Invariant.NO_ORPHAN_OBJECT, name, words, repairable=not blind)
+        for name in orphans(view.pool, view.references, running)
+    ]
     findings += _forgotten(view, waiting=bool(running), blind=blind)
     findings += _unfinished(view, busy | set(catalog or ()))
     for header in view.headers:
@@ -351,11 +347,11 @@ class _Comparison:
     """
 
     def __init__(self, tree: TreeDestination, header: Header, inodes: dict[str, tuple[int, int]]) -> None:
-        self._tree = tree
-        self._name = layout.tree_name(header.server, header.backup_id)
+        name = layout.tree_name(header.server, header.backup_id)
         self._objects = {item.name: item for item in header.objects if item.name in inodes}
         self._inodes = inodes
-        self._shown = dict(tree.tree_files(self._name))
+        self._shown = dict(tree.tree_files(name))
+        self._digest = partial(tree_digest, tree, name)
 
     def of_sets(self) -> str:
         """Without the body nobody knows which path is which object: each object has one, and no other file is."""
@@ -383,10 +379,6 @@ class _Comparison:
             and (path not in self._shown or self._digest(path) != self._objects[name].sha256)
         ]
         return _told(strange, "is not part of this backup") or _told(wrong, "is missing or shows something else")
-
-    def _digest(self, path: str) -> str:
-        with self._tree.open_tree_file(self._name, path) as stream:
-            return sha256_of(stream)
 
 
 def _told(subjects: list[str], what: str) -> str:

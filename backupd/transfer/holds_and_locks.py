@@ -136,10 +136,7 @@ def is_due(mark: Mark, known: Sighting, now: datetime, grace: timedelta) -> bool
 
 
 def explaining(
-    found: Mapping[Backup, Mark],
-    known: Mapping[Backup, Sighting],
-    now: datetime,
-    grace: timedelta,
+    found: Mapping[Backup, Mark], known: Mapping[Backup, Sighting], now: datetime, grace: timedelta
 ) -> set[Backup]:
     """Of the marks that were ``found``, those that explain a missing manifest: this installation put them, or their
     grace period is over, so that somebody may have been removing the backup."""

@@ -33,13 +33,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.document import NOTE_LIMIT, Document, parsed
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -68,7 +67,7 @@ _held: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Document):
     """A process, told apart from every other one that ever was or will be."""
 
     host: str
@@ -82,8 +81,9 @@ class Owner:
         """This process."""
         return cls(
             host=socket.gethostname(),
-            boot=_boot(),
-            namespace=_namespace(),
+            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            # process ids of another container mean other processes, even under the same host name and boot
+            namespace=str(Path("/proc/self/ns/pid").readlink()),
             pid=os.getpid(),
             ticks=_start_ticks(os.getpid()) or 0,
         )
@@ -111,7 +111,7 @@ class Lease:
         if self.owner is None:
             raise ValueError("a lease needs an owner")
         document = {
-            **asdict(self.owner),
+            **self.owner.as_json(),
             "id": self.id,
             "backups": [list(backup) for backup in self.backups],
             "server": self.backups[0][0] if self.backups else "",
@@ -129,9 +129,7 @@ def decode(key: str, raw: bytes, modified_at: datetime) -> Lease:
         return Lease(
             key=key,
             backups=tuple((str(server), str(name)) for server, name in data["backups"]),
-            owner=Owner(
-                str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]), int(data["ticks"])
-            ),
+            owner=Owner.from_json(data),
             started_at=parse_time(data["started_at"]),
             heartbeat_at=parse_time(data["heartbeat_at"]),
             parents=tuple(str(name) for name in data["parents"]),
@@ -192,25 +190,20 @@ class Holder:
         self._clock = clock
         self._interval = interval
         now = clock()
-        self._lease = Lease(key, tuple(backups), Owner.current(), now, now, tuple(parents))
+        self.lease = Lease(key, tuple(backups), Owner.current(), now, now, tuple(parents))
         self._renewed: dict[str, datetime] = {}
         self._trouble: dict[str, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat {key}", daemon=True)
         self.unremoved: tuple[str, ...] = ()
 
-    @property
-    def lease(self) -> Lease:
-        """The lease as it was put."""
-        return self._lease
-
     def __enter__(self) -> Self:
         now = self._clock()
-        self._lease = replace(self._lease, started_at=now, heartbeat_at=now)
-        _held.add(self._lease.key)
+        self.lease = replace(self.lease, started_at=now, heartbeat_at=now)
+        _held.add(self.lease.key)
         try:
             for destination in self._destinations:
-                destination.put(self._lease.key, io.BytesIO(self._lease.encode()))
+                destination.put(self.lease.key, io.BytesIO(self.lease.encode()))
                 self._renewed[destination.name] = now
         except BaseException:
             self._remove()
@@ -226,9 +219,7 @@ class Holder:
     def _entered(self) -> None:
         """What a kind of lease asks for once it is put; raises where that is not so."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._stop.set()
         self._thread.join()
         self._remove()
@@ -241,19 +232,19 @@ class Holder:
         """
         now = self._clock()
         for destination in self._destinations:
-            late = now - self._renewed.get(destination.name, self._lease.started_at)
+            late = now - self._renewed.get(destination.name, self.lease.started_at)
             if late >= GIVE_UP:
                 raise CancelledError(
-                    f"{self._lease.key} at destination {destination.name} was not renewed "
+                    f"{self.lease.key} at destination {destination.name} was not renewed "
                     f"for {late.total_seconds():.0f} s",
                     detail=self._trouble.get(destination.name, "the process was suspended, or its clock was moved"),
                     hint="run the job again",
                 )
             try:
-                destination.stat(self._lease.key)
+                destination.stat(self.lease.key)
             except ObjectMissingError as error:
                 raise CancelledError(
-                    f"{self._lease.key} at destination {destination.name} was removed by another process",
+                    f"{self.lease.key} at destination {destination.name} was removed by another process",
                     hint="another process took this run for dead; run the job again",
                 ) from error
 
@@ -264,9 +255,9 @@ class Holder:
             if now - self._renewed.get(destination.name, now) >= GIVE_UP:
                 continue  # given up: renewing now could revive what somebody is just removing
             try:
-                destination.stat(self._lease.key)
-                renewed = replace(self._lease, heartbeat_at=now)
-                destination.put(self._lease.key, io.BytesIO(renewed.encode()))
+                destination.stat(self.lease.key)
+                renewed = replace(self.lease, heartbeat_at=now)
+                destination.put(self.lease.key, io.BytesIO(renewed.encode()))
                 self._renewed[destination.name] = now
             except BackupdError as error:
                 self._trouble[destination.name] = str(error)
@@ -280,31 +271,22 @@ class Holder:
         try:
             for destination in self._destinations:
                 try:
-                    destination.delete(self._lease.key)
+                    destination.delete(self.lease.key)
                 except BackupdError as error:
                     failed.append(f"{destination.name}: {error.message}")
                     if isinstance(error, LockedError):
                         self._end_at(destination)
         finally:
             self.unremoved = tuple(failed)
-            _held.discard(self._lease.key)
+            _held.discard(self.lease.key)
 
     def _end_at(self, destination: Destination) -> None:
         """Where nothing may be deleted: let the lease be that of a process that is dead, for whoever asks."""
-        if (owner := self._lease.owner) is None:
+        if (owner := self.lease.owner) is None:
             return
-        over = replace(self._lease, owner=replace(owner, pid=0, ticks=-1), heartbeat_at=self._clock() - FRESH)
+        over = replace(self.lease, owner=replace(owner, pid=0, ticks=-1), heartbeat_at=self._clock() - FRESH)
         with contextlib.suppress(BackupdError):  # then it is alive for others until it is old
-            destination.put(self._lease.key, io.BytesIO(over.encode()))
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _namespace() -> str:
-    """Process ids of another container mean other processes, even under the same host name and boot."""
-    return str(Path("/proc/self/ns/pid").readlink())
+            destination.put(self.lease.key, io.BytesIO(over.encode()))
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -340,11 +322,11 @@ def sweeping(destination: Destination, *, clock: Clock, alive: Alive = is_alive)
 
 
 @contextmanager
-def unswept(destination: Destination, *, clock: Clock, alive: Alive = is_alive) -> Iterator[Holder]:
+def unswept(destination: Destination, *, clock: Clock) -> Iterator[Holder]:
     """While the block runs nobody removes here, whoever runs it may not remove anything either. Raises BusyError when
     somebody is at it."""
     with Holder([destination], layout.sweep_key(new_id(clock())), (), clock=clock) as holder:
-        _dead(destination, clock, alive, ours=holder.lease.key)
+        _dead(destination, clock, is_alive, ours=holder.lease.key)
         yield holder
 
 
@@ -367,11 +349,9 @@ def _dead(destination: Destination, clock: Clock, alive: Alive, *, ours: str) ->
     return others
 
 
-def await_sweeps(
-    destination: Destination, *, clock: Clock, alive: Alive = is_alive, patience: float = PATIENCE
-) -> None:
+def await_sweeps(destination: Destination, *, clock: Clock, patience: float = PATIENCE) -> None:
     """Wait for everybody who began to remove here before now. Raises BusyError after ``patience`` seconds."""
-    began = {lease.key for lease in sweeps(destination) if alive(lease, clock())}
+    began = {lease.key for lease in sweeps(destination) if is_alive(lease, clock())}
     deadline = time.monotonic() + patience
     pause = threading.Event()
     while began:
@@ -382,7 +362,7 @@ def await_sweeps(
                 hint="run the command again when that has ended",
             )
         pause.wait(_LOOK)
-        began &= {lease.key for lease in sweeps(destination) if alive(lease, clock())}
+        began &= {lease.key for lease in sweeps(destination) if is_alive(lease, clock())}
 
 
 class Pin(Holder):
@@ -400,10 +380,9 @@ class Pin(Holder):
         backups: Sequence[tuple[str, str]],
         *,
         clock: Clock = utc_now,
-        interval: float = HEARTBEAT,
         some: bool = False,
     ) -> None:
-        super().__init__([destination], layout.pin_key(restore_id), backups, clock=clock, interval=interval)
+        super().__init__([destination], layout.pin_key(restore_id), backups, clock=clock)
         self._some = some
         self.absent: dict[tuple[str, str], BackupdError] = {}
 
@@ -450,14 +429,8 @@ class Intent(Holder):
         clock: Clock = utc_now,
         interval: float = HEARTBEAT,
     ) -> None:
-        super().__init__(
-            destinations,
-            layout.intent_key(backup_id),
-            [(server, backup_id)],
-            parents=parents,
-            clock=clock,
-            interval=interval,
-        )
+        key = layout.intent_key(backup_id)
+        super().__init__(destinations, key, [(server, backup_id)], parents=parents, clock=clock, interval=interval)
         self._server = server
 
     def assert_held(self) -> None:

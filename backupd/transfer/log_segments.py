@@ -63,18 +63,6 @@ class SegmentConflictError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A segment that is at a destination and was read back there. ``header``: as it lies there."""
-
-    header: SegmentHeader
-
-    @property
-    def bytes(self) -> int:
-        """Size of everything that is stored of the segment."""
-        return self.header.stored_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class DamagedSegment:
     """A ``segment.json`` that cannot be read."""
 
@@ -86,7 +74,7 @@ class DamagedSegment:
 # Storing
 
 
-def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
+def put(destination: Destination, sealed: Sealed, *, now: datetime) -> SegmentHeader:
     """Store a sealed segment and read it back. Safe to call again after any failure.
 
     One that is there already with the same plaintext stays, once it was found whole. Raises SegmentConflictError when
@@ -101,7 +89,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
             if present.segment.ending is Ending.OPEN and header.segment.is_final:
                 present = replace(present, segment=replace(present.segment, ending=header.segment.ending))
                 _commit(destination, present)
-            return Stored(present)
+            return present
         remove(destination, header.segment.server, header.segment.key)
         present = None
     for item in header.sealed:
@@ -112,7 +100,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
     gone = [item.name for item in header.sealed if size_of(destination, header.folder + item.name) != item.size]
     if gone:
         raise _lost(destination, header.folder + gone[0], "vanished while it was being stored")
-    return Stored(header)
+    return header
 
 
 def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
@@ -407,13 +395,13 @@ def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, s
 
 def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
     """The pieces at ``target`` that segment ``key``, which is there, holds."""
-    return tuple(other for other in of_file(target, server, key.branch, key.number) if _holds(key, other))
+    return tuple(other for other in of_file(target, server, key.branch, key.number) if covers(key, other))
 
 
 def holding(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
     """The larger segments at ``target`` that hold what ``key`` did, smallest first: a plan that was made before its
     pieces were replaced finds the same bytes there. Whoever stored them has compared both."""
-    found = (other for other in of_file(target, server, key.branch, key.number) if _holds(other, key))
+    found = (other for other in of_file(target, server, key.branch, key.number) if covers(other, key))
     return tuple(sorted(found, key=lambda other: (other.end - other.start, other)))
 
 
@@ -438,7 +426,7 @@ def drop_pieces(
     return tuple(gone)
 
 
-def _holds(key: SegmentKey, other: SegmentKey) -> bool:
+def covers(key: SegmentKey, other: SegmentKey) -> bool:
     return other != key and key.start <= other.start and other.end <= key.end
 
 

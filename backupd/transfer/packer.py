@@ -12,7 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from backupd.model.errors import StreamError, TablesChangedError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
@@ -73,7 +73,6 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    path: str
     size: int
     sparse: bool
     whole: str
@@ -95,16 +94,10 @@ class Packer:
     ``together``: the folder whose tiny files share objects with those of a path; its own, unless told otherwise."""
 
     def __init__(
-        self,
-        fanout: Fanout,
-        *,
-        workers: int,
-        stored: Callable[[int], None] = lambda _size: None,
-        together: Callable[[str], str] = lambda path: path.rpartition("/")[0],
+        self, fanout: Fanout, *, workers: int, together: Callable[[str], str] = lambda path: path.rpartition("/")[0]
     ) -> None:
         self._fanout = fanout
         self._together = together
-        self._stored = stored
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, _Ended] = {}
         self._tiny: dict[str, bytes] = {}
@@ -156,7 +149,7 @@ class Packer:
         if file.size < BUNDLE_LIMIT:
             self._tiny[path] = bytes(file.small)
             self._tiny_bytes += file.size
-            self._ended[path] = _Ended(path, file.size, file.sparse, hashlib.sha256(file.small).hexdigest(), ())
+            self._ended[path] = _Ended(file.size, file.sparse, hashlib.sha256(file.small).hexdigest(), ())
             if self._tiny_bytes >= PENDING_SIZE:
                 self._bundle()
             return
@@ -166,7 +159,7 @@ class Packer:
         else:
             self._cut(file)
             digest = file.whole.hexdigest()
-        self._ended[path] = _Ended(path, file.size, file.sparse, digest, tuple(file.parts))
+        self._ended[path] = _Ended(file.size, file.sparse, digest, tuple(file.parts))
 
     def remove(self, path: str) -> None:
         """``path``, which had ended, is not part of the backup after all; its name is free again."""
@@ -180,7 +173,7 @@ class Packer:
         ended, content = self._take_back(path)
         self._seen.discard(path)
         self._seen.add(to)
-        self._ended[to] = replace(ended, path=to)
+        self._ended[to] = ended
         if content is not None:
             self._tiny[to] = content
             self._tiny_bytes += len(content)
@@ -301,7 +294,6 @@ class Packer:
                 self._failure = self._failure or error
                 self._room.notify_all()
             raise
-        self._stored(size)
         return _Stored(Part(placed.object.name, size, digest.hexdigest()), placed.new)
 
     def _raise_failure(self) -> None:

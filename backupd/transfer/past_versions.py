@@ -82,10 +82,8 @@ class Past:
             self._take(trail)
         self._sorted = sorted(self.suspects)
         if not kept:
-            raise _none_kept(
-                destination,
-                "it is empty, and always was" if not anything else "versioning was never enabled on it",
-            )
+            why = "versioning was never enabled on it" if anything else "it is empty, and always was"
+            raise _none_kept(destination, why)
 
     def _take(self, trail: Trail) -> None:
         key = trail.key

@@ -27,6 +27,7 @@ from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.model.text import Clock, format_time
 from backupd.transfer.holds_and_locks import Backup, each, takes_back, withdraw
 from backupd.transfer.leases import unswept
+from backupd.transfer.log_segments import covers
 from backupd.transfer.past_versions import Past, Trail
 from backupd.transfer.records.authenticity import Records
 from backupd.transfer.records.manifests import read
@@ -228,7 +229,7 @@ class _Search:
         for key, (server, segment) in owners.items():
             trail = past.suspects.get(key)
             hidden = trail is not None and trail.is_hidden
-            if hidden and any(_covers(other, segment) for other in files[server, segment.branch, segment.number]):
+            if hidden and any(covers(other, segment) for other in files[server, segment.branch, segment.number]):
                 self.left[key] = "a larger part of the same binary log is there, or is restored"
                 continue
             if trail is None and not past.below(key.removesuffix(layout.SEGMENT)):
@@ -349,10 +350,6 @@ class _Search:
     def _note(self, kind: str, trail: Trail, version: Version) -> None:
         if version != trail.states[0]:
             self.returns.append(Return(kind, version, trail.hiding(version), trail.is_hidden, trail.changed_at))
-
-
-def _covers(other: SegmentKey, key: SegmentKey) -> bool:
-    return other != key and other.start <= key.start and key.end <= other.end
 
 
 def _header(raw: bytes, owner: tuple[str, str]) -> Header | None:

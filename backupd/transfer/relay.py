@@ -78,8 +78,8 @@ class Relay:
         sources: Sequence[Destination],
         target: Destination,
         *,
-        check: Check,
-        moved: Callable[[int], None],
+        check: Check = lambda: None,
+        moved: Callable[[int], None] = lambda _size: None,
         pauses: Sequence[float] = PAUSES,
     ) -> None:
         self.target = target

@@ -82,13 +82,8 @@ class Damage:
             **({"aged": True} if self.aged else {}),
         }
         if self.segment is not None:
-            document["binlog"] = {
-                "server": self.segment.server,
-                "branch": self.segment.branch,
-                "file": self.segment.file,
-                "start": self.segment.start,
-                "end": self.segment.end,
-            }
+            shown = ("server", "branch", "file", "start", "end")
+            document["binlog"] = {name: getattr(self.segment, name) for name in shown}
         return document
 
 
@@ -280,7 +275,7 @@ def put_manifest_right(
     source, raw = _first(sources, read, f"no other destination has the manifest of {backup_id}", key)
     # Somebody may sweep between the two writes of a place that does not replace what is whole, though wrong.
     with Intent([target], server, backup_id, clock=clock):
-        copy_signature(Relay([source], target, check=_go_on, moved=_unheard), key)
+        copy_signature(Relay([source], target), key)
         try:
             put_bytes(target, key, raw)
         except DestinationError:
@@ -316,7 +311,7 @@ def put_segment_right(
             log_segments.remove(target, server, key)
             sources = [twin]
     copied_from = [source for source in sources if _has(source, place)] or list(sources)
-    relay = Relay(copied_from, target, check=check, moved=_unheard)
+    relay = Relay(copied_from, target, check=check)
     if place in wrong:
         _refuse_newer(lambda: log_segments.load_header(target, server, key))
         good_copy(relay, server, key)  # or else what lies there stays, damaged as it is
@@ -342,7 +337,7 @@ def show_again(tree: TreeDestination, header: Header, before: Mapping[tuple[int,
     digests = {item.sha256: item.name for item in header.objects}
     links: dict[str, str] = {}
     for path, inode in shown.items():
-        found = names.get(inode) or digests.get(_digest(tree, name, path))
+        found = names.get(inode) or digests.get(tree_digest(tree, name, path))
         if found is None:
             return False
         links[path] = found
@@ -360,7 +355,7 @@ def inode_of(tree: TreeDestination, key: str) -> tuple[int, int] | None:
         return None
 
 
-def _digest(tree: TreeDestination, name: str, path: str) -> str:
+def tree_digest(tree: TreeDestination, name: str, path: str) -> str:
     with tree.open_tree_file(name, path) as stream:
         return sha256_of(stream)
 
@@ -399,11 +394,3 @@ def _has(source: Destination, key: str) -> bool:
     except DestinationError:
         return False
     return True
-
-
-def _go_on() -> None:
-    """Nobody stops a repair of one small thing."""
-
-
-def _unheard(_size: int) -> None:
-    """Nobody is told."""

@@ -155,8 +155,7 @@ def _renew(wiring: Wiring, server: str, destinations: list[Destination], now: da
         before.digest if before else "",
         max((record.id for record in records), default=""),
         len(records),
-        audit.number if audit else 0,
-        audit.digest if audit else "",
+        heads.Audited(audit.number, audit.digest) if audit else heads.Audited(),
         retired,
         {
             destination.name: Reached(runs[-1].branch, *last_of(runs[-1]))

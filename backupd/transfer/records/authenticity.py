@@ -24,13 +24,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from backupd.model.binlog import SegmentKey
-from backupd.model.document import DOCUMENT_LIMIT, NOTE_LIMIT, Document, parsed
+from backupd.model.document import DOCUMENT_LIMIT, NOTE_LIMIT, Document, json_key, parsed
 from backupd.model.errors import (
     DamagedError,
     KeyUnusableError,
@@ -40,7 +40,6 @@ from backupd.model.errors import (
     ToolMissingError,
 )
 from backupd.model.manifest import decode_header
-from backupd.model.text import format_time, parse_time
 from backupd.process.command import Command
 from backupd.transfer.records.encryption import passphrase_options
 from backupd.transfer.records.gpg import Status, StatusLine, answer, gpg, writable_home
@@ -85,19 +84,9 @@ def sign(signing: Signing, document: bytes) -> bytes:
             hint="set encryption.signing_key, or remove `signed` from the policy",
         )
     with Status() as status:
-        command = gpg(
-            signing.home,
-            status,
-            *passphrase_options(signing.passphrase_file),
-            "--armor",
-            "--digest-algo",
-            "SHA512",
-            "--local-user",
-            signing.key,
-            "--detach-sign",
-            "--output",
-            "-",
-        )
+        secret = passphrase_options(signing.passphrase_file)
+        how = ("--armor", "--digest-algo", "SHA512", "--local-user", signing.key)
+        command = gpg(signing.home, status, *secret, *how, "--detach-sign", "--output", "-")
         try:
             made = answer(command, status, document)
         except ToolError as error:
@@ -116,32 +105,10 @@ def make_key(home: Path, user_id: str) -> str:
     """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
     ToolError."""
     with Status() as status, writable_home(home) as place:
-        answer(
-            Command(
-                (
-                    "gpg",
-                    "--batch",
-                    "--no-tty",
-                    "--no-options",
-                    "--homedir",
-                    str(place),
-                    "--status-fd",
-                    str(status.descriptor),
-                    "--pinentry-mode",
-                    "loopback",
-                    "--passphrase-fd",
-                    "0",
-                    "--yes",
-                    "--quick-generate-key",
-                    user_id,
-                    "ed25519",
-                    "sign",
-                    "never",
-                )
-            ),
-            status,
-            b"\n",
-        )
+        program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(place))
+        talk = ("--status-fd", str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes")
+        make = ("--quick-generate-key", user_id, "ed25519", "sign", "never")
+        answer(Command((*program, *talk, *make)), status, b"\n")
         made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
     if len(made) != 1:
         raise ToolError("gpg exited with 0, but did not confirm that it made a key")
@@ -383,12 +350,8 @@ class RecordedDestination(ForwardingDestination):
         ):
             document = self._whole(key)
             if (found := _told(document)) not in (wanted, ""):
-                self._differs(
-                    key,
-                    segment[0],
-                    "",
-                    f"it describes a binary log with the SHA-256 {found[:64]}, but the expected one has {wanted}",
-                )
+                told = f"it describes a binary log with the SHA-256 {found[:64]}"
+                self._differs(key, segment[0], "", f"{told}, but the expected one has {wanted}")
         else:
             return self._inner.get(key, offset=offset, length=length)
         return io.BytesIO(document[offset : None if length is None else offset + length])
@@ -441,7 +404,7 @@ class Retired(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Document):
     """Up to where binary logs were archived: the branch, the number of the file, and how many bytes of it."""
 
     branch: str
@@ -450,7 +413,15 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Audited(Document):
+    """How many entries the catalog's audit has, and the digest of the last one."""
+
+    entries: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Head(Document):
     """``before``: SHA-256 of the head before it, "" of the first; ``newest``: the id of the newest backup, "" where
     there is none, and ``backups`` how many there are; ``audit_entries``, ``audit_digest``: of the catalog's audit;
     ``retired``: keys that signed before; ``logs``: of each destination that has binary logs, up to where."""
@@ -461,29 +432,15 @@ class Head:
     before: str = ""
     newest: str = ""
     backups: int = 0
-    audit_entries: int = 0
-    audit_digest: str = ""
-    retired: tuple[Retired, ...] = ()
-    logs: Mapping[str, Reached] = field(default_factory=dict)
+    audit: Audited = Audited()
+    retired: tuple[Retired, ...] = field(default=(), metadata=json_key(later=True))
+    logs: Mapping[str, Reached] = field(default_factory=dict, metadata=json_key(later=True))
 
 
 def encode(head: Head) -> bytes:
     """The document as it is signed and stored (JSON); ``decode`` reads it."""
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "server": head.server,
-        "counter": head.counter,
-        "at": format_time(head.at),
-        "before": head.before,
-        "newest": head.newest,
-        "backups": head.backups,
-        "audit": {"entries": head.audit_entries, "digest": head.audit_digest},
-    }
-    if head.retired:
-        document["retired"] = [one.as_json() for one in head.retired]
-    if head.logs:
-        document["logs"] = {name: asdict(one) for name, one in head.logs.items()}
-    return json.dumps(document, sort_keys=True).encode()
+    told = {name: value for name, value in head.as_json().items() if value or name not in ("retired", "logs")}
+    return json.dumps({"format": FORMAT, **told}, sort_keys=True).encode()
 
 
 def decode(raw: bytes, server: str) -> Head:
@@ -492,25 +449,7 @@ def decode(raw: bytes, server: str) -> Head:
         document: dict[str, Any] = parsed(raw, limit=NOTE_LIMIT)
         if document["format"] != FORMAT or document["server"] != server:
             raise ValueError(f"it is of format {document['format']!r} and of server {document['server']!r}")
-        audit = document["audit"]
-        return Head(
-            server,
-            int(document["counter"]),
-            parse_time(document["at"]),
-            str(document["before"]),
-            str(document["newest"]),
-            int(document["backups"]),
-            int(audit["entries"]),
-            str(audit["digest"]),
-            tuple(
-                Retired(str(one["key"]), int(one["counter"]), parse_time(one["at"]))
-                for one in document.get("retired", ())
-            ),
-            {
-                str(name): Reached(str(one["branch"]), int(one["number"]), int(one["end"]))
-                for name, one in document.get("logs", {}).items()
-            },
-        )
+        return Head.from_json(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"the head of {server} cannot be read", [f"{layout.head_key(server)}: {error}"]) from error
 

@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import BinaryIO
 
@@ -196,11 +197,7 @@ def through(
 def answer(command: Command, status: Status, content: bytes, *descriptors: int) -> bytes:
     """Everything that ``command`` prints, with ``content`` as its input. Raises as ``through``."""
     output = io.BytesIO()
-
-    def write(sink: BinaryIO) -> None:
-        sink.write(content)
-
-    through(command, status, write, output.write, *descriptors)
+    through(command, status, methodcaller("write", content), output.write, *descriptors)
     return output.getvalue()
 
 

@@ -44,13 +44,7 @@ class KeyInfo:
     warning: str | None = None
 
 
-def resolve_recipients(
-    home: Path,
-    names: Sequence[str],
-    *,
-    now: datetime,
-    warn_days: int = WARN_DAYS,
-) -> list[KeyInfo]:
+def resolve_recipients(home: Path, names: Sequence[str], *, now: datetime, warn_days: int = WARN_DAYS) -> list[KeyInfo]:
     """Look up each name (fingerprint, long key id, e-mail address, or part of a user id) among the public
     keys.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from backupd.model.document import opened_limit, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.proof import Proof, Witness
 from backupd.transfer.records.encryption import Sealer, Unsealer
-from backupd.transfer.records.manifests import get_document
+from backupd.transfer.records.manifests import get_document, put_bytes
 from storage import layout
 from storage.destination import Destination
 
@@ -40,8 +39,7 @@ Kept = Proof | KeptWitness
 def put(destination: Destination, kept: Kept, sealer: Sealer) -> str:
     """Store it sealed; again is harmless. The SHA-256 (64 hex) of what is stored now."""
     sealed = sealer.seal(_encoded(kept))
-    with io.BytesIO(sealed) as stream:
-        destination.put(layout.proof_key(kept.server, kept.id), stream)
+    put_bytes(destination, layout.proof_key(kept.server, kept.id), sealed)
     return hashlib.sha256(sealed).hexdigest()
 
 

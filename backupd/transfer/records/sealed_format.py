@@ -18,7 +18,6 @@ Encryption keeps lengths, so the exact length of a compressed file would tell wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import zstandard
 
@@ -33,37 +32,31 @@ _MPI_COUNTS = {1: 1, 2: 1, 16: 2, 18: 1}
 _ECDH = 18
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """``key_ids``: 16 hex digits for each recipient's encryption (sub)key, in the order of the packets."""
-
-    key_ids: tuple[str, ...]
-
-
-def outline(stored: bytes | bytearray | memoryview) -> Outline:
-    """Read the form of a sealed object. Raises DamagedError, saying what is wrong with it."""
+def key_ids(stored: bytes | bytearray | memoryview) -> tuple[str, ...]:
+    """Read the form of a sealed object: the ids (16 hex digits) of the encryption (sub)keys that it is sealed for, in
+    the order of the packets. Raises DamagedError, saying what is wrong with it."""
     data = memoryview(stored)
     try:
-        return _outline(data)
+        return _key_ids(data)
     except (ValueError, IndexError) as error:
         reason = str(error) if isinstance(error, ValueError) else "it ends in the middle of a packet"
         raise damaged(reason) from error
 
 
-def _outline(data: memoryview) -> Outline:
-    key_ids: list[str] = []
+def _key_ids(data: memoryview) -> tuple[str, ...]:
+    found: list[str] = []
     for tag, body in _packets(data):
         if tag == _SESSION_KEY:
-            key_ids.append(_session_key(body))
+            found.append(_session_key(body))
         elif tag == _DATA_UNPROTECTED:
             raise ValueError("its data is encrypted without integrity protection")
         elif tag not in (_DATA_WITH_MDC, _DATA_WITH_AEAD):
             raise ValueError(f"it holds an OpenPGP packet of type {tag}, which does not belong there")
         elif body[:1] != b"\x01":
             raise ValueError("its data packet is of an unknown version")
-        elif not key_ids:
+        elif not found:
             raise ValueError("it is not encrypted for any key")
-    return Outline(tuple(key_ids))
+    return tuple(found)
 
 
 def _packets(data: memoryview) -> Iterator[tuple[int, bytes]]:

@@ -96,7 +96,7 @@ def test_a_head_is_put_with_each_backup_signed_counted_and_chained(house: Wiring
     first = read(house.destination("local"), SERVER)
     assert first is not None
     (newest,) = house.catalog.audit.list(limit=1)
-    assert (first.audit_entries, first.audit_digest) == (newest.number, newest.digest), "in a signed copy"
+    assert (first.audit.entries, first.audit.digest) == (newest.number, newest.digest), "in a signed copy"
     assert (first.counter, first.before, first.backups, first.at) == (1, "", 1, house.clock())
     taken(house, 2)
     assert read(house.destination("local"), SERVER) == first, "at most once a minute"

@@ -140,7 +140,7 @@ def store(
     now = datetime.now(UTC)
     for name in destinations:
         stored = log_segments.put(wiring.destination(name), sealed, now=now)
-        wiring.catalog.binlogs.add_segment(segment, name, stored.bytes, now)
+        wiring.catalog.binlogs.add_segment(segment, name, stored.stored_bytes, now)
     Sealed.remove(sealed.folder)
     return segment
 

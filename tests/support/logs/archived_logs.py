@@ -72,4 +72,4 @@ def archive_log(
     with tempfile.TemporaryDirectory() as base:
         sealed = seal_log(Path(base) / "sealed", sealer, branch, number, data, start=start, end=end, ending=ending)
         log_segments.put_branch(destination, branch)
-        return log_segments.put(destination, sealed, now=datetime.now(UTC)).header
+        return log_segments.put(destination, sealed, now=datetime.now(UTC))

@@ -269,7 +269,7 @@ class Depot:
         destination = self.wiring.destination(place)
         self.catalog.binlogs.add_branch(BRANCH)
         log_segments.put_branch(destination, BRANCH)
-        header = log_segments.put(destination, sealed, now=self.clock()).header
+        header = log_segments.put(destination, sealed, now=self.clock())
         self.catalog.binlogs.add_segment(header.segment, place, header.stored_bytes, self.clock())
         key = header.segment.key
         pieces = replaced_pieces(destination, SERVER, key) if header.segment.is_final else ()

@@ -247,15 +247,15 @@ def test_storing_again_is_success_even_when_sealed_anew(place: MemoryDestination
     first, again = (seal_log(tmp_path / name, QuickSealer(), BRANCH, 1, log.data) for name in ("a", "b"))
     assert first.header != again.header
     log_segments.put(place, first, now=NOW)
-    assert log_segments.put(place, again, now=NOW).header == first.header
+    assert log_segments.put(place, again, now=NOW) == first.header
     spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
-    assert log_segments.put(place, first, now=NOW).header == first.header
+    assert log_segments.put(place, first, now=NOW) == first.header
     assert log_segments.problems(place, first.header) == {}
     spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
-    assert log_segments.put(place, again, now=NOW).header == again.header
+    assert log_segments.put(place, again, now=NOW) == again.header
     assert log_segments.problems(place, again.header) == {}
     spoil(place, again.header.key, flip)
-    assert log_segments.put(place, first, now=NOW).header == first.header
+    assert log_segments.put(place, first, now=NOW) == first.header
     assert examine(place, None, clock=lambda: NOW) != []  # the branch is not described
     log_segments.put_branch(place, BRANCH)
     assert examine(place, None, clock=lambda: NOW) == []

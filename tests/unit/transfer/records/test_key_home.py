@@ -17,7 +17,7 @@ from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.gpg import usable_home
 from backupd.transfer.records.keyring import secret_fingerprints
-from backupd.transfer.records.sealed_format import outline
+from backupd.transfer.records.sealed_format import key_ids
 from tests.support.keys import make_home, make_key
 from tests.support.keys import stop_agent as stop
 from tests.support.stores.homes import Homes
@@ -139,7 +139,7 @@ def test_an_agent_that_cannot_be_started_is_not_called_a_missing_key(
     short_tmp: Path, homes: Homes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed = Sealer([homes.one], homes.both).seal(b"content")
-    (key,) = outline(sealed).key_ids
+    (key,) = key_ids(sealed)
     fake = short_tmp / "gpg"
     fake.write_text(
         f"#!/bin/bash\nwhile [ $1 != --status-fd ]; do shift; done\ncat >/dev/null\n"

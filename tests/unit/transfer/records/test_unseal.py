@@ -11,7 +11,7 @@ import zstandard
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
 from backupd.transfer.records.encryption import Sealer, Unsealer
 from backupd.transfer.records.gpg import usable_home
-from backupd.transfer.records.sealed_format import outline
+from backupd.transfer.records.sealed_format import key_ids
 from tests.support.dice import thrown
 from tests.support.keys import make_home, stop_agent
 from tests.support.stores.homes import Homes, NewHome, with_passphrase
@@ -93,7 +93,7 @@ def test_every_flipped_bit_of_the_session_key_packet_is_refused_or_harmless_befo
         damaged = bytearray(sealed)
         damaged[offset] ^= bit
         with pytest.raises(DamagedError):
-            outline(bytes(damaged))
+            key_ids(bytes(damaged))
 
 
 def test_every_truncation_is_refused(homes: Homes) -> None:
@@ -186,7 +186,7 @@ def test_a_wrong_key_is_an_error_that_names_the_keys(homes: Homes) -> None:
     sealed = Sealer([homes.one, homes.two], homes.both).seal(b"content")
     with pytest.raises(KeyUnusableError) as caught:
         Unsealer(homes.stranger).unseal(sealed, limit=100)
-    for key_id in outline(sealed).key_ids:
+    for key_id in key_ids(sealed):
         assert key_id in caught.value.message
     assert str(homes.stranger) in caught.value.message
     assert "--import" in caught.value.hint
