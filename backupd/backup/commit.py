@@ -110,13 +110,8 @@ class Making:
         self._spec, self._intent, self._sealer, self._clock = spec, intent, sealer, clock
         self._parents, self._since = parents, clock()
         slowed = [throttled(destination, put=spec.send()) for destination in spec.destinations]
-        self.fanout = Fanout(
-            slowed,
-            sealer=sealer,
-            identity_key=spec.identity_key,
-            known=known,
-            tree=layout.tree_name(spec.server, spec.backup_id),
-        )
+        tree = layout.tree_name(spec.server, spec.backup_id)
+        self.fanout = Fanout(slowed, sealer=sealer, identity_key=spec.identity_key, known=known, tree=tree)
         self._side_files: list[StoredObject] = []
         self._begun = False
         self._sealed_config: bytes | None = None
@@ -221,14 +216,8 @@ class Making:
         )
         documents = spec.documents(body, header)
         sealed_unpack = sealer.seal(documents.unpack)
-        header, plain = bound(
-            replace(
-                header,
-                unpack=described(layout.UNPACK, sealed_unpack),
-                runbook=described(layout.RUNBOOK, documents.runbook),
-            ),
-            body,
-        )
+        unpack, runbook = described(layout.UNPACK, sealed_unpack), described(layout.RUNBOOK, documents.runbook)
+        header, plain = bound(replace(header, unpack=unpack, runbook=runbook), body)
         sealed_body = sealer.seal(plain)
         header = replace(header, body=described(layout.BODY, sealed_body))
         if body_limit(header) < len(plain):

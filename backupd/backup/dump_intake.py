@@ -7,12 +7,10 @@ should not depend on which of them was finished first.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.dump.insert_files import DumpedFile, DumpRun, RowMeter
@@ -134,9 +132,7 @@ class Intake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for thread in self._threads:
             thread.join()
         if isinstance(error, ServerError | ToolError):  # others are of the whole backup
@@ -223,15 +219,10 @@ class Intake:
             raise CancelledError("the dump was cancelled")
         if not self._pressure():
             return
-        with self._stopped():
-            self._throttle.take(0)
-
-    @contextlib.contextmanager
-    def _stopped(self) -> Iterator[None]:
         with self._lock:
             self._pause()
         try:
-            yield
+            self._throttle.take(0)
         finally:
             with self._lock:
                 if not self._full:

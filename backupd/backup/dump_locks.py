@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from backupd.engine.server.probe import read_dialect, visible_xa
@@ -125,9 +124,7 @@ class BlockedCommits:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self._disarm()
             try:
@@ -269,9 +266,7 @@ class WaitWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._end.set()
         # A server that hangs may hold the thread; it is a daemon, so it cannot keep the process.
         self._thread.join(_LEAVE_SECONDS)

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from backupd.backup.commit import BackupSpec
@@ -98,9 +97,7 @@ class RowCounter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._stopped = True
         self._going.set()
         if self._thread is not None and self._thread.is_alive():
@@ -183,10 +180,6 @@ class Passed:
     renamed: Mapping[TableName, TableName] = field(default_factory=dict)
 
 
-def _no_pressure() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpSpec(BackupSpec):
     """How tables are dumped. ``folder``: empty, private, on a disk. ``threads``: the most sessions of a tool.
@@ -198,7 +191,7 @@ class DumpSpec(BackupSpec):
     chunk_bytes: int = 64 * 1024 * 1024
     max_lock: float = 1.0
     count_rows: bool = True
-    pressure: Callable[[], str] = _no_pressure
+    pressure: Callable[[], str] = lambda: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,15 +241,13 @@ def dump(
         )
         opened = outer.enter_context(_opened(settings, wanted))
         counter = opened.counter
-        present, early = _first_look(watch, wanted)
+        present = watch.present()
+        early = frozenset(one.name for one in wanted) - present
         stale = settings.opened()
         if counter is not None:
+            steady = [one for one in wanted if _is_steady(settings, one)]
             counter.start(
-                {
-                    one.name: counting_statement(one.name, versioned=one.definition.columns.versioned)
-                    for one in wanted
-                    if _is_steady(settings, one)
-                }
+                {one.name: counting_statement(one.name, versioned=one.definition.columns.versioned) for one in steady}
             )
         with WaitWatch(
             settings.spec.connection,
@@ -342,14 +333,8 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 continue
             else:
                 longest = max(longest, moment.seconds)
-                yield _Opened(
-                    runs,
-                    counter,
-                    moment.position,
-                    longest,
-                    moment.prepared,
-                    (*_overstayed(settings, longest), *_not_begun(broken)),
-                )
+                trouble = (*_overstayed(settings, longest), *_not_begun(broken))
+                yield _Opened(runs, counter, moment.position, longest, moment.prepared, trouble)
                 return
         longest = max(longest, moment.seconds)
         _wait(settings.context.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -402,12 +387,6 @@ def sessions(sizes: Sequence[int], *, most: int, each: int) -> int:
     two: what a lost session did not read, another one reads. Every session is opened while commits are blocked."""
     work = sum(max(size, _LEAST_WORK) for size in sizes)
     return min(most, max(2, -(-work // each)))
-
-
-def _first_look(watch: TableWatch, wanted: Sequence[Wanted]) -> tuple[frozenset[TableName], frozenset[TableName]]:
-    """The tables that there are, and which of ``wanted`` are not any more, so that no snapshot held them."""
-    present = watch.present()
-    return present, frozenset(one.name for one in wanted) - present
 
 
 # -- afterwards

@@ -221,16 +221,9 @@ class _Dumping:
         self._known |= {table.name for table in chosen}
         self._context.report(Progress("check", files_total=len(chosen)))
         closed = unreadable(session, grants, (table.name for table in chosen))
-        broken = {
-            **closed,
-            **check(
-                session,
-                [table for table in chosen if table.name not in closed],
-                repair=spec.repair,
-                tell=self._warnings.append,
-                cancel=self._context.cancel,
-            ),
-        }
+        tell, cancel = self._warnings.append, self._context.cancel
+        readable = [table for table in chosen if table.name not in closed]
+        broken = {**closed, **check(session, readable, repair=spec.repair, tell=tell, cancel=cancel)}
         definitions = read_tables(session, [table.name for table in chosen if table.name not in broken])
         self._under_way = definitions.tables
         present = watch.present() if definitions.failed else frozenset()
@@ -240,25 +233,13 @@ class _Dumping:
             if definition is None:
                 why = broken.get(table.name) or definitions.failed[table.name]
                 gone = table.name not in broken and table.name not in present
-                self._tell(
-                    DumpedTable(
-                        table.name,
-                        Outcome.SKIPPED if gone else Outcome.FAILED,
-                        engine=table.engine,
-                        reason=_BEFORE if gone else why,
-                    )
-                )
+                outcome, reason = (Outcome.SKIPPED, _BEFORE) if gone else (Outcome.FAILED, why)
+                self._tell(DumpedTable(table.name, outcome, engine=table.engine, reason=reason))
                 continue
             self._definitions[table.name] = definition
             if table.name in selection.bare:
-                self._tell(
-                    DumpedTable(
-                        table.name,
-                        Outcome.DUMPED,
-                        engine=table.engine,
-                        note=f"its definition only: {selection.bare[table.name]}",
-                    )
-                )
+                note = f"its definition only: {selection.bare[table.name]}"
+                self._tell(DumpedTable(table.name, Outcome.DUMPED, engine=table.engine, note=note))
                 continue
             found += self._with_tools(table, definition)
         self._expected += sum(one.table.size for one in found)
@@ -285,14 +266,10 @@ class _Dumping:
         asked = DumpTable(table.name, table.engine, table.size)
         refusals = {tool: tool.refuses(asked, definition.columns) for tool in self._spec.tools}
         # One that failed at it before comes last.
-        tools = tuple(
-            sorted(
-                (tool for tool, why in refusals.items() if not why),
-                key=lambda tool: self._blamed.get(table.name) is tool,
-            )
-        )
-        if tools:
-            return [Wanted(table, definition, tools)]
+        able = [tool for tool, why in refusals.items() if not why]
+        if able:
+            tools = sorted(able, key=lambda tool: self._blamed.get(table.name) is tool)
+            return [Wanted(table, definition, tuple(tools))]
         words = "; ".join(f"{tool.tool.name}: {why}" for tool, why in refusals.items())
         self._tell(DumpedTable(table.name, Outcome.FAILED, engine=table.engine, reason=words))
         return []
@@ -307,24 +284,16 @@ class _Dumping:
         except BackupdError as error:
             why = f"{error.message}: {error.detail.splitlines()[0]}" if error.detail else error.message
             for name in names:
-                self._tell(
-                    DumpedTable(
-                        name,
-                        Outcome.FAILED,
-                        engine=self._outcomes[name].engine if name in self._outcomes else "",
-                        reason=f"{before.get(name, _SINCE)}; and could not be dumped separately: {why}",
-                    )
-                )
+                engine = self._outcomes[name].engine if name in self._outcomes else ""
+                reason = f"{before.get(name, _SINCE)}; and could not be dumped separately: {why}"
+                self._tell(DumpedTable(name, Outcome.FAILED, engine=engine, reason=reason))
             return None
         self._settle(second, wanted, before, None if nothing_yet else second.position)
         for name in before.keys() - {one.name for one in wanted} - second.present:
             self._lose(name)
-        if second.position != position:
-            count = len(second.good)
-            self._warnings += (
-                [f"{count} tables were dumped separately after the others and have a later position"]
-                if count and not nothing_yet
-                else []
+        if second.position != position and second.good and not nothing_yet:
+            self._warnings.append(
+                f"{len(second.good)} tables were dumped separately after the others and have a later position"
             )
         return second
 
@@ -368,11 +337,8 @@ class _Dumping:
         try:
             with self._spec.connection.connect() as session:
                 hurry(session)
-                return [
-                    table.name
-                    for table in self._spec.select(list_tables(session, strict=True)).taken
-                    if table.name not in self._known
-                ]
+                taken = self._spec.select(list_tables(session, strict=True)).taken
+                return [table.name for table in taken if table.name not in self._known]
         except ServerError as error:
             self._warnings.append(
                 f"cannot determine whether tables were created while the backup ran: {error.message}: {error.detail}"
@@ -447,12 +413,9 @@ class _Dumping:
     def _lose(self, name: TableName) -> None:
         now = self._outcomes.get(self._renamed.get(name, name))
         if now is None or now.outcome is not Outcome.DUMPED:
-            self._fail(name, DROPPED)
+            self._tell(DumpedTable(name, Outcome.FAILED, engine=self._outcomes[name].engine, reason=DROPPED))
         else:
             self._tell(DumpedTable(name, Outcome.SKIPPED, engine=now.engine, reason=RENAMED.format(now.name.shown)))
-
-    def _fail(self, name: TableName, reason: str) -> None:
-        self._tell(DumpedTable(name, Outcome.FAILED, engine=self._outcomes[name].engine, reason=reason))
 
     def _arrived(self, table: TableName, size: int) -> None:
         self._done += size

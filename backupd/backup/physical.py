@@ -297,11 +297,7 @@ def _shown(names: Iterable[TableName]) -> str:
 
 
 def _capture(
-    spec: PhysicalSpec,
-    fanout: Fanout,
-    waited: Stopwatch,
-    context: RunContext,
-    on_stderr: Callable[[str], None] | None,
+    spec: PhysicalSpec, fanout: Fanout, waited: Stopwatch, context: RunContext, on_stderr: Callable[[str], None] | None
 ) -> tuple[Capture, Packed]:
     meter = _Meter(context.report, 0 if spec.parent else spec.info.data_bytes)
     request = CaptureRequest(

@@ -280,18 +280,16 @@ def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=spec.spool if spec.spool.is_dir() else None) as folder:
             try_out(best, spec.connection, Path(folder))
     except (BackupdError, OSError) as problem:
-        why = from_error("", problem).message if isinstance(problem, BackupdError) else str(problem)
+        told = from_error("", problem) if isinstance(problem, BackupdError) else error("", str(problem))
         if others:
             yield warning(
                 "dump tool",
                 f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
-                f"{others[0].tool.name} dumps the tables instead, which is slower: {why}",
-                problem.hint if isinstance(problem, BackupdError) else "",
+                f"{others[0].tool.name} dumps the tables instead, which is slower: {told.message}",
+                told.hint,
             )
         else:
-            yield error(
-                "dump tool", f"no table can be dumped: {why}", problem.hint if isinstance(problem, BackupdError) else ""
-            )
+            yield error("dump tool", f"no table can be dumped: {told.message}", told.hint)
     else:
         if not missing:
             yield fine(
@@ -366,11 +364,7 @@ def _destination(
     try:
         if not destination.is_initialised():
             if destination.name not in spec.new_destinations:
-                yield error(
-                    subject,
-                    "it held backups, and is now empty or missing",
-                    EMPTIED_HINT,
-                )
+                yield error(subject, "it held backups, and is now empty or missing", EMPTIED_HINT)
                 return
             destination.initialise(now)
         key = f"check/{new_id(now)}"
@@ -406,11 +400,8 @@ def _spool(spool: Path) -> Iterator[Finding]:
             file.write(b"written by a check")
         free = shutil.disk_usage(spool).free
     except OSError as problem:
-        yield error(
-            "spool",
-            f"{spool} cannot be written: {problem.strerror}",
-            f"make it a folder that belongs to {_me()}",
-        )
+        hint = f"make it a folder that belongs to user id {os.geteuid()} on {socket.gethostname()}"
+        yield error("spool", f"{spool} cannot be written: {problem.strerror}", hint)
         return
     if free < SMALLEST_FREE:
         yield error("spool", f"{spool} has only {format_size(free)} left", "make room there")
@@ -439,7 +430,3 @@ def _same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return one == other
-
-
-def _me() -> str:
-    return f"user id {os.geteuid()} on {socket.gethostname()}"

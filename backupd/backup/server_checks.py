@@ -99,9 +99,7 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
         yield error("server", "a proxy responds instead of the server (connection IDs differ)", hint)
     elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
         yield error(
-            "server",
-            f"the greeting reports version {greeting}, the server reports {info.variables['version']}",
-            hint,
+            "server", f"the greeting reports version {greeting}, the server reports {info.variables['version']}", hint
         )
     elif session.connection.host and info.variables.get("port") not in (str(session.connection.port), None):
         yield warning(
@@ -118,9 +116,7 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
     if not is_folder(datadir):
         reason = "is not on this host" if not os.path.lexists(datadir) else "cannot be entered"
         yield error(
-            "datadir",
-            f"{datadir} {reason}",
-            "run backupd on the database host, as root or the database's user",
+            "datadir", f"{datadir} {reason}", "run backupd on the database host, as root or the database's user"
         )
         return
     closed = [str(path) for path in _wanted(info, datadir) if not _can_be_read(path)]
@@ -225,10 +221,7 @@ def rocks_words(names: Sequence[TableName]) -> str:
 
 
 def examine_coverage(
-    tables: Iterable[Table],
-    flavour: Flavour,
-    tool: str,
-    logical: Logical | None,
+    tables: Iterable[Table], flavour: Flavour, tool: str, logical: Logical | None
 ) -> Iterator[Finding]:
     """``tool``: the name of the one that takes the physical backups. ``logical``: the policy's logical leg."""
     known = [table for table in tables if not table.is_system]

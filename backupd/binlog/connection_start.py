@@ -207,15 +207,11 @@ class Approach:
             return None  # not even its head tells what it is: that is looked into first
         if here.damage and here.end and equal >= here.end:
             self.spool.cut(start.kept, here.end)
-            self.tell(
-                StreamEvent(
-                    StreamEventKind.MENDED,
-                    self.clock(),
-                    f"{start.kept.name} of {self.server} was damaged in the spool"
-                    f" behind byte {here.end}, and is fetched from the server again from there",
-                    detail=here.damage,
-                )
+            words = (
+                f"{start.kept.name} of {self.server} was damaged in the spool"
+                f" behind byte {here.end}, and is fetched from the server again from there"
             )
+            self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=here.damage))
             return None
         fresh = read_fresh(self.spool.incoming / start.name, self.source.address)
         if fresh.context.checksum == "none":  # then only another copy shows that it came as it is at the server
@@ -242,15 +238,10 @@ class Approach:
             return None
         before = self.source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
-        gap = (
-            ""
-            if whole and bad == newest.number
-            else (
-                f"the server itself cannot read {newest.name} behind {tail.end}"
-                if bad == newest.number
-                else f"the server itself cannot read the file after {newest.name}"
-            )
-        )
+        if bad == newest.number:
+            gap = "" if whole else f"the server itself cannot read {newest.name} behind {tail.end}"
+        else:
+            gap = f"the server itself cannot read the file after {newest.name}"
         return self._follow(GoOn(following.number, gap), newest, state)
 
     # --- what follows
@@ -261,21 +252,13 @@ class Approach:
         if not branches:
             names = {log.name: log.number for log in state.logs}
             wanted = self.wanted.file if self.wanted else ""
-            return self._begin(
-                Fork(BranchReason.FIRST, names.get(wanted, state.logs[-1].number), "the stream of this server begins"),
-                state,
-            )
+            number = names.get(wanted, state.logs[-1].number)
+            return self._begin(Fork(BranchReason.FIRST, number, "the stream of this server begins"), state)
         branch, log = branches[-1], _listed(state, branches[-1].first_number)
         if branch.basename == state.basename and log is not None and not continuity.another(self.spool.seen(), state):
             return Start(branch, log.number, log.name, None)
-        return self._begin(
-            Fork(
-                BranchReason.UNKNOWN,
-                state.logs[-1].number,
-                "the first file of the previous branch was never copied",
-            ),
-            state,
-        )
+        note = "the first file of the previous branch was never copied"
+        return self._begin(Fork(BranchReason.UNKNOWN, state.logs[-1].number, note), state)
 
     def _follow(self, found: GoOn | Fork, newest: Spooled, state: SourceState) -> Start:
         self._make_sure(state)
@@ -334,19 +317,13 @@ class Approach:
         self.spool.begin(branch, end)
         self._unlogged = None
         self.spool.note(continuity.seen_now(state, now))
-        across = (
-            ""
-            if parent is None
-            else f"its fork position: {_shown(fork.fork)}"
-            if fork.fork
-            else "its fork position is unknown"
-        )
+        across = f"its fork position: {_shown(fork.fork)}" if fork.fork else "its fork position is unknown"
         self.tell(
             StreamEvent(
                 StreamEventKind.BRANCH,
                 now,
                 f"a branch of {self.server} begins with {log.name}: {fork.note}",
-                detail=across,
+                detail="" if parent is None else across,
                 hint=""
                 if parent is None or fork.parent
                 else "take a full backup now: the earlier archive stays recoverable; a restore crosses the fork only "
@@ -426,16 +403,10 @@ class Approach:
         read_fresh(path, self.source.address)
         if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
             return None
-        return Fork(
-            BranchReason.UNKNOWN,
-            mark.number,
-            "the known server responds again after an unaccepted server; its binary log continues at "
-            f"{left.place.file}:{left.place.pos}",
-            fork=left.place,
-            names_go_on=True,
-            parent=mark.branch,
-            since=left.seen.at,
-        )
+        place = f"{left.place.file}:{left.place.pos}"
+        note = f"the known server responds again after an unaccepted server; its binary log continues at {place}"
+        found = Fork(BranchReason.UNKNOWN, mark.number, note, fork=left.place, names_go_on=True)
+        return replace(found, parent=mark.branch, since=left.seen.at)
 
     def _tail(self, file: Spooled) -> Tail:
         found = read(file.path)
@@ -443,14 +414,8 @@ class Approach:
         ended = Ending.CUT if found.damage else file.ended
         if ended is None and (ending := ending_of(file.path, file.size)) is not Ending.CUT:
             ended = ending
-        return Tail(
-            file.name,
-            file.number,
-            found.end,
-            branch.executed(found.gtids_before),
-            branch.executed(found.gtids_after),
-            ended,
-        )
+        before, after = branch.executed(found.gtids_before), branch.executed(found.gtids_after)
+        return Tail(file.name, file.number, found.end, before, after, ended)
 
     def _with_baseline(self, found: Scan) -> Scan:
         branch = self.spool.branches()[-1]

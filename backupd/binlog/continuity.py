@@ -322,13 +322,8 @@ def with_file(
         return Fork(BranchReason.RESTORE, tail.number, f"{why}; its binary log is another one from {place} on")
     if compared.transactions == 0 and tail.number == 1:
         return None  # a file that began anew within the same second looks like this, too
-    return Fork(
-        BranchReason.LOST_TAIL,
-        tail.number,
-        f"the server's binary log has lost what was behind {place}",
-        fork=compared.common,
-        names_go_on=True,
-    )
+    note = f"the server's binary log has lost what was behind {place}"
+    return Fork(BranchReason.LOST_TAIL, tail.number, note, fork=compared.common, names_go_on=True)
 
 
 def _other_file(
@@ -340,13 +335,8 @@ def _other_file(
         if source.mariadb and source.server_id == seen.server_id:
             # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
             # of what it lacks.
-            return _anew(
-                BranchReason.RESTORE,
-                source,
-                tail,
-                previous,
-                f"a copy answers, with the same server_id {source.server_id} but files of its own",
-            )
+            why = f"a copy answers, with the same server_id {source.server_id} but files of its own"
+            return _anew(BranchReason.RESTORE, source, tail, previous, why)
         # Where its history begins is found by ``first_covered``; what both share by the tail's transactions.
         return Fork(
             BranchReason.FAILOVER,
@@ -363,13 +353,9 @@ def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fo
     """The newest file is not at the server, or another one. ``earlier``: the end of the file before it, where the
     server still has that one unchanged."""
     if earlier is not None:
-        return Fork(
-            BranchReason.LOST_TAIL,
-            int(earlier.file.rpartition(".")[2]) + 1,
-            f"the server has lost {tail.name}, which followed {earlier.file}",
-            fork=earlier,
-            names_go_on=True,
-        )
+        number = int(earlier.file.rpartition(".")[2]) + 1
+        note = f"the server has lost {tail.name}, which followed {earlier.file}"
+        return Fork(BranchReason.LOST_TAIL, number, note, fork=earlier, names_go_on=True)
     oldest = source.logs[0]
     if oldest.number == 1 or not _executed(source, tail):
         return Fork(BranchReason.RESET, oldest.number, f"the server began its binary logs anew with {oldest.name}")

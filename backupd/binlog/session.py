@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from backupd.binlog import continuity
@@ -121,9 +120,9 @@ class PurgeAlarm:
     about to, by size; ``gone``: it has."""
 
     file: str
-    at: datetime | None
-    gone: bool
     message: str
+    at: datetime | None = None
+    gone: bool = False
 
 
 def purge_alarm(number: int, written_until: datetime | None, state: SourceState, expiry: Expiry) -> PurgeAlarm | None:
@@ -135,10 +134,9 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
         if number < state.logs[0].number:
             return PurgeAlarm(
                 name,
-                None,
-                True,
-                f"the server purged {name} before it was archived at every destination; the only copy may be in the "
-                "spool",
+                f"the server purged {name} before it was archived at every destination; the only copy may be in "
+                "the spool",
+                gone=True,
             )
         return None
     if number == state.logs[-1].number:
@@ -148,17 +146,14 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
         if at - state.server_time <= max(_EARLY, expiry.age * _SHARE):
             return PurgeAlarm(
                 name,
-                at,
-                False,
                 f"the server will remove {name} from {at:%Y-%m-%d %H:%M} UTC on, and it is not archived everywhere yet",
+                at,
             )
     if expiry.total_bytes is not None:
         size = sum(log.size for log in state.logs if log.number >= number)
         if size >= expiry.total_bytes * (1 - _SHARE):
             return PurgeAlarm(
                 name,
-                None,
-                False,
                 f"the server will soon remove {name} because its binary logs may take"
                 f" {expiry.total_bytes} bytes, and it is not archived everywhere yet",
             )
@@ -270,9 +265,7 @@ class Session:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._open.close()
 
     def tick(self) -> None:

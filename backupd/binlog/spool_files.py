@@ -120,8 +120,7 @@ class Doubt:
     """A file that cannot be read behind ``good``, the end of its last whole transaction (0: of none). ``why``: in
     words. ``verdict``: why no new copy of it can mend that, "" as long as one may."""
 
-    branch: str
-    number: int
+    key: tuple[str, int]
     good: int
     why: str
     verdict: str = ""
@@ -191,7 +190,7 @@ class Spool:
         with self._guard:
             known = self._doubts.get(file.key)
             if known is None or not known.verdict or known.good != good:
-                known = self._doubts[file.key] = Doubt(file.branch, file.number, good, why)
+                known = self._doubts[file.key] = Doubt(file.key, good, why)
             return known
 
     def doubted(self, file: Spooled) -> Doubt | None:
@@ -209,9 +208,9 @@ class Spool:
         """``verdict``: why the damage stays; "" for what was mended."""
         with self._guard:
             if verdict:
-                self._doubts[doubt.branch, doubt.number] = replace(doubt, verdict=verdict)
+                self._doubts[doubt.key] = replace(doubt, verdict=verdict)
             else:
-                self._doubts.pop((doubt.branch, doubt.number), None)
+                self._doubts.pop(doubt.key, None)
 
     # --- for the stream
 
@@ -450,13 +449,9 @@ class Spool:
                     found.append(Entry(branch.id, number, path.name, None, 0))
         order = {branch.id: place for place, branch in enumerate(state.branches)}
         found.sort(key=lambda entry: (order[entry.branch], entry.number))
-        missing = [
-            path
-            for place, entry in enumerate(found)
-            if not entry.removed or place + 1 == len(found)
-            for path in [self._path(entry.branch, entry.name)]
-            if not path.is_file()
-        ]
+        kept = (entry for place, entry in enumerate(found) if not entry.removed or place + 1 == len(found))
+        paths = (self._path(entry.branch, entry.name) for entry in kept)
+        missing = [path for path in paths if not path.is_file()]
         if missing:
             raise DamagedError(
                 f"a binary log is missing from the spool {self.folder}",
@@ -468,12 +463,11 @@ class Spool:
                 path = self._path(entry.branch, entry.name)
                 size = self.sync(self._spooled(entry))
                 same_branch = found[place + 1].branch == entry.branch
-                found[place] = replace(
-                    entry,
-                    ended=ending_of(path, size) if same_branch else Ending.CUT,
-                    size=size,
-                    fingerprint=fingerprint_of(path, *entry.key, size),
+                ended, mark = (
+                    ending_of(path, size) if same_branch else Ending.CUT,
+                    fingerprint_of(path, *entry.key, size),
                 )
+                found[place] = replace(entry, ended=ended, size=size, fingerprint=mark)
         if tuple(found) != state.files:
             self._save(files=tuple(found))
         self._sweep()

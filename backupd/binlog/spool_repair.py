@@ -136,15 +136,8 @@ class Mender:
 
         Raises DamagedCopyError where copies differ from each other, ServerError, ToolError, OSError: try again.
         """
-        newest = self.spool.newest()
-        file = next(
-            (
-                one
-                for one in (*self.spool.files(), newest)
-                if one is not None and (one.branch, one.number) == (doubt.branch, doubt.number)
-            ),
-            None,
-        )
+        there = (*self.spool.files(), self.spool.newest())
+        file = next((one for one in there if one is not None and one.key == doubt.key), None)
         if file is None:
             self.spool.judge(doubt)
             return
@@ -185,14 +178,11 @@ class Mender:
         if copy.damage or copy.found.end < copy.found.size or (ending := self._ending(number, copy)) is Ending.CUT:
             return False
         self.spool.bring_back(branch, number, copy.path, ending)
-        self.tell(
-            StreamEvent(
-                StreamEventKind.MENDED,
-                self.clock(),
-                f"{name} of {self.server}, which was given up earlier, was fetched completely from the server: the gap "
-                "behind it closes when it is archived",
-            )
+        words = (
+            f"{name} of {self.server}, which was given up earlier, was fetched completely from the server: the gap "
+            "behind it closes when it is archived"
         )
+        self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words))
         return True
 
     def damaged_there(self, name: str) -> str:
@@ -235,15 +225,11 @@ class Mender:
         else:
             self.spool.renew(file, copy.path, file.ended)
         self.spool.judge(doubt)
-        self.tell(
-            StreamEvent(
-                StreamEventKind.MENDED,
-                self.clock(),
-                f"{file.name} of {self.server} was damaged in the spool behind byte"
-                f" {doubt.good}, and was fetched from the server again: nothing is missing",
-                detail=doubt.why,
-            )
+        words = (
+            f"{file.name} of {self.server} was damaged in the spool behind byte"
+            f" {doubt.good}, and was fetched from the server again: nothing is missing"
         )
+        self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=doubt.why))
 
     def _is_only_a_part(self, copy: _Copy) -> bool:
         if ending_of(copy.path, copy.found.size) is not Ending.CUT:

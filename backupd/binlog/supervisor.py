@@ -273,7 +273,7 @@ class Streamer:
         others follow once the server's history was seen to continue what is here."""
         last = self.spool.newest()
         for doubt in self.spool.doubts():
-            if (last is not None and (doubt.branch, doubt.number) == last.key) is newest:
+            if (last is not None and doubt.key == last.key) is newest:
                 self._mend(doubt)
 
     def _bring_back(self) -> None:
@@ -309,7 +309,7 @@ class Streamer:
             newest = self.spool.newest()
             if newest is None or not (why := self._mender.damaged_there(start.name)):
                 raise
-            self._torn = ((newest.branch, newest.number, newest.size), True)
+            self._torn = ((*newest.key, newest.size), True)
             raise DamagedCopyError(
                 start.name,
                 self.source.address,
@@ -341,13 +341,8 @@ class Streamer:
             )
         if number:
             with self._guard:
-                self._status = replace(
-                    self._status,
-                    branch=session.start.branch.id,
-                    server_position=at,
-                    server_time=min(state.server_time, asked_at),
-                    error="",
-                )
+                branch, moment = session.start.branch.id, min(state.server_time, asked_at)
+                self._status = replace(self._status, branch=branch, server_position=at, server_time=moment, error="")
             if watch.is_note_due():
                 self.spool.note(watch.seen)
             if state.logs:
@@ -358,7 +353,7 @@ class Streamer:
         said = _SAID[end.kind]
         newest = self.spool.newest()
         if end.kind in _UNREADABLE and newest is not None:
-            place = (newest.branch, newest.number, newest.size)
+            place = (*newest.key, newest.size)
             self._torn = (place, self._torn is not None and self._torn[0] == place)
         if end.kind is EndKind.DISK:
             return self._no_room(end.said)
@@ -370,7 +365,7 @@ class Streamer:
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
         newest = self.spool.newest()
-        if newest is None or self._torn != ((newest.branch, newest.number, newest.size), True):
+        if newest is None or self._torn != ((*newest.key, newest.size), True):
             return None
         self._torn = None
         return self._approach.skip(newest, state)
@@ -408,12 +403,8 @@ class Streamer:
 
     def _no_room(self, detail: str) -> float:
         if self._set(StreamState.PAUSED, _SAID[EndKind.DISK]):
-            self._tell(
-                StreamEventKind.PAUSED,
-                f"the stream of {self.server} pauses: {_SAID[EndKind.DISK]}",
-                detail=detail,
-                hint=_HINTS[EndKind.DISK],
-            )
+            words = f"the stream of {self.server} pauses: {_SAID[EndKind.DISK]}"
+            self._tell(StreamEventKind.PAUSED, words, detail, _HINTS[EndKind.DISK])
         self.spool.clear_incoming()
         return self._backoff(away=False)
 
@@ -421,11 +412,9 @@ class Streamer:
 
     def _look_for_purge(self, state: SourceState) -> None:
         self._purge_due = time.monotonic() + self.pace.purge
-        place = self.archived_to()
-        alarm = None
+        place, alarm = self.archived_to(), None
         if place is not None:
-            until = self._written_until(place[0])
-            alarm = purge_alarm(place[0], until, state, self.source.expiry())
+            alarm = purge_alarm(place[0], self._written_until(place[0]), state, self.source.expiry())
         before, self._alarm = self._alarm, alarm
         if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
             self._tell(
@@ -456,12 +445,8 @@ class Streamer:
 
     def _failed(self, error: BackupdError) -> float:
         if self._set(StreamState.FAILED, error.message):
-            self._tell(
-                StreamEventKind.FAILED,
-                f"the stream of {self.server} has stopped: {error.message}",
-                error.detail,
-                error.hint,
-            )
+            words = f"the stream of {self.server} has stopped: {error.message}"
+            self._tell(StreamEventKind.FAILED, words, error.detail, error.hint)
         return self.pace.most
 
     def _backoff(self, *, away: bool) -> float:
@@ -476,14 +461,8 @@ class Streamer:
             before = self._status
             changed = before.state is not state or not self._began
             self._began = True
-            self._status = replace(
-                before,
-                state=state,
-                error=error,
-                away=away,
-                restarts=max(0, self._lives - 1),
-                since=self.clock() if changed else before.since,
-            )
+            restarts, since = max(0, self._lives - 1), self.clock() if changed else before.since
+            self._status = replace(before, state=state, error=error, away=away, restarts=restarts, since=since)
         return changed
 
     def _tell(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:
