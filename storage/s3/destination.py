@@ -325,9 +325,7 @@ class S3Destination:
     def _require(self, doing: str) -> None:
         """Raises DestinationError unless the marker is, or was, there."""
         if self._seen is None and not self.is_initialised():
-            hint = (
-                "check bucket, prefix and endpoint_url. backupd never re-initializes a destination that was in use"
-            )
+            hint = "check bucket, prefix and endpoint_url. backupd never re-initializes a destination that was in use"
             raise self._bucket.words.failed(doing, f"{layout.REPOSITORY} is not there", hint)
 
     def _require_again(self, doing: str) -> None:

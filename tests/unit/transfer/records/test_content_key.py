@@ -46,5 +46,5 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("backupd.transfer.dedup.os.fsync", full)
     with pytest.raises(RefusedError, match="No space left") as caught:
         identity_key(tmp_path / "identity.key")
-    assert "make room" in caught.value.hint
+    assert "free space" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
