@@ -99,7 +99,7 @@ def test_a_rotate_event_writes_no_file_of_its_own_choice(
         proxy.alters = rotating_to(name)
         with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
             told = streaming.told(StreamEventKind.FAILED)
-            assert "somebody between it and here" in told.message
+            assert "a host between them" in told.message
             assert str(victim) in told.message
             assert "tls: verify-full" in told.hint
             proxy.alters = None

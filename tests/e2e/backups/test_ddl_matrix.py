@@ -244,7 +244,7 @@ def test_innodb_tables_that_swap_names_during_an_increment_make_it_a_full_backup
     )
     assert done.code == 0, done.all
     assert done.json["kind"] == "physical-full"
-    assert "took each other's names" in done.json["reason"]
+    assert "exchanged their names" in done.json["reason"]
     assert "m.a, m.b, m.p, m.x" in done.json["reason"]
     expected = _everything(server)["sums"]
     same(_restored(busy)["sums"], expected)

@@ -51,7 +51,7 @@ def test_a_physical_backup_without_tables_that_no_dump_takes_is_partial_and_name
     assert result.problem is not None
     assert "1 table is missing in the physical backup" in result.problem.message
     assert LEFT_OUT in result.problem.detail
-    assert "logical leg" in result.problem.hint
+    assert "logical schedule" in result.problem.hint
     record = wiring.catalog.backups.get(result.id)
     assert (record.tables_missing, record.not_dumped) == (1, 0)
     assert result.problem.detail in record.warnings

@@ -140,7 +140,7 @@ def test_a_whole_schema_has_the_tables_that_were_made_after_the_backup_in_any_ma
         done = house.ok(
             "restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm", SERVER
         )
-        assert "no views, routines or events of late: those that were made" in " ".join(done["warnings"])
+        assert "no views, routines or events of late: those created" in " ".join(done["warnings"])
         with server.connect() as connection:
             same(checksum_everything(connection), expected)
 

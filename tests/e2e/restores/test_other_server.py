@@ -122,7 +122,7 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     assert len(line["branches"]) == 1
     assert [one["base"] for one in line["windows"]] == [first["id"]]
     assert line["latest"] == window["to"]
-    assert any("kept apart" in warning for warning in line["warnings"])
+    assert any("kept separate" in warning for warning in line["warnings"])
     decided = house.ok("retention", SERVER)["destinations"][0]
     assert [one["id"] for one in decided["backups"] if not one["keep"]] == []
     house.ok("retention", SERVER, "--apply")

@@ -221,7 +221,7 @@ def test_a_backup_between_two_histories_is_on_none_of_them() -> None:
     found = timeline("shop", BACKUPS, (FIRST, later), [run("local", 1, 7, 8.9)], now=NOW)
     doubtful = next(window for window in found.windows if window.base is BACKUPS[1])
     assert (doubtful.run, doubtful.branch) == (None, "")
-    assert "not certain" in doubtful.reason_end
+    assert "is uncertain" in doubtful.reason_end
 
 
 def test_a_transaction_that_is_stamped_later_than_what_was_confirmed_moves_no_end() -> None:

@@ -200,7 +200,7 @@ def test_damaged_copies_and_those_built_on_them_count_for_nothing_and_go() -> No
     ]
     decisions = solved(view(backups), rules(keep_fulls=2))
     assert kept(decisions) == {"old", "new"}
-    assert of(decisions, "full").reasons[0].startswith("this copy is damaged, so it counts for no rule")
+    assert of(decisions, "full").reasons[0].startswith("this copy is damaged, so no rule counts it")
     assert of(decisions, "one").reasons[0].startswith("it builds on full: this copy is damaged")
 
 

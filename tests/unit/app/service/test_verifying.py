@@ -193,7 +193,7 @@ def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(
     text = capsys.readouterr().out
     assert "3 damaged, 1 of them repaired" in text
     assert "repaired: replaced by the copy of offsite" in text
-    assert "not repaired: no other destination has the true bytes" in text
+    assert "not repaired: no other destination has the original" in text
 
 
 def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_objects_in_one_line(

@@ -154,7 +154,7 @@ def test_only_a_stranger_of_whom_something_is_kept_is_told_in_a_timeline(wiring:
     assert kept_apart(wiring, "db1") == (), "its only backup was deleted, and nothing was streamed"
     wiring.catalog.backups.add(replace(samples.backup(server="db1"), server_uuid="theirs"))
     (words,) = kept_apart(wiring, "db1")
-    assert "1 backups of it are kept apart" in words
+    assert "1 backups of it are kept separate" in words
     wiring.catalog.binlogs.add_branch(
         Branch(
             server="db1",
@@ -168,4 +168,4 @@ def test_only_a_stranger_of_whom_something_is_kept_is_told_in_a_timeline(wiring:
         )
     )
     (words,) = kept_apart(wiring, "db1")
-    assert "1 backups and the binary logs of it are kept apart" in words
+    assert "1 backups and the binary logs of it are kept separate" in words

@@ -89,7 +89,7 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
     place.expire()
     gate = Attendant(place, clock, loaded)
     gate.willing = False
-    with pytest.raises(ArchivedError, match="lie in an archive class"):
+    with pytest.raises(ArchivedError, match="are in an archive class"):
         fetch_members(loaded, tmp_path / "other", Sources([place], opener, thaw=gate), context)
 
 

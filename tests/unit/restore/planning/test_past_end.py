@@ -190,7 +190,7 @@ def test_a_latest_in_front_of_a_gap_is_refused_unless_nothing_is_missing_in_it()
 
     with pytest.raises(OlderError, match=r"end at 2026-11-21T12:05:00Z, .* up to 2026-11-21T12:19:00Z") as refused:
         plan("latest", at(1), confirmed=at(5), more=(behind("0-1-44", 4),))
-    assert "gap: the binary logs between bin.000001:500 and bin.000005:0 are not there" in refused.value.detail
+    assert "gap: the binary logs between bin.000001:500 and bin.000005:0 are missing" in refused.value.detail
     with pytest.raises(OlderError):  # nor does a name help against it
         plan(f"latest@{BRANCH.id}", at(1), confirmed=at(5), more=(behind("0-1-44", 4),))
     assert plan("latest", at(1), confirmed=at(5), more=(behind("0-1-2", 0),)).older is None, "no transaction is there"

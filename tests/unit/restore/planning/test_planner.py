@@ -176,7 +176,7 @@ def test_an_increment_whose_parent_cannot_be_used_is_passed_over_and_named() -> 
         torn = [*BACKUPS[:2], replace(BACKUPS[2], state=state), one]
         newest = plan("latest", torn)
         assert newest.chain == (BACKUPS[1].id,)
-        assert any(one.id in text and "build on" in text for text in newest.warnings)
+        assert any(one.id in text and "parent backup" in text for text in newest.warnings)
     with pytest.raises(RefusedError, match=f"builds on {BACKUPS[2].id}, marked as deleted") as refused:
         plan(f"backup:{one.id}", torn)
     assert f"undelete {BACKUPS[2].id}" in refused.value.hint

@@ -70,7 +70,7 @@ def test_the_backup_is_taken_with_which_fetch_and_replay_together_end_first(
         (far, material(*WHOLE, size=10 + replayed)),
     )
     assert choice.base == {"newer": near, "older": far}[taken].base
-    assert choice.reason.startswith({"newer": "the nearest", "older": "quicker"}[taken])
+    assert choice.reason.startswith({"newer": "the nearest", "older": "faster"}[taken])
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path: Path) -> None
     write_sql(dump, target)
     before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
     for there in (target, target / README):
-        with pytest.raises(RefusedError, match="there already"):
+        with pytest.raises(RefusedError, match="exists"):
             write_sql(dump, there)
     with pytest.raises(RefusedError, match="cannot write SQL files"):
         write_sql(dump, Path("/proc/nothing/sql"))
