@@ -10,7 +10,7 @@ from alembic import context
 from sqlalchemy import Connection
 
 from backupd.catalog.database import VERSION_TABLE, Database
-from backupd.catalog.session import every_table
+from backupd.catalog.snapshot import every_table
 
 
 def _migrate(connection: Connection) -> None:

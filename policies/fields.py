@@ -194,7 +194,7 @@ def has_password(text: str) -> bool:
 class Section(BaseModel):
     """A mapping in a file. A name that the schema does not know is an error, never ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Names that people write here with good reason, and what to write instead."""

@@ -20,7 +20,8 @@ errors stated       of public functions that raise an exception by name: those w
 units stated        of public functions with a parameter or a result that is a plain float: those where the name of the
                     parameter or function, or the docstring, names a unit
 trace               a real backup and a real restore asked for over REST, on a private MariaDB (scripts/trace.py)
-cpu                 user and system time of each read-only command, seconds, the median of three runs
+cpu                 user and system time of each read-only command, and of the process of a job until its work begins,
+                    seconds, the median of three runs
 
 ``--formatted`` counts a copy that `ruff format` of this checkout has formatted, with its settings: columns of different
 commits are comparable only with it. ``--trace`` and ``--cpu`` run the programs of PATH with its own ``.venv``.

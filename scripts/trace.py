@@ -14,7 +14,9 @@ restore, both          files of the two together
 plan                   of `backupd plan`: every file entered, those of restore/ among them, and how often the walk
                        goes from one file of restore/ to another one
 
-``cpu``: read-only commands over an installation with some weeks in its catalog and no server that answers.
+``cpu``: read-only commands over an installation with some weeks in its catalog and no server that answers; and the
+process of a job until its work begins: until it first connects to a server, starts a program or opens something at a
+destination.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -51,6 +53,21 @@ READING = (
     ["retention", "db1"],
     ["policy", "schema"],
 )
+JOBS = {"physical-full": {}, "replicate": {"destination": "local"}, "retention": {}}
+UNTIL_WORK = """
+import os, sys, time
+
+def heard(event, arguments):
+    path = arguments[0] if event in ("open", "os.listdir", "os.scandir") else None
+    at_destination = isinstance(path, str | bytes) and os.fsdecode(path).startswith(sys.argv[1])
+    if at_destination or event in ("socket.connect", "subprocess.Popen", "os.fork", "os.posix_spawn"):
+        os.write(1, str(time.process_time()).encode())
+        os._exit(0)
+
+sys.addaudithook(heard)
+from backupd.cli.main import main
+main(sys.argv[2:])
+"""
 ROUNDS = 3
 
 
@@ -257,6 +274,45 @@ def cpu() -> dict[str, Any]:
                     raise RuntimeError(f"backupd {' '.join(words)}: exit {done.returncode}\n{done.stderr}")
                 seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             found[f"CPU s of backupd {' '.join(words)}"] = round(statistics.median(seconds), 2)
+        return found | jobs(settings, environment)
+
+
+def jobs(settings: Any, environment: dict[str, str]) -> dict[str, Any]:
+    """Each kind is started once before it counts: that compiles its modules."""
+    from backupd.app.context.wiring import Wiring
+    from backupd.app.jobs.jobs import queued
+    from backupd.catalog.session import open_catalog
+    from backupd.model.job import JobKind, JobState
+
+    found: dict[str, Any] = {}
+    folder = settings.file.parent
+    held = settings.hold(folder)
+    for kind, arguments in JOBS.items():
+        seconds = []
+        for _ in range(1 + ROUNDS):
+            with open_catalog(settings.catalog) as catalog:
+                wiring = Wiring(settings, catalog)
+                wiring.destination("local").initialise(now := wiring.clock())
+                job = replace(
+                    queued(now, JobKind(kind), "db1", by="figures", arguments=arguments),
+                    state=JobState.RUNNING,
+                    started_at=now,
+                    heartbeat_at=now,
+                    token=1,
+                )
+                catalog.jobs.add(job)
+            words = ["run-job", job.id, "--token", "1", "--settings", str(held)]
+            begun = subprocess.run(
+                [str(ROOT / ".venv/bin/python"), "-P", "-c", UNTIL_WORK, str(folder / "repository"), *words],
+                env=environment,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if not begun.stdout:
+                raise RuntimeError(f"{kind}: {begun.stderr}")
+            seconds.append(float(begun.stdout))
+        found[f"CPU s of a job until its work begins: {kind}"] = round(statistics.median(seconds[1:]), 2)
     return found
 
 

@@ -28,7 +28,7 @@ StorageClass = Literal[
 class Place(BaseModel):
     """What every kind of destination has. ``is_off_site`` is the answer, ``off_site`` what somebody wrote."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     off_site: bool | None = Field(
         None,

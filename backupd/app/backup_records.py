@@ -17,13 +17,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from backupd.alerts.conditions import Key
 from backupd.alerts.rules import FOREIGN, LOST, NOT_OURS
 from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
-from backupd.backup.commit import BackupSpec
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.document import Document, made_of
 from backupd.model.errors import (
@@ -46,6 +45,9 @@ from backupd.transfer.records.manifests import backup_ids, get_bytes, load_body,
 from policies.document import suggestion
 from storage import layout
 from storage.destination import Destination
+
+if TYPE_CHECKING:
+    from backupd.backup.commit import BackupSpec
 
 STRANGE_HINT = (
     "names of servers must be unique among the installations that share a destination: rename the server in one "

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.engine.binlog.scan import clear_flag
+from backupd.engine.binlog.events import clear_flag
 from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import MAGIC, BranchReason, Ending, covers, same
 from backupd.model.document import Document

@@ -18,13 +18,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, Executable, Select, Table, create_engine, event, inspect, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Executable,
+    Integer,
+    Select,
+    String,
+    Table,
+    create_engine,
+    event,
+    inspect,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from backupd.catalog.row_mapping import first_record, put_row, records
+from backupd.catalog.row_mapping import first_record, metadata, put_row, records
 from backupd.model.errors import BackupdError, CatalogError
 
 BUSY_SECONDS = 30
@@ -355,6 +368,13 @@ def _begin_sqlite(connection: Connection) -> None:
 
 VERSION_TABLE = "backupd_version"
 """Not alembic's usual name: a PostgreSQL database may be shared with another program that uses alembic."""
+identity = Table(
+    "identity",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(12), nullable=False),
+)
+"""One row: which catalog this is, among all that its installation ever had."""
 WANTED = "0012"
 """The form that this program knows: the newest of ``alembic/versions``."""
 

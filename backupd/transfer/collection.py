@@ -30,7 +30,7 @@ from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.deletion_limit import DAY, LIMIT, DeletionLimit, missing_backups_text, no_manifest_text
 from backupd.transfer.holds_and_locks import Backup, Locks, each, is_withdrawn
-from backupd.transfer.leases import Alive, Lease, intents, is_alive, pins, sweeping
+from backupd.transfer.leases import Alive, Lease, intents, is_alive, living_intents, pins, sweeping
 from backupd.transfer.log_segments import clear_strays
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from storage import layout
@@ -131,16 +131,6 @@ def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Co
     for start in range(0, len(owners), 2 * _READERS):
         reads = each(look, owners[start : start + 2 * _READERS], workers=_READERS)
         yield from (found for found in reads if found is not None)
-
-
-def living_intents(destination: Destination, now: datetime, alive: Alive = is_alive) -> list[Lease]:
-    """The intents of backups that are running (or may be, where nobody can tell) at ``now``."""
-    return [lease for lease in intents(destination) if alive(lease, now)]
-
-
-def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive) -> list[Lease]:
-    """The pins of restores that are running (or may be, where nobody can tell) at ``now``."""
-    return [lease for lease in pins(destination) if alive(lease, now)]
 
 
 def collect(

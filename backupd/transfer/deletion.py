@@ -29,8 +29,6 @@ from backupd.transfer.collection import (
     Collected,
     GarbageCollection,
     HeldBack,
-    living_intents,
-    living_pins,
     manifests,
     not_begun,
 )
@@ -48,7 +46,7 @@ from backupd.transfer.holds_and_locks import (
     takes_back,
     withdraw,
 )
-from backupd.transfer.leases import Alive, await_sweeps, is_alive, sweeping
+from backupd.transfer.leases import Alive, await_sweeps, is_alive, living_intents, living_pins, sweeping
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo, as_tree, exists, read_note, write_note

@@ -41,10 +41,10 @@ from backupd.model.errors import DamagedError, DestinationError, ObjectMissingEr
 from backupd.model.manifest import Body, Header, StoredObject
 from backupd.model.text import Clock
 from backupd.transfer import log_segments
-from backupd.transfer.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
+from backupd.transfer.collection import References, collect, entombed, orphans, pooled, unfinished
 from backupd.transfer.deletion import marks
 from backupd.transfer.holds_and_locks import Backup, kept_at
-from backupd.transfer.leases import Alive, intents, is_alive, pins, sweeps
+from backupd.transfer.leases import Alive, intents, is_alive, living_intents, pins, sweeps
 from backupd.transfer.log_segments import strays
 from backupd.transfer.records.manifests import committed
 from backupd.transfer.scrub_and_repair import tree_digest

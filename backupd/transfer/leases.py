@@ -463,3 +463,13 @@ def _trouble(destination: Destination, server: str, backup_id: str) -> str:
 def intents(destination: Destination) -> list[Lease]:
     """Every intent at ``destination``, living or dead."""
     return leases(destination, layout.INTENTS)
+
+
+def living_intents(destination: Destination, now: datetime, alive: Alive = is_alive) -> list[Lease]:
+    """The intents of backups that are running (or may be, where nobody can tell) at ``now``."""
+    return [lease for lease in intents(destination) if alive(lease, now)]
+
+
+def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive) -> list[Lease]:
+    """The pins of restores that are running (or may be, where nobody can tell) at ``now``."""
+    return [lease for lease in pins(destination) if alive(lease, now)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlog.scan import decode_index, index_head, segment_told
+from backupd.engine.binlog.index import decode_index, index_head, segment_told
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from backupd.engine.binlog import statements as statementnames
-from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
+from backupd.engine.binlog.changes import is_cut
+from backupd.engine.binlog.index import STATEMENT_SIZE
 from backupd.engine.binlog.statements import effect
 from backupd.engine.scratch_source import mistakable
 from backupd.engine.sql.dialect import Token, tokens_of

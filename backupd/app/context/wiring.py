@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack
 from backupd.alerts.conditions import NOTHING, Condition, Key, Settled
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings, Settings, spool_unusable
-from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
+from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -135,7 +135,6 @@ def catalog_of(settings: Settings, opening: Opening, *, new: bool = False) -> It
             url = f"sqlite:///{stack.enter_context(TemporaryDirectory(prefix='backupd-look-'))}/catalog.db"
         if not there and opening is Opening.WORKS and not new:
             _refuse_bare(settings)
-        upgrade(url)
         catalog = stack.enter_context(open_catalog(url))
         if opening is Opening.WORKS:
             if new:

@@ -25,9 +25,10 @@ from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, 
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.recovery.chains import chain_of, dependants, lineages
-from backupd.transfer.collection import Collected, HeldBack, living_intents
+from backupd.transfer.collection import Collected, HeldBack
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
 from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
+from backupd.transfer.leases import living_intents
 from backupd.transfer.records.manifests import read
 from storage import layout
 from storage.destination import Destination, exists

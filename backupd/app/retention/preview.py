@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
 from backupd.app.retention.decisions import SKEW, needed, solve
-from backupd.app.retention.deletion import DELETED
 from backupd.app.retention.holds import holds_of, kept_anywhere
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Minimum, RunDecision, Stored, View
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
@@ -34,8 +33,8 @@ from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.recovery.chains import lineages, strangers
 from backupd.recovery.restorable import Restorability, here_if
 from backupd.recovery.runs import Histories, place_of
-from backupd.transfer.collection import living_intents, living_pins
 from backupd.transfer.holds_and_locks import Backup, Kept
+from backupd.transfer.leases import living_intents, living_pins
 from policies.schema import Keep
 from storage.destination import Destination
 
@@ -162,7 +161,7 @@ class Stock:
                 pinned=(self.server, record.id) in kept.backups,
                 proved_at=proved.get(record.id),
                 restored_at=restored.get(record.id),
-                marked=copy.state == DELETED or record.state is BackupState.DELETED,
+                marked=BackupState.DELETED in (copy.state, record.state),
                 minimum=minimum_of(self.wiring, copy, record.stats),
                 strange=one.strange or record.foreign,
             )

@@ -44,10 +44,10 @@ from backupd.model.event import Severity
 from backupd.model.text import format_size
 from backupd.recovery.restorable import members_of
 from backupd.transfer import log_segments as segments
-from backupd.transfer.collection import living_pins
 from backupd.transfer.deletion import marked
 from backupd.transfer.deletion_limit import is_most
 from backupd.transfer.holds_and_locks import Backup, each
+from backupd.transfer.leases import living_pins
 from backupd.transfer.records.manifests import backup_ids
 from storage.destination import Capability, Destination
 

@@ -26,7 +26,7 @@ from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.catalog.database import WANTED
 from backupd.catalog.row_mapping import EVER, Span
-from backupd.catalog.session import open_catalog, upgrade
+from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor
 from backupd.model.event import Incident, Message, MessageState, Severity
 from backupd.model.job import Report
@@ -391,9 +391,8 @@ class Service:
             return
         settings = held_settings(held)
         # A service has its catalog open: where it is gone, an empty one must not take its place.
-        _before, revision = upgrade(settings.catalog, make=False)
         with open_catalog(settings.catalog, make=False) as catalog:
-            yield cls(Wiring(settings, catalog), revision)
+            yield cls(Wiring(settings, catalog), WANTED)
 
     def acting(self, actor: Actor) -> Service:
         """The same for ``actor``: what it asks for and changes is recorded under its name, and servers that it may not

@@ -37,6 +37,7 @@ from backupd.engine.binlog.events import (
     damaged,
     inflated,
 )
+from backupd.engine.binlog.index import STATEMENT_SIZE
 from backupd.engine.binlog.statements import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
 from backupd.engine.server.definition_text import makes_elsewhere
 from backupd.model.binlog import ELSEWHERE, STATEMENTS, TEMPORARY, Change, ChangeKind
@@ -353,8 +354,6 @@ def _step(image: Image, body: Pull, images: list[bytes] | None) -> None:
         images.append(digest.digest())
 
 
-STATEMENT_SIZE = 1024
-"""Characters that an index keeps of statements; of those that define tables, too, before DEFINITION_SIZE."""
 DEFINITION_SIZE = READ_AT_MOST
 """The same of one that defines a table, a view or a trigger, or renames: all that it names has to be known."""
 _CUT = " /* ... */"

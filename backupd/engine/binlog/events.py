@@ -587,3 +587,11 @@ class MysqlState:
                 {source: tuple((first, last) for first, last in runs) for source, runs in self._runs.items() if runs}
             )
         )
+
+
+def clear_flag(first_bytes: bytes) -> bytes:
+    """The beginning of a whole file (22 bytes or more) with its in-use flag cleared, as the archive keeps it."""
+    if len(first_bytes) <= FLAGS_AT:
+        raise ValueError(f"the flag is in byte {FLAGS_AT}; these are {len(first_bytes)} bytes")
+    cleared = first_bytes[FLAGS_AT] & ~IN_USE
+    return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1 :]

@@ -4,10 +4,6 @@ What is promised to callers is here: ``scan`` and its values. Below it: ``events
 GTIDs), ``transactions`` (what belongs together), ``changes`` (rows), ``statements``. ``conflicts`` tells whether a
 transaction can be left out.
 
-The index of a segment is one line of JSON that names the format, then one line for each transaction. It is stored in
-parts, each of which begins with such a line. That of the last part also has the digest of the clear description that
-belongs to it, since version 2 of that.
-
 Can a transaction be left out of a replay? Not where later ones build upon it.
 
 Use: feed the replayed part of the binary logs, file by file, in log order::
@@ -34,18 +30,17 @@ that is allowed only the keys tell, and those the server knows. It stops the rep
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import BinaryIO
 
 from backupd.engine.binlog.changes import RowWatch, TableMap
-from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
+from backupd.engine.binlog.events import Frames, read_format
 from backupd.engine.binlog.statements import Effect
 from backupd.engine.binlog.transactions import Assembler, ScanContext
-from backupd.model.binlog import INDEX_FORMAT, Change, ChangeKind, Ending, Transaction
-from backupd.model.errors import DamagedError, StreamError
+from backupd.model.binlog import Change, ChangeKind, Ending, Transaction
+from backupd.model.errors import StreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,59 +123,6 @@ def scan(
         remarks=tuple(found.remarks),
         ending=open_end if found.ending is Ending.OPEN else found.ending,
         context=replace(context, gtids=found.gtids, end=found.end, ending=found.ending, next_file=found.next_file),
-    )
-
-
-def clear_flag(first_bytes: bytes) -> bytes:
-    """The beginning of a whole file (22 bytes or more) with its in-use flag cleared, as the archive keeps it."""
-    if len(first_bytes) <= FLAGS_AT:
-        raise ValueError(f"the flag is in byte {FLAGS_AT}; these are {len(first_bytes)} bytes")
-    cleared = first_bytes[FLAGS_AT] & ~IN_USE
-    return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1 :]
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
-
-
-def index_head(segment: str = "") -> bytes:
-    """``segment``: the digest of the segment's description."""
-    return (_encode({"format": INDEX_FORMAT, **({"segment": segment} if segment else {})}) + "\n").encode()
-
-
-def segment_told(index: bytes) -> str:
-    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises
-    DamagedError."""
-    try:
-        return str(json.loads(index[: index.find(b"\n") + 1]).get("segment", ""))
-    except (ValueError, AttributeError) as error:
-        raise _broken(1, str(error)) from None
-
-
-def index_line(transaction: Transaction) -> bytes:
-    """One line of JSON that ends with a line end."""
-    return (_encode(transaction.as_json()) + "\n").encode("utf-8", "surrogatepass")
-
-
-def decode_index(lines: Iterable[bytes]) -> Iterator[Transaction]:
-    """Raises DamagedError for another format and for lines that are not what they should be."""
-    for number, line in enumerate(lines, 1):
-        try:
-            document = json.loads(line)
-            if number == 1:
-                if document["format"] != INDEX_FORMAT:
-                    raise _broken(number, f"format {document['format']!r}, not {INDEX_FORMAT!r}")
-                continue
-            transaction = Transaction.from_json(document)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _broken(number, f"{type(error).__name__}: {error}") from None
-        yield transaction
-
-
-def _broken(number: int, why: str) -> DamagedError:
-    return DamagedError(
-        "the index of a binary log cannot be read",
-        [f"line {number}: {why}"],
-        hint="the logs themselves may be whole: backupd fsck tells; they can be replayed without it",
     )
 
 

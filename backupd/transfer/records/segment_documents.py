@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from backupd.engine.binlog.scan import clear_flag, index_head, index_line
+from backupd.engine.binlog.events import clear_flag
+from backupd.engine.binlog.index import index_head, index_line
 from backupd.model.binlog import Branch, Segment, Transaction
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, StreamError, UsageError

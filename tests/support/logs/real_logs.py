@@ -6,7 +6,8 @@ import functools
 import io
 from dataclasses import dataclass
 
-from backupd.engine.binlog.scan import clear_flag, scan
+from backupd.engine.binlog.events import clear_flag
+from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Ending, Transaction
 from tests.support.servers.mariadb import PrivateServer
 

@@ -99,12 +99,12 @@ def test_the_audit_lets_nobody_change_or_remove_an_entry(catalog: Catalog) -> No
     for statement in (update(audit).values(actor="nobody"), delete(audit)):
         with (
             pytest.raises(CatalogError, match=r"refused a statement|failed") as caught,
-            catalog._database.write() as connection,
+            catalog.database.write() as connection,
         ):
             connection.execute(statement)
         assert "only added to" in caught.value.detail
-    if not catalog._database.sqlite:
-        with pytest.raises(CatalogError), catalog._database.write() as connection:
+    if not catalog.database.sqlite:
+        with pytest.raises(CatalogError), catalog.database.write() as connection:
             connection.execute(text("TRUNCATE audit"))
     assert catalog.audit.list()[0].actor == "eva"
 
@@ -122,9 +122,9 @@ def _without_triggers(database: Database, statement: str) -> None:
 def test_who_gets_past_the_triggers_shows(catalog: Catalog) -> None:
     for _ in range(5):
         catalog.audit.add(ENTRY)
-    _without_triggers(catalog._database, "UPDATE audit SET actor = 'otto' WHERE number = 2")
+    _without_triggers(catalog.database, "UPDATE audit SET actor = 'otto' WHERE number = 2")
     assert catalog.audit.verify().problems == ("entry 2 was altered or moved",)
-    _without_triggers(catalog._database, "DELETE FROM audit WHERE number IN (3, 4)")
+    _without_triggers(catalog.database, "DELETE FROM audit WHERE number IN (3, 4)")
     assert "entries 3 to 4 are missing" in catalog.audit.verify().problems
 
 

@@ -22,7 +22,8 @@ from sqlalchemy.exc import DBAPIError
 from backupd.catalog import database as revision
 from backupd.catalog import migrations
 from backupd.catalog.database import Database
-from backupd.catalog.session import Catalog, every_table, open_catalog, upgrade
+from backupd.catalog.session import Catalog, open_catalog, upgrade
+from backupd.catalog.snapshot import every_table
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
 from tests.support.catalog import samples

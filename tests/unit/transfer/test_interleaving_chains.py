@@ -18,10 +18,10 @@ from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import decode_header, encode_header
 from backupd.model.text import Clock
 from backupd.transfer import deletion as remove
-from backupd.transfer.collection import Collected, GarbageCollection, living_intents
+from backupd.transfer.collection import Collected, GarbageCollection
 from backupd.transfer.deletion import mark, marks, sweep
 from backupd.transfer.holds_and_locks import Backup, Locks
-from backupd.transfer.leases import Lease, Owner, _trouble
+from backupd.transfer.leases import Lease, Owner, _trouble, living_intents
 from backupd.transfer.records.manifests import backup_ids, committed
 from storage.destination import Destination
 from tests.support.stores.memory import MemoryDestination

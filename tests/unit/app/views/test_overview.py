@@ -481,7 +481,7 @@ def test_the_number_of_statements_does_not_grow_with_the_servers(short_tmp: Path
             overview(desk.wiring, NOW)
             seen: list[str] = []
             event.listen(
-                desk.catalog._database.engine,
+                desk.catalog.database.engine,
                 "before_cursor_execute",
                 lambda _c, _k, statement, *_rest, seen=seen: seen.append(statement),
             )

@@ -90,7 +90,7 @@ def test_the_audit_tells_who_did_what_and_whether_it_is_whole(
     assert "token-created" in capsys.readouterr().out
     assert main(["audit", "--verify", "--config", config]) == 0
     assert entries[0]["digest"] in capsys.readouterr().out
-    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog._database.write() as connection:
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog.database.write() as connection:
         connection.exec_driver_sql("DROP TRIGGER audit_no_update")
         connection.exec_driver_sql("UPDATE audit SET actor = 'nobody'")
     assert main(["audit", "--verify", "--config", config]) == 1

@@ -12,7 +12,8 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from backupd.engine.binlog.scan import Scan, clear_flag, scan
+from backupd.engine.binlog.events import clear_flag
+from backupd.engine.binlog.scan import Scan, scan
 from backupd.engine.binlog.transactions import ScanContext
 from backupd.model.binlog import Ending, Transaction, same
 from tests.support.dice import rounds, thrown
