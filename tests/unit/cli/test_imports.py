@@ -109,7 +109,7 @@ def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_
         (("token", "list"), {"access"}, 53),
         (("audit",), {"access"}, 53),
         (("timeline", "db1"), {"binlog"}, 127),
-        (("retention", "db1"), {"backups"}, 101),
+        (("retention", "db1"), {"backups"}, 110),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
