@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import PROTECTION
-from backupd.app.backup_records import of_first_copy
 from backupd.app.context.destination_identity import identities
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
@@ -139,6 +138,8 @@ def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:
 
 def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
     """Raises NotFoundError, and the first reason where no copy can be read."""
+    from backupd.app.backup_records import of_first_copy
+
     (record,) = with_protection(wiring, [wiring.catalog.backups.get(backup_id)])
     return of_first_copy(
         wiring,
@@ -151,6 +152,7 @@ def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
 
 def runbook(wiring: Wiring, backup_id: str) -> str:
     """How to restore it by hand. Raises as ``detail`` does."""
+    from backupd.app.backup_records import of_first_copy
     from backupd.transfer.records.manifests import load_side_file
 
     return of_first_copy(
