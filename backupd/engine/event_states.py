@@ -125,19 +125,18 @@ def settle(
     warnings = []
     if unsure:
         warnings.append(
-            f"a statement that was not understood changed these scheduled events, and they have the state "
-            f"that they had in the backup; compare them with what is meant: {', '.join(unsure)}"
+            "a statement that backupd cannot parse changed these scheduled events, so they keep their state from the "
+            f"backup; compare them with the source: {', '.join(unsure)}"
         )
     if lost:
         warnings.append(
-            f"these scheduled events are disabled, because the logs do not tell whether they were enabled: "
-            f"{', '.join(lost)} (ALTER EVENT ... ENABLE turns one on)"
+            "these scheduled events are disabled, because the binary logs do not show whether they were enabled: "
+            f"{', '.join(lost)} (to enable one: ALTER EVENT ... ENABLE)"
         )
     if ran:
         names = ", ".join(f"{present[key].schema}.{present[key].name}" for key in ran)
         warnings.append(
-            f"these one-time events had their time before the stop and were disabled, so that they do not "
-            f"run a second time: {names}"
+            f"these one-time events were due before the stop and are disabled, so that they do not run twice: {names}"
         )
     last = {line.rpartition(":")[0]: line for line in told}
     return Settled(tuple(last.values()), tuple(warnings))

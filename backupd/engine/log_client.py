@@ -257,7 +257,7 @@ def _take(there: int, here: int, name: str, address: str) -> None:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
-            raise MisnamedError(name, address, "it is no plain file of its own")
+            raise MisnamedError(name, address, "it is not a regular file with one name")
         if found.st_uid != os.geteuid():
             os.chown(name, os.geteuid(), os.getegid(), dir_fd=here, follow_symlinks=False)
         os.chmod(name, 0o600, dir_fd=here)
@@ -287,7 +287,7 @@ class HoldsBackError(ToolError):
         super().__init__(
             f"{named} holds back the end of each binary log, so the last transactions of a quiet server would not be "
             "archived: its binary log is not streamed until the mysqlbinlog of MySQL 5.7.26 or later is installed",
-            detail=f"{PATIENCE:.0f} s after the server had sent them the bytes were not in the file, as with MySQL 5.6 "
+            detail=f"{PATIENCE:.0f} s after the server had sent bytes, the file did not have them, as with MySQL 5.6 "
             "and 5.7 before 5.7.26",
             hint="install the mysqlbinlog of MySQL 5.7.26 or later or of 8.0, which copies the logs of older servers "
             "too, and name it: `programs: {mysqlbinlog: /path/to/mysqlbinlog}`",
@@ -351,7 +351,7 @@ def _try(
         with _Program(client.fetch(ending, position.file, connection_id + 1, start=position.pos)) as other:
             said = other.wait(None, cancel)
         if said != "" or not _size(ending / position.file):
-            return Trial(None, said or f"nothing of {position.file} came from {connection.address}")
+            return Trial(None, said or f"{connection.address} sent nothing of {position.file}")
         return (
             Trial(True)
             if not _size(going / position.file) and one.child.poll() is None

@@ -52,32 +52,33 @@ class Standing:
 
 def other_way(*, narrowed: bool) -> str:
     """The hint where nothing better is known."""
-    return OF_SOME_TABLES if narrowed else "the pipe (--replay-with pipe) is the other way"
+    return OF_SOME_TABLES if narrowed else "replay through the pipe instead (--replay-with pipe)"
 
 
 _ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
 NO_FOLDER_ELSEWHERE = (
-    "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
-    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand"
+    "the statement creates files outside of the datadir (DATA DIRECTORY), which no replay into a copy allows: restore "
+    "to right before the statement (--to before-gtid: or its position), then run it by hand"
 )
 _ENGINE_FAILED, _ENGINE_SAYS = 1030, "Got error 168"
 _UNTOLD = (
-    f"the storage engine could not make a file, and this server does not say which; most likely {NO_FOLDER_ELSEWHERE}"
+    "the storage engine could not create a file, and this server does not report which; most likely "
+    f"{NO_FOLDER_ELSEWHERE}"
 )
 _XAER_NOTA = 1397
 _HINTS: Mapping[int, str] = {
-    1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
-    "rows without logging them; test an older backup",
-    _XAER_NOTA: "an XA transaction was prepared before the place that the backup stands for, and ended behind it, so "
-    "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
-    "backups hold prepared transactions (--from physical)",
+    1032: "the copy lacks a row that the binary logs change: backup and logs are of different histories, or the source "
+    "changed rows without logging them; try an older backup",
+    _XAER_NOTA: "an XA transaction was prepared before the position of the backup and ended after it, so the copy "
+    "does not have it: restore a backup from before it was prepared or after it ended; physical backups hold "
+    "prepared transactions (--from physical)",
     _ENGINE_FAILED: _UNTOLD,
-    1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
-    "logging them; test an older backup",
+    1062: "the copy already has a row that the binary logs insert: the replay began too early, or rows were written "
+    "without logging them; try an older backup",
     1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
-    1236: "the logs do not continue where the copy stands; nothing after that can be replayed",
-    2003: "the scratch source ended: look at memory and disk, then restore again",
-    13114: "the logs do not continue where the copy stands; nothing after that can be replayed",
+    1236: "the binary logs do not continue at the position of the copy; nothing after it can be replayed",
+    2003: "the scratch source ended: check memory and disk space, then restore again",
+    13114: "the binary logs do not continue at the position of the copy; nothing after it can be replayed",
 }
 
 
@@ -93,13 +94,13 @@ def hint_of_statement(text: str) -> str:
 
 
 def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:
-    hint = _HINTS.get(code, f"the text above is the server's; {other_way(narrowed=narrowed)}")
+    hint = _HINTS.get(code, f"the error text is the server's; {other_way(narrowed=narrowed)}")
     if narrowed and thread == "apply" and code != _XAER_NOTA:
         known = f"{_HINTS[code]}; or " if code in _OF_HISTORY else ""
         hint = f"{known}it needs tables that this replay leaves out: {OF_SOME_TABLES}"
     raise ServerError(
         f"replay stopped at {now.file}:{now.pos}: the server cannot {thread} the binary logs (error {code})",
-        detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
+        detail=f"{redact(text)}\nthe copy is at {now.file}:{now.pos} {now.gtids}".rstrip(),
         hint=hint_of_statement(text) or hint,
     )
 
@@ -243,7 +244,7 @@ class Applier(ABC):
         while True:
             if cancel.is_set():
                 raise CancelledError(
-                    "the replay was cancelled", hint="the copy stands somewhere between start and target"
+                    "the replay was cancelled", hint="the copy is at a position between start and target"
                 )
             now = self._looked()
             for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
@@ -268,7 +269,7 @@ class Applier(ABC):
             raise ToolError(
                 "the restored copy ended while logs were replayed onto it",
                 detail=self._server.log_tail(),
-                hint=f"its own log above tells why; {other_way(narrowed=bool(self._leg.tables))}",
+                hint=f"see its error log above; {other_way(narrowed=bool(self._leg.tables))}",
             ) from error
 
     def _look(self) -> Standing:
@@ -317,7 +318,7 @@ class MariadbApplier(Applier):
             if not self._is_at(before):
                 raise ServerError(
                     f"the replay did not stop before {gtid}",
-                    detail=f"it stands at {mariadb_position(self._session)}, not {before}",
+                    detail=f"the copy is at {mariadb_position(self._session)}, not {before}",
                 )
             self._session.execute(
                 "SET GLOBAL gtid_slave_pos = %s", str(mariadb_position(self._session).plus(MariadbGtids.parse(gtid)))
@@ -370,9 +371,7 @@ def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
         raise RefusedError(
             "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
             detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
-            hint=OF_SOME_TABLES
-            if narrowed
-            else "replay by file and position, which does not ask for GTIDs: --replay-with pipe",
+            hint=OF_SOME_TABLES if narrowed else "replay by file and position, without GTIDs: --replay-with pipe",
         )
 
 
@@ -420,7 +419,7 @@ class MysqlApplier(Applier):
         if not self._done(end):
             raise ServerError(
                 "the applier stopped before the end of the logs",
-                detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
+                detail=f"the copy is at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
             )
         if self._by_gtid and self._leg.tables:
             # MySQL before 8.0 forgets the GTID of a statement that the filter skipped, having no log of its own.
@@ -475,7 +474,7 @@ class MysqlApplier(Applier):
         start, first = self._leg.start, self._leg.files[0].name
         if not self._by_gtid and start.file != first:
             raise RefusedError(
-                "logs without GTIDs can be replayed from a place in their first file only",
+                "logs without GTIDs can be replayed only from a position in their first file",
                 detail=f"the start is {start.file}:{start.pos}, the first file {first}",
             )
 

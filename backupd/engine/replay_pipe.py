@@ -39,8 +39,8 @@ from backupd.process.runtime import render_options
 _PACKET = "1G"
 
 _NEITHER = (
-    "neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
-    "(--to with its file and position), or from a backup that is newer"
+    "neither the pipe nor the applier can replay this exactly: restore to right before the GTID that occurs twice "
+    "(--to with its file and position), or from a newer backup"
 )
 
 
@@ -49,7 +49,7 @@ def refuse_inexact(leg: Leg) -> None:
     found, start, first = leg.found, leg.start, leg.files[0].name
     reason = ""
     if found.marks:
-        reason = "the source encrypts its logs, and mariadb-binlog takes these, which came decrypted, for encrypted"
+        reason = "the source encrypts its logs, and mariadb-binlog takes these decrypted copies for encrypted ones"
     elif not pipes_everything(leg.info.flavour):
         if leg.exclude:
             reason = "mariadb-binlog cannot leave out single transactions"
@@ -60,7 +60,7 @@ def refuse_inexact(leg: Leg) -> None:
         elif start.file != first and found.start.last != found.first.last:
             reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {first}"
     elif start.file != first and found.anonymous:
-        reason = "transactions without GTIDs can be replayed from a place in the first file only"
+        reason = "transactions without GTIDs can be replayed only from a position in the first file"
     if reason:
         raise RefusedError(
             f"this replay cannot go through the pipe: {reason}",

@@ -336,9 +336,9 @@ def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, st
             fits = covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False)
     if not fits:
         raise RefusedError(
-            "the logs do not end where the replay is to stop",
+            "the logs do not end at the stop position of the replay",
             detail=f"they end at {last or 'no GTID'}, the stop is at {gtids or 'no GTID'}",
-            hint="`backupd timeline` names the recoverable moments; fetch the logs again",
+            hint="fetch the logs again; `backupd timeline` lists the recoverable moments",
         )
 
 
@@ -433,7 +433,7 @@ def _refuse_other_files(source: LaunchedServer, leg: Leg) -> None:
     if served[:-1] != leg.sizes:
         missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in leg.sizes if (name, size) not in served)
         raise ToolError(
-            "the scratch source does not serve the logs that it was given",
+            "the scratch source does not serve all of its logs",
             detail=f"missing or changed: {missing or 'none'}\n{source.log_tail()}",
         )
 
@@ -452,4 +452,4 @@ def _port() -> int:
             with contextlib.suppress(OSError):
                 probe.bind((HOST, port))
                 return port
-    raise ToolError("no port of 127.0.0.1 is free", hint="look at what listens there: ss -lnt")
+    raise ToolError("no port of 127.0.0.1 is free", hint="list the listening programs: ss -lnt")

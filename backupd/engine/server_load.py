@@ -300,10 +300,10 @@ def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
         except (TypeError, ValueError):
             lag = -1.0
         if not 0 <= lag <= LONGEST_LAG:
-            return Reading(None, f"the lag of {name} is unknown: it claims {str(behind)[:40]} s")
+            return Reading(None, f"the lag of {name} is unknown: it reports {str(behind)[:40]} s")
         worst = max(worst, lag - float(row.get("SQL_Delay") or 0))
     if not channels:
-        return Reading(None, f"the lag of {name} is unknown: it replicates no longer")
+        return Reading(None, f"the lag of {name} is unknown: it no longer replicates")
     return Reading(worst, f"{name} is {worst:.0f} s behind")
 
 
@@ -322,9 +322,9 @@ def lag_gauges(
     found: list[Gauge] = []
     with connection.connect() as session:
         dialect = read_dialect(session)
-        if _ask(session, dialect.replica_status, warnings, "its own lag as a replica"):
+        if _ask(session, dialect.replica_status, warnings, "for its own lag as a replica"):
             found.append(LagGauge(name, connection))
-        replicas = _ask(session, dialect.replica_hosts, warnings, "who replicates from it")
+        replicas = _ask(session, dialect.replica_hosts, warnings, "for its replicas")
     for row in replicas:
         gauge = _follower(row, followers)
         if isinstance(gauge, str):
@@ -332,7 +332,7 @@ def lag_gauges(
         else:
             found.append(gauge)
     if not found and not warnings:
-        warnings.append("limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch")
+        warnings.append("limits.replica_lag: the server is not a replica and has no replicas: nothing is watched")
     return Gauges(tuple(found), tuple(warnings))
 
 
@@ -354,11 +354,11 @@ def _follower(row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callab
         return f"with server id {number} does not report its address (report_host), so its lag is not watched"
     connect = followers.get((host, port))
     if connect is None:
-        return f"{host}:{port} is no server of the configuration, so its lag is not watched"
+        return f"{host}:{port} is not a server of the configuration, so its lag is not watched"
     try:
         return LagGauge(f"{host}:{port}", connect())
     except BackupdError as error:
-        return f"{host}:{port} cannot be asked: {error.message}"
+        return f"{host}:{port} cannot be queried: {error.message}"
 
 
 # -- the disk
@@ -390,7 +390,7 @@ class DiskGauge:
         self._before, self._seen = counters, now
         where = f"the disk {self._device[0]}:{self._device[1]}"
         if counters is None or before is None or counters.requests < before.requests:
-            return Reading(None, f"the latency of {where} is unknown: the kernel counts it no longer")
+            return Reading(None, f"the latency of {where} is unknown: the kernel no longer counts it")
         requests = counters.requests - before.requests
         if requests:
             value = max(0, counters.milliseconds - before.milliseconds) / requests / 1000
@@ -424,7 +424,7 @@ def disk_gauges(folder: Path, *, stats: Path = DISKSTATS) -> Gauges:
     device = os.major(status.st_dev), os.minor(status.st_dev)
     if disk_counters(_text(stats), device) is None:
         return _unwatched(
-            f"{folder} is on no block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
+            f"{folder} is not on a block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
         )
     return Gauges((DiskGauge(device, stats=stats),))
 
@@ -459,7 +459,7 @@ class QueryGauge(SessionGauge):
         ours = str(session.scalar("SELECT SUBSTRING_INDEX(USER(), '@', 1)"))
         others = [one for one in running(session, 0) if one.user != ours and not _WAITS.match(one.state)]
         if not others:
-            return Reading(0.0, "nobody else runs a statement")
+            return Reading(0.0, "no other session runs a statement")
         return Reading(float(others[0].seconds), f"a statement of {others[0]}")
 
 

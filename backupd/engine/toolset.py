@@ -178,7 +178,7 @@ def refuse_clashes(session: Session, info: ServerInfo) -> None:
     odd = with_a_backtick(session, _LOCKED_BY_NAME) if info.flavour is Flavour.MARIADB else []
     if odd:
         raise RefusedError(
-            f"mariadb-backup fails over {odd[0].shown}: a table of {', '.join(_LOCKED_BY_NAME)} with a backtick in its "
+            f"mariadb-backup fails on {odd[0].shown}: a table of {', '.join(_LOCKED_BY_NAME)} with a backtick in its "
             "name or its schema's",
             detail=", ".join(name.shown for name in odd),
             hint="RENAME TABLE it, or ALTER TABLE ... ENGINE=InnoDB; meanwhile logical backups hold it",
@@ -217,7 +217,7 @@ def _passed_over(tool: PhysicalTool, info: ServerInfo, paths: Mapping[str, str])
             _fitting(family, info.flavour, info.version, paths)
         except ToolError as error:
             if not isinstance(error, ToolMissingError) or any(map(paths.get, family.programs)):
-                yield (f"{error.message}, so {tool.tool.name} takes its place; {_to_install((family,), info.version)}")
+                yield (f"{error.message}, so {tool.tool.name} is used instead; {_to_install((family,), info.version)}")
 
 
 def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
@@ -298,7 +298,7 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
             ToolError(
                 f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",
                 detail=f"{tool.path}: {tool.version_text}",
-                hint=f"{hint}; going to another series is an upgrade of its own",
+                hint=f"{hint}; moving to another series is a separate upgrade",
             )
         )
     raise next((refusal for refusal in refusals if not isinstance(refusal, ToolMissingError)), refusals[0])
@@ -351,7 +351,7 @@ def _inspected(name: str, path: str, asked: tuple[str, ...], _changed: int, _siz
                 digest = hashlib.file_digest(program, "sha256").hexdigest()
             return Tool(name, path, version, line.strip(), digest)
     raise ToolError(
-        f"cannot determine the version of {path}", detail="\n".join(lines[-5:]), hint=f"is this really {name}?"
+        f"cannot determine the version of {path}", detail="\n".join(lines[-5:]), hint=f"check that it is {name}"
     )
 
 

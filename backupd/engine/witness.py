@@ -204,7 +204,7 @@ class LockWindowWitness:
         if self._sight is None:
             return None
         if not self._go.is_set():
-            self.problem = self.problem or "the tool never said that it had blocked commits"
+            self.problem = self.problem or "the tool did not report that it blocked commits"
             return None
         self._thread.join(self._PATIENCE)
         if self._taken_at is None:

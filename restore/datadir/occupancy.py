@@ -404,7 +404,7 @@ def refuse_full(folder: Path, need: int, what: str, *, detail: str = "", hint: s
     free = room.f_bavail * room.f_frsize
     if free < need:
         raise RefusedError(
-            f"too little room at {there} for {what}: {format_size(need)} needed, {format_size(free)} free",
+            f"not enough space at {there} for {what}: {format_size(need)} needed, {format_size(free)} free",
             detail=detail,
             hint=hint,
         )
@@ -417,7 +417,7 @@ def refuse_too_small(need: Need, folder: Path, *, there: tuple[int, int] = (0, 0
     free = room.f_bavail * room.f_frsize + there[0]
     if free < need.least_bytes:
         raise RefusedError(
-            f"too little room at {folder}: {format_size(need.bytes)} needed, {format_size(free)} free",
+            f"not enough space at {folder}: {format_size(need.bytes)} needed, {format_size(free)} free",
             detail=f"{need.describe()}; free: {free:,} bytes; missing: {need.bytes - free:,} bytes",
             hint="free some space there, or restore onto a larger file system",
         )

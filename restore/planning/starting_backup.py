@@ -110,7 +110,7 @@ def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
     if ahead is newest:
         return []
     other = newest if chosen is ahead else ahead
-    why = "the clock was set back, or the binary log began again (RESET MASTER, a restored server)"
+    why = "the clock was set back, or the binary log was reset (RESET MASTER, a restored server)"
     choice = f"chosen is {chosen.id}; if that is wrong: --to backup:{other.id}"
     return [f"the newest backup is ambiguous: {_named(newest)} by time, {_named(ahead)} by position ({why}); {choice}"]
 

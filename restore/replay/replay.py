@@ -174,7 +174,7 @@ def _refuse_wrong(leg: Leg) -> None:
         raise RefusedError("the plan does not say what is executed at the stop, and the logs have GTIDs")
     if mariadb and found.works and stop.gtids and not same(str(found.end), stop.gtids, mariadb=True):
         raise RefusedError(
-            "the logs do not end where the replay is to stop",
+            "the logs do not end at the stop position of the replay",
             detail=f"they end at {found.end}, the stop is at {stop.gtids}",
         )
     absent = [

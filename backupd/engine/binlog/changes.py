@@ -289,7 +289,7 @@ def _count(images: list[Image], body: bytes, at: int, stop: int) -> int:
         if at == begin:
             break
     if at != stop:
-        raise MisfitError("the last row ends elsewhere than the event")
+        raise MisfitError("the last row does not end where its event ends")
     return rows
 
 
@@ -487,15 +487,15 @@ class Changes:
         table = self._tables.get(number)
         if table is None:
             if number != _NO_TABLE:
-                raise damaged(start, "rows of a table that no event names")
+                raise damaged(start, "a row event has no table map event")
             return
         rows, watch = 0, self._watch
         try:
             rows = count(table, watch if watch is not None and watch.wants(self.gtid, self._start, table) else None)
         except (MisfitError, CompressionError) as error:
             self.remarks[
-                f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index says fewer than "
-                "there are; a replay is not touched by that"
+                f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index counts too few; replays "
+                "are not affected"
             ] = None
         key = table.schema, table.name, ROW_KINDS[kind]
         self._rows[key] = self._rows.get(key, 0) + rows

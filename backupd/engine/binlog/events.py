@@ -55,7 +55,7 @@ _WITH_ALGORITHM = 90
 since 5.3 (over 200). The version in it is not asked, since a flipped bit there must be noticed, too."""
 _ENCRYPTED_MAGIC = b"\xfdbin"
 _FETCH_AGAIN = "fetch the file from its server again; if the server's own copy is damaged too, take a full backup now"
-_ENCRYPTED_HINT = "read it through the server, which decrypts: backupd streams binary logs, it never copies them"
+_ENCRYPTED_HINT = "read it through the server, which decrypts: backupd streams binary logs and never copies their files"
 
 Event = tuple[int, int, int, int, int, bytes, int, int]
 """type, seconds, server id, start and end in the file; the body is ``[from, to)`` of the bytes: bytes, from, to."""
@@ -101,7 +101,7 @@ def read_format(stream: BinaryIO) -> Format:
     if magic == _ENCRYPTED_MAGIC:
         raise encrypted(0)
     if magic != MAGIC:
-        raise damaged(0, f"it begins with {magic.hex(' ')}, no binary log does")
+        raise damaged(0, f"the file begins with {magic.hex(' ')}, not with the magic number of a binary log")
     header = _exactly(stream, HEADER.size)
     when, kind, server_id, length, following, flags = HEADER.unpack(header)
     if kind != FORMAT or following != FIRST_EVENT + length or not HEADER.size + _FORMAT_FIXED < length < 4096:
@@ -137,7 +137,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
         if not more:
             raise StreamError(
                 "a binary log ends before its format description does",
-                hint="a server writes these first 300 bytes at once; look again when it has",
+                hint="the server writes these first 300 bytes at once: try again in a moment",
             )
         found += more
     return found
@@ -293,9 +293,7 @@ class Frames:
     def _broken(self, place: int, kind: int, length: int, following: int) -> DamagedError:
         if self._inside is not None:
             return damaged(self._inside, f"an event of {length} bytes in a compressed transaction")
-        return damaged(
-            place, f"an event of type {kind} is {length} bytes long and says that the next one starts at {following}"
-        )
+        return damaged(place, f"an event of type {kind} is {length} bytes long, but its header ends it at {following}")
 
 
 _END, _SIZE, _ALGORITHM = 0, 1, 2
@@ -319,7 +317,7 @@ def open_payload(body: Pull) -> BinaryIO | Pull:
             if value is not None:
                 value.skip(value.left)
     except ValueError as error:
-        raise CompressionError(f"the head of a compressed transaction is broken: {error}") from None
+        raise CompressionError(f"the header of a compressed transaction is damaged: {error}") from None
     if algorithm == _PLAIN:
         return body
     if algorithm != _ZSTD:
@@ -347,7 +345,7 @@ def inflated(body: Pull) -> bytes | Pull:
         head = body.take(1)[0]
         length = int.from_bytes(body.take(head & 0x07), "big")
     except ValueError:
-        raise CompressionError("compressed bytes end in their head") from None
+        raise CompressionError("compressed data ends inside its header") from None
     if not head & 0x80 or (head >> 4) & 0x07 != _ZLIB:
         raise CompressionError(f"compression {head:#x} is not known")
     pull = Pull(_Inflater(body).read, length)
@@ -365,12 +363,12 @@ class _Inflater:
             try:
                 piece = self._zlib.decompress(self._input, size)
             except zlib.error as error:
-                raise CompressionError(f"compressed bytes cannot be read: {error}") from None
+                raise CompressionError(f"compressed data cannot be read: {error}") from None
             self._input = self._zlib.unconsumed_tail
             if piece:
                 return piece
             if self._zlib.eof or not (self._input or (more := self._body.read(_INFLATED_PIECE))):
-                raise CompressionError("compressed bytes end early")
+                raise CompressionError("compressed data ends early")
             self._input = self._input or more
 
 
@@ -380,7 +378,7 @@ def _packed(body: Pull) -> int:
     if first <= 250:
         return first
     if first not in {252, 253, 254}:
-        raise ValueError(f"{first} is no packed number")
+        raise ValueError(f"{first} is not a packed integer")
     return int.from_bytes(body.take({252: 2, 253: 3, 254: 8}[first]), "little")
 
 

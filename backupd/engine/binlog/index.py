@@ -56,5 +56,5 @@ def _broken(number: int, why: str) -> DamagedError:
     return DamagedError(
         "the index of a binary log cannot be read",
         [f"line {number}: {why}"],
-        hint="the logs themselves may be whole: backupd fsck tells; they can be replayed without it",
+        hint="the binary logs may be intact and can be replayed without the index: check them with `backupd fsck`",
     )

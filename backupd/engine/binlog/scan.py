@@ -217,7 +217,7 @@ class Conflicts:
         if kind is not ChangeKind.INSERT and (by := self._images.get(name, {}).get(images[0])):
             self._conflict(by, shown, f"it changes a row that {by} wrote")
         elif kind is not ChangeKind.INSERT and (by := self._partial.get(name) or ("" if full else self._rows[name])):
-            why = "the log does not hold all columns of all rows, so that nobody knows whether it changes a row that"
+            why = "the log does not hold all columns of all rows (binlog_row_image), so it may change a row that"
             self._conflict(by, shown, f"{why} {by} wrote")
 
     def statement(self, gtid: str, start: int, done: Effect) -> None:
@@ -240,11 +240,11 @@ class Conflicts:
         for change in done.changes:
             if by := self._touched(change):
                 shown = f"{change.schema}.{change.name}" if change.name else change.schema
-                self._conflict(by, shown, f"it is a statement about something that {by} changes")
+                self._conflict(by, shown, f"its statement uses an object that {by} changes")
         if done.data and (by := self._begun):
             shown = next((f"{change.schema}.{change.name}" for change in done.changes if change.name), "")
-            why = f"that may read what {by} changed, and would do something else without it"
-            self._conflict(by, shown, f"it changes data by a statement, not rows: {why}")
+            why = f"that may read rows that {by} changed and give another result without it"
+            self._conflict(by, shown, f"it is logged as a statement, not as rows: {why}")
 
     # --- what follows from it
 
@@ -256,7 +256,7 @@ class Conflicts:
             if xid and transaction.state == "prepared":
                 self._xids[xid] = gtid
             elif xid and not transaction.changes and xid not in self._xids:
-                why = "stays prepared and keeps its locks; leave out its first part, too"
+                why = "stays prepared and keeps its locks; leave out its first part as well"
                 self._conflict(gtid, "", f"without it the XA transaction {xid} {why}")
         elif xid and transaction.state != "prepared" and (by := self._xids.get(xid)):
             self._conflict(by, "", f"it ends the XA transaction {xid} that {by} prepares")

@@ -161,7 +161,7 @@ class Assembler:
         self._open = True
 
     def _unfinished(self) -> None:
-        self._new_remarks[f"the transaction at byte {self._start} has no end: its server wrote a part of it"] = None
+        self._new_remarks[f"the transaction at byte {self._start} is incomplete: its server wrote a part of it"] = None
         self._open = False
 
     def _belongs(self, event: Event) -> None:
@@ -276,7 +276,7 @@ class Assembler:
         self._passed(event)
 
     def _incident(self, event: Event) -> None:
-        self._new_remarks[f"the server lost events before byte {event[4]} and said so (incident)"] = None
+        self._new_remarks[f"the server lost events before byte {event[4]} and logged an incident event"] = None
         if self._open and not self._begun:
             self._complete(event)
         elif not self._open:

@@ -179,13 +179,13 @@ class _Walker:
         if self._open:
             raise RefusedError(
                 f"{self._files[-1].name} ends inside a transaction",
-                hint="the stop of a replay must lie between two transactions",
+                hint="the stop position of a replay must be between two transactions",
             )
         found.end = MariadbGtids(dict(self._state))
         missing = {domain: gtid for domain, gtid in self._pending.items() if domain in self._state}
         if missing:
             raise RefusedError(
-                f"the logs do not continue the copy: {MariadbGtids(missing)}, which it has executed, is not in them",
+                f"the logs do not continue the copy: they lack {MariadbGtids(missing)}, which it has executed",
                 detail=f"they begin after {found.first or 'nothing'} and end at {found.end}",
                 hint="these logs are of another branch of this server's history",
             )
@@ -201,8 +201,8 @@ class _Walker:
     def _reach(self, path: Path, at: int) -> None:
         if (at != self._start.pos and self._start.pos > FIRST_EVENT) or self._open:
             raise RefusedError(
-                f"{path.name}:{self._start.pos} is not a place between two transactions",
-                hint="the position of the backup and these logs do not belong together",
+                f"{path.name}:{self._start.pos} is not a position between two transactions",
+                hint="the position of the backup does not match these logs; use an older or newer backup",
             )
         self._started = True
         self._wait_for_start()
@@ -225,7 +225,7 @@ class _Walker:
             raise RefusedError(
                 f"position {self._start.file}:{self._start.pos} and GTID {self._found.start} do not match "
                 "in these binary logs",
-                detail=f"they are at {here} there",
+                detail=f"the logs are at {here} at this position",
                 hint="the position of the backup is ambiguous; use an older or newer backup",
             )
 
@@ -237,9 +237,9 @@ class _Walker:
             with path.open("rb") as stream:
                 told = events.read_format(stream)
         except StreamError as error:
-            raise DamagedError("a binary log ends before it begins", [str(path)]) from error
+            raise DamagedError("a binary log ends inside its header", [str(path)]) from error
         if path != self._files[0] and told.mariadb != self._found.mariadb:
-            raise DamagedError("the logs are of different kinds of servers", [str(path)])
+            raise DamagedError("the logs are of both MySQL and MariaDB servers", [str(path)])
         self._found.mariadb = told.mariadb
         self._checksum = events.CRC_SIZE if told.checksums else 0
         self._own_id = told.server_id

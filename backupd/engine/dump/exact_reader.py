@@ -63,9 +63,9 @@ class ExactDump:
         if not table.engine:
             return "the server cannot open it"
         if keeps_transaction_ids(columns):
-            return "its past is kept by transaction ids, which no server takes back: only physical backups hold it"
+            return "transaction ids version its row history, which no server loads: only physical backups hold it"
         unknown = unknown_types(columns)
-        return f"nothing is known of the types of its columns: {unknown}" if unknown else ""
+        return f"unknown types of its columns: {unknown}" if unknown else ""
 
     def run(self, request: DumpRequest) -> ExactRun:
         """Connects when it is entered, once for each thread."""

@@ -142,7 +142,7 @@ class DumpTool(Protocol):
 
 _PIECE = 1024 * 1024
 _SKIPPED = {first: 1 + width for first, width in WIDTHS.items()}
-_NO_TEXT = "the text of a row is longer than max_allowed_packet of the server: raise it there"
+_NO_TEXT = "the text of a row is longer than the server's max_allowed_packet: raise max_allowed_packet on the server"
 
 _NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "decimal"})
 _FLOATS = frozenset({"float", "double"})
@@ -459,7 +459,7 @@ def inspect(path: Path) -> Inspected:
     if not text.endswith(_END):
         return Inspected(0, "it does not end with a whole statement")
     if strange:
-        return Inspected(0, f"{strange} of its lines are no part of an INSERT statement")
+        return Inspected(0, f"{strange} of its lines are not part of an INSERT statement")
     if meter.statements and not charset:
-        return Inspected(0, "it does not say which character set its texts are in")
+        return Inspected(0, "it does not declare the character set of its text")
     return Inspected(meter.rows, head=head, charset=charset or "")

@@ -177,7 +177,7 @@ class DumpLog:
         thread = _THREAD.match(text)
         number = thread["thread"] if thread else ""
         if _RECONNECTS in text or (_RETRIES in text and number not in self._refused):
-            self._distrust(f"{text}: what it read from then on is of a later moment")
+            self._distrust(f"{text}: the rows that it read after that are of a later moment")
             return True
         self._refused.discard(number)
         return _RETRIES in text
@@ -228,14 +228,14 @@ _FILE = re.compile(r"(?P<schema>[^.]+)\.(?P<table>[^.]+)(?:\.\d+)*\.sql")
 _BREAKS = frozenset("\r\n\0\u2029")
 """What ends a line in the list of tables to leave out."""
 _HINTS = {
-    "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
+    "privilege(s) for this operation": "grant the account the missing privileges; `backupd check` lists them",
     "Access denied": "wrong user or password: check defaults_file, user and password_file of this server",
-    "Can't connect": "is the server running, and are host and port (or the socket) right?",
-    "Unknown option": "this mydumper does not know an option of its version: is the program really mydumper?",
-    "Cannot parse": "this mydumper reads an option in another way than its version does: is it really mydumper?",
+    "Can't connect": "check that the server is running and that host and port (or the socket) are right",
+    "Unknown option": "this program rejected an option that mydumper of its version has: check that it is mydumper",
+    "Cannot parse": "this program reads an option in another way than its version of mydumper: is it mydumper?",
     "Too many connections": "the server has no free connection slot: raise max_connections or close idle clients",
-    "SSL": "look at the ssl-* settings in the defaults file of this server",
-    "No space left": "free room on the spool's disk",
+    "SSL": "check the ssl-* settings in the defaults file of this server",
+    "No space left": "free space on the disk of the spool",
 }
 
 
@@ -324,10 +324,10 @@ class MyDumperRun:
                 self._hear_out()  # small tables: it may have read and written them all, and ended, before we heard it
                 if self._log.ready.is_set():
                     return
-                raise self._failure(f"{self._tool.name} {describe_exit(code)} before it had its snapshots")
+                raise self._failure(f"{self._tool.name} {describe_exit(code)} before it opened its snapshots")
             if time.monotonic() > deadline:
                 stop([child])
-                raise self._failure(f"{self._tool.name} did not have its snapshots within {seconds:g} s")
+                raise self._failure(f"{self._tool.name} did not open its snapshots within {seconds:g} s")
 
     def pause(self) -> None:
         """Stop the program (SIGSTOP)."""
@@ -446,8 +446,8 @@ class MyDumperRun:
         if not is_plain(path):
             path.unlink()
             raise ToolError(
-                f"{self._tool.name} was to write {place.name}, and that is no plain file of its own",
-                hint="somebody else writes in its folder, or the server that it reads is hostile",
+                f"{self._tool.name} was to write {place.name}, but that is not a regular file of its user",
+                hint="check which process writes into its folder, and that the server is the one that you mean",
             )
         match = _FILE.fullmatch(place.name)
         name = self._names.get((match["schema"], match["table"])) if match else None
@@ -488,9 +488,9 @@ class MyDumperRun:
     def _death(self, code: int) -> str:
         """Why a table that is not known to be complete is not; empty when the run came to a good end."""
         if not (self._log.finished and self._metadata.finished):
-            return f"mydumper {describe_exit(code)} before it came to its end" + self._last_words()
+            return f"mydumper {describe_exit(code)} before it finished" + self._last_words()
         if code != 0 and not self._log.errors:
-            return f"mydumper {describe_exit(code)} and did not say why" + self._last_words()
+            return f"mydumper {describe_exit(code)} without an error message" + self._last_words()
         return ""
 
     def _doubts(self, name: TableName, death: str) -> Iterator[str]:
@@ -498,16 +498,16 @@ class MyDumperRun:
         if why := self._log.failed.get(name):
             yield f"mydumper: {why}"
         if why := self._faults.get(name):
-            yield f"what mydumper wrote is damaged (was the disk full?): {why}"
+            yield f"the file from mydumper is damaged (was the disk full?): {why}"
         if self._log.trouble:
             yield f"mydumper: {self._log.trouble[0]}"
         if death and name not in self._log.ended:
             yield death
         if name not in self._log.begun:
-            yield "mydumper did not find it: it was dropped or renamed, or is not a table to mydumper"
+            yield "mydumper did not find it: it was dropped or renamed, or mydumper does not treat it as a table"
         told = self._metadata.rows.get(name)
         if told is not None and told != self._rows[name]:
-            yield f"mydumper read {told} rows of it and wrote {self._rows[name]}"
+            yield f"mydumper read {told} rows of it but wrote {self._rows[name]}"
 
     def _failure(self, message: str) -> ToolError:
         if self._program is not None:
@@ -516,7 +516,7 @@ class MyDumperRun:
         return ToolError(
             message,
             detail=detail,
-            hint=next((hint for mark, hint in _HINTS.items() if mark in detail), "its last lines tell why"),
+            hint=next((hint for mark, hint in _HINTS.items() if mark in detail), "see its last lines"),
         )
 
     def _said(self) -> str:

@@ -135,9 +135,9 @@ class MyDumper:
         if not table.engine or table.engine.lower() in _LEFT_OUT:
             yield f"mydumper leaves out tables of engine {table.engine or 'unknown'}"
         if not columns.all:
-            yield "it is not a table of columns"
+            yield "it has no columns"
         if columns.versioned:
-            yield "mydumper writes no history of rows"
+            yield "mydumper does not write the row history of system-versioned tables"
         for column in columns.all:
             yield from self._objections_to(column)
 
@@ -147,16 +147,16 @@ class MyDumper:
         if column.kind == "float":
             yield f"mydumper rounds its column {column.name} of type float"
         if column.kind == "double" and self._flavour is not Flavour.MARIADB:
-            yield f"what mydumper writes of its column {column.name} of type double loses the sign of a negative zero"
+            yield f"mydumper loses the sign of a negative zero in its column {column.name} of type double"
         if column.kind == "json" and self._flavour is not Flavour.MARIADB and self._version < _LOADS_BINARY_JSON:
             yield (
-                f"what mydumper writes of its column {column.name} of type json cannot be loaded: its files are "
-                f"declared as binary, which {self._flavour} {self._version.series} does not take for JSON"
+                f"the output of mydumper for its column {column.name} of type json cannot be loaded: it is declared as "
+                f"binary, which {self._flavour} {self._version.series} does not accept for JSON"
             )
         if column.kind in CONVERTED:
-            yield f"what mydumper writes of its column {column.name} of type {column.kind} cannot be loaded"
+            yield f"the output of mydumper for its column {column.name} of type {column.kind} cannot be loaded"
         if column.kind in CHOICES and has_empty_member(column.type):
-            yield f"what mydumper writes of its column {column.name} does not distinguish the member '' from no value"
+            yield f"mydumper does not distinguish the member '' of its column {column.name} from no value"
         if not _COLUMN_NAME.fullmatch(column.name):
             yield "mydumper cannot handle the name of one of its columns"
         if self._line.whole and self._flavour is not Flavour.MARIADB and _COMPUTED_DEFAULT.search(column.rest):
@@ -308,8 +308,8 @@ def select(
 def _unused(include: Sequence[TablePattern], exclude: Sequence[TablePattern], used: set[TablePattern]) -> list[str]:
     known = {*used, TablePattern("*.*")}
     return [
-        *(f"no table fits {pattern}, which is to be included" for pattern in include if pattern not in known),
-        *(f"no table fits {pattern}, which is to be excluded" for pattern in exclude if pattern not in used),
+        *(f"no table matches {pattern} of the tables to include" for pattern in include if pattern not in known),
+        *(f"no table matches {pattern} of the tables to exclude" for pattern in exclude if pattern not in used),
     ]
 
 
@@ -317,7 +317,7 @@ def _leftover_words(names: Sequence[TableName]) -> list[str]:
     if not names:
         return []
     shown = ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    return [f"left out, since they are what an interrupted or a running ALTER TABLE leaves: {shown}"]
+    return [f"left out as temporary tables of a running or interrupted ALTER TABLE: {shown}"]
 
 
 _NO_TABLE = "backupd check: no table has this name"

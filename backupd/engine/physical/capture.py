@@ -224,7 +224,7 @@ def verify_files(base: Path, expected: Mapping[str, int]) -> None:
         if found is None:
             wrong.append(f"{path} is missing ({wanted} bytes)")
         elif wanted is None:
-            wrong.append(f"{path} does not belong here ({found} bytes)")
+            wrong.append(f"{path} is not a file of the backup ({found} bytes)")
         elif found != wanted:
             wrong.append(f"{path} has {found} bytes instead of {wanted}")
     if wrong:
@@ -268,9 +268,9 @@ def _file(
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != owner:
             raise ToolError(
-                f"{path} of the copy is not a plain file of the server's own",
+                f"{path} of the copy is not a regular file of the server's user",
                 detail=f"{stat.filemode(status.st_mode)}, {status.st_nlink} names, uid {status.st_uid}",
-                hint="somebody changed the copy while it was made; nothing was kept of this backup",
+                hint="another process changed the copy while it was made; no part of this backup was kept",
             )
         view = memoryview(buffer)
         position = 0

@@ -107,7 +107,7 @@ def flushed_lsn(base: Path, system: str) -> int:
         page = b""
     if len(page) < _FLUSHED_AT + 8:
         raise ToolError(
-            f"{base / system} is not there or empty: this is no complete copy of a server", hint=OTHER_BACKUP
+            f"{base / system} is missing or empty: the copy of the server is not complete", hint=OTHER_BACKUP
         )
     return int(struct.unpack_from(">Q", page, _FLUSHED_AT)[0])
 
@@ -124,7 +124,7 @@ def checkpoint_lsn(base: Path) -> int:
             if len(header) == _HEADER:
                 found = max(found, int(struct.unpack_from(">Q", header, block + _LSN_IN_BLOCK)[0]))
     if not found:
-        raise ToolError(f"{base} has no readable redo log: this is no complete copy of a server", hint=OTHER_BACKUP)
+        raise ToolError(f"{base} has no readable redo log: the copy of the server is not complete", hint=OTHER_BACKUP)
     return found
 
 
@@ -362,11 +362,11 @@ class CloneCapture(CaptureRun):
             gtid = _flat(session.scalar("SELECT @@GLOBAL.gtid_executed"))
             if len(rows) != 1 or rows[0]["STATE"] != "Completed" or int(rows[0]["ERROR_NO"]):
                 told = "; ".join(f"{row['STATE']} {row['ERROR_NO']} {row['ERROR_MESSAGE']}" for row in rows)
-                raise ToolError("the copy does not say that it was recovered", detail=told or "clone_status is empty")
+                raise ToolError("the copy does not report its recovery", detail=told or "clone_status is empty")
             row = rows[0]
             if _flat(row["GTID_EXECUTED"]) != gtid:
                 raise ToolError(
-                    "the copy has executed other transactions than its clone says",
+                    "the copy has executed other transactions than its clone status reports",
                     detail=f"{gtid}, not {_flat(row['GTID_EXECUTED'])}",
                 )
             self._tables = base_tables(session, read_dialect(session), Path(info.datadir))
@@ -406,7 +406,7 @@ def _make_folder(stack: contextlib.ExitStack, spool: Path, owner: int) -> Path:
     except OSError as error:
         raise RefusedError(
             f"{spool} cannot be used for a clone: {error.strerror}",
-            hint="it must be a folder of this user on a disk with room for the whole server",
+            hint="it must be a folder of this user on a disk with space for the whole server",
         ) from error
     return made
 
@@ -418,7 +418,8 @@ def _owner_of(datadir: Path, session: Session) -> tuple[int, str]:
     owner = datadir.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise RefusedError(
-            f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it could not read what CLONE writes",
+            f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it cannot read the files that CLONE "
+            "writes",
             hint="run the service as root or as the server's user",
         )
     return owner, user or pwd.getpwuid(owner).pw_name
@@ -436,9 +437,10 @@ def _refuse_no_room(datadir: Path, folder: Path) -> int:
     free = room.f_bavail * room.f_frsize
     if free < need + _RESERVE:
         raise RefusedError(
-            f"too little room in {folder.parent}: a clone takes {format_size(need)}, {format_size(free)} are free",
+            f"not enough space in {folder.parent}: a clone needs {format_size(need)}, {format_size(free)} are free",
             detail=f"{need:,} bytes and {_RESERVE:,} in reserve; free: {free:,} bytes",
-            hint="put the spool onto a disk with room for the whole server, or install its Percona XtraBackup",
+            hint="move the spool to a disk with space for the whole server, or install Percona XtraBackup of the "
+            "server's series",
         )
     return need
 
@@ -468,16 +470,16 @@ def _clone_error(error: ServerError, copy: Path, owner: int) -> BackupdError:
         return TablesChangedError(
             "the server could not clone itself while a table was renamed",
             detail=f"{error.message}: {error.detail}",
-            hint="take the backup at a time without such statements",
+            hint="take the backup when no such statement runs",
         )
-    hint = "nothing was kept of this backup; the server's error log has more"
+    hint = "no part of this backup was kept; see the server's error log"
     if code == _DENIED:
         hint = "GRANT BACKUP_ADMIN ON *.* to the account; `backupd check` names each missing privilege"
     elif code == _CONCURRENT:
         hint = "another clone of this server runs: wait for it to end"
     elif code in _NO_FILE:
         hint = (
-            f"the server (uid {owner}) must be able to write into {copy.parent}: look at AppArmor, SELinux, and "
+            f"the server (uid {owner}) must be able to write into {copy.parent}: check AppArmor, SELinux, and "
             "ProtectSystem, PrivateTmp, ReadWritePaths of its service"
         )
     return ToolError("the server could not clone itself", detail=f"{error.message}: {error.detail}", hint=hint)

@@ -109,7 +109,7 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
     if base == store or base in store.parents:
         raise RefusedError(
             f"{store} is inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
-            hint="choose a folder beside it",
+            hint="choose a folder outside of it",
         )
     links = _read_links(base)
     pending = _checked(base, [link for link in links if final not in Path(link.source).parents])
@@ -143,7 +143,7 @@ def assert_local(base: Path, allowed: Path) -> None:
     """
     if found := astray(base, (allowed,)):
         raise RefusedError(
-            f"files of {base} lie elsewhere; a server started on it would open them",
+            f"files of {base} are outside of it; a server started on it would open them",
             detail="\n".join(found[:50]),
             hint="remap the external tablespaces first",
         )
@@ -394,7 +394,7 @@ def verify_tables(
         missing -= _abandoned(missing, tables)
     wrong = [f"{path} is missing" for path in sorted(missing)]
     wrong += [
-        f"{path} is there, though its table was dropped before the backup"
+        f"{path} exists, but its table was dropped before the backup"
         for path in sorted(there - expected)
         if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path
     ]
@@ -468,8 +468,8 @@ def rejoin_renamed(base: Path) -> tuple[str, ...]:
         raise DamagedError(
             f"the tablespaces of {len(doubts)} renamed tables cannot be assigned",
             doubts,
-            hint="restore another backup; at the source, RENAME TABLE back to the old schema makes the"
-            " next backup right",
+            hint="restore another backup; to make the next backup restorable, RENAME TABLE back to the old schema at "
+            "the source",
         )
     for stem, to in moves:
         for suffix in (_DATA, LINK_SUFFIX):

@@ -250,7 +250,7 @@ class Stocktaking:
         if self._go.is_set():
             self.pause()
         if self.tables is None:
-            self.problem = self.problem or "the tool never said that it had blocked changes of definitions"
+            self.problem = self.problem or "the tool did not report that it blocked changes of definitions"
             return
         if self._moment is None:
             return

@@ -100,7 +100,8 @@ def reader_of(datadir: Path, session: Session) -> str | None:
         raise RefusedError(
             f"the data directory {datadir} belongs to {user_words(found.st_uid)}, but the server at "
             f"{session.connection.address} {answers}: backupd does not read it",
-            hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R",
+            hint="connect through the server's own socket; if the directory is the server's, give it to the user of "
+            "the server: chown -R",
         )
     return _named_user(found.st_uid, found.st_gid)
 
@@ -130,10 +131,10 @@ class Survey:
             return
         more = len(self.foreign) - _SHOWN
         raise RefusedError(
-            f"files that are not the server's own lie in its data directory {self.datadir}: {len(self.foreign)}",
+            f"files of other users than the server's are in its data directory {self.datadir}: {len(self.foreign)}",
             detail="\n".join((*self.foreign[:_SHOWN], *((f"and {more} more",) if more > 0 else ()))),
-            hint="no physical backup is taken with them: look who made each one that is named, and remove it; where it "
-            "is the server's own, give it to the server's user with chown",
+            hint="no physical backup is taken with them: remove each file named, or, if it is the server's, give it "
+            "to the server's user with chown",
         )
 
 
@@ -214,7 +215,7 @@ def _doubts(
             try:
                 found = entry.stat()
             except PermissionError:
-                yield f"{name} is a link to {target}, where {user_words(owner.st_uid)} may not look"
+                yield f"{name} is a link to {target}, which {user_words(owner.st_uid)} cannot read"
                 return
             wanted = stat.S_ISDIR if folder else stat.S_ISREG
             if found.st_uid != owner.st_uid or not wanted(found.st_mode):
@@ -233,7 +234,7 @@ def _doubts(
                 try:
                     found = Path(target).stat()
                 except PermissionError:
-                    yield f"{name} leads to {target}, where {user_words(owner.st_uid)} may not look"
+                    yield f"{name} leads to {target}, which {user_words(owner.st_uid)} cannot read"
                     return
                 if found.st_uid != owner.st_uid:
                     yield f"{name} leads to {target}, {_kind(found)} of {user_words(found.st_uid)}"

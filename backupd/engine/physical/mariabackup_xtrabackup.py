@@ -52,7 +52,7 @@ from backupd.model.server_facts import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
 from backupd.process.pipeline import run
 
-_GRANT = "grant the account what is named; `backupd check` names each missing privilege"
+_GRANT = "grant the account the missing privileges; `backupd check` lists them"
 _LOGIN = "wrong user or password: check defaults_file, user and password_file of this server"
 _OPEN_FILES = "raise the limit of open files (LimitNOFILE) for the backup service"
 _PAGE = "a page of the server's own files is damaged: CHECK TABLE the table that is named"
@@ -72,8 +72,8 @@ _MARIADB_HINTS: Mapping[str, str] = {
     "Database page corruption": _PAGE,
     "Too many open files": _OPEN_FILES,
     "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
-    "Can't open datafile": "of a table with DATA DIRECTORY the tool opens the .isl file in the data directory as if to"
-    " write: a service whose unit protects that folder needs it in ReadWritePaths= (systemctl edit backupd)",
+    "Can't open datafile": "for a table with DATA DIRECTORY the tool opens the .isl file in the data directory for"
+    " writing: a service whose unit protects that folder needs it in ReadWritePaths= (systemctl edit backupd)",
     "Permission denied": _READER,
 }
 
@@ -191,10 +191,10 @@ _SHUTDOWN = re.compile(r"Shutdown completed; log sequence number (\d+)")
 
 
 _XTRABACKUP_HINTS: Mapping[str, str] = {
-    "Unable to obtain lock": "statements ran for longer than the backup may wait: SHOW PROCESSLIST names them; take the"
+    "Unable to obtain lock": "statements ran for longer than the backup may wait: SHOW PROCESSLIST lists them; take the"
     " backup when they have ended",
-    "Lock wait timeout exceeded": "somebody held a lock for longer than the backup may wait: SHOW PROCESSLIST names"
-    " them",
+    "Lock wait timeout exceeded": "another session held a lock for longer than the backup may wait: SHOW PROCESSLIST"
+    " lists it",
     "log has wrapped around": "the server overwrote its redo log before it was copied: raise innodb_log_file_size, or"
     " take the backup while less is written",
     "redo log was overwritten": "the server overwrote its redo log before it was copied: raise"
@@ -203,18 +203,18 @@ _XTRABACKUP_HINTS: Mapping[str, str] = {
     "privilege(s) for this operation": _GRANT,
     "Access denied": _LOGIN,
     "missing required privilege": _GRANT,
-    "Can't connect to": "is the server running, and are its socket or host and port right?",
+    "Can't connect to": "check that the server is running and that its socket or host and port are right",
     "gone away": "the server stopped during the backup: check its error log",
     "page corruption detected": _PAGE,
     "seems to be corrupted": _PAGE,
     "Too many open files": _OPEN_FILES,
-    "Unsupported redo log format": "the tool is of another series than the server: install the one that fits",
+    "Unsupported redo log format": "the tool is of another series than the server: install the server's series of it",
     "Unsupported server version": "the tool is older than the server: install its newest release of the same series",
     "without redo logging": "DDL ran while the backup was taken; take it again when none runs",
     "error number 13 in a file operation": _READER,
     "Permission denied": _READER,
     "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
-    "Please set parameter 'datadir'": "the server did not report its data directory: may the account read @@datadir?",
+    "Please set parameter 'datadir'": "the server did not report @@datadir: check that the account may read it",
     "keyring": "the server encrypts tablespaces: the tool needs the same keyring plugin and its keys",
 }
 
@@ -273,7 +273,7 @@ class XtraBackup(StreamingTool):
             if self.tool.version < _NO_TLS_BEFORE:
                 raise RefusedError(
                     f"{self.tool.name} {self.tool.version} cannot encrypt its connection to {connection.address}",
-                    hint="let it use the server's socket, it runs on the server's host anyway; or install a newer one",
+                    hint="use the server's socket (the tool runs on the server's host), or install a newer release",
                 )
             client["ssl-mode"] = mode
         return {"client": client, "xtrabackup": client}
@@ -326,7 +326,7 @@ def _known_options(path: str, _sha256: str) -> frozenset[str]:
     known = frozenset(_LISTED.findall(told))
     if "--backup" not in known:
         raise ToolError(
-            f"{path} --help does not list its options", detail=told[-2000:], hint="is this really xtrabackup?"
+            f"{path} --help does not list its options", detail=told[-2000:], hint="check that it is xtrabackup"
         )
     return known
 

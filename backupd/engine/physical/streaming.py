@@ -270,9 +270,9 @@ class StreamingCapture(CaptureRun):
             stock.imports.refuse()
         if stock.unread:
             raise TablesChangedError(
-                f"a partition was exchanged while the backup ran, and {self.tool.name} reads no change of definitions "
-                f"behind that: {', '.join(name.shown for name in stock.unread[:20])} may be in it as they were before",
-                hint="take the backup at a time without ALTER TABLE ... EXCHANGE PARTITION",
+                f"a partition was exchanged while the backup ran, and {self.tool.name} does not see DDL after that: "
+                f"{', '.join(name.shown for name in stock.unread[:20])} may have their earlier definition in it",
+                hint="take the backup when no ALTER TABLE ... EXCHANGE PARTITION runs",
             )
         known = stock.tables is not None and stock.is_whole
         if not known and (doubts.lost or doubts.crossed):
@@ -290,7 +290,7 @@ class StreamingCapture(CaptureRun):
             raise TablesChangedError(
                 "system tables were emptied or loaded while the backup ran: "
                 + ", ".join(sorted(path for path in stock.begun_again if not stem_of(path))),
-                hint="take the backup at another time than such work (mysql_tzinfo_to_sql, for example)",
+                hint="take the backup when no such work runs (mysql_tzinfo_to_sql, for example)",
             )
         wrong |= dict.fromkeys(table for table in tables if table.name in {table_of(stem) for stem in again})
         for table in wrong:
@@ -324,8 +324,8 @@ class StreamingCapture(CaptureRun):
                 if isinstance(event, Data | Hole | End) and event.path.endswith(_FOREIGN):
                     raise StreamError(
                         f"{self.tool.name} compresses or encrypts what it writes: {event.path}",
-                        hint="an option of its own is in force; only the option file that backupd makes may be read:"
-                        " is the program a wrapper script?",
+                        hint="it read other options than those of backupd's option file: check that the program is "
+                        "not a wrapper script",
                     )
                 yield event
         except ToolMissingError:
@@ -336,7 +336,7 @@ class StreamingCapture(CaptureRun):
                 raise TablesChangedError(
                     f"{error.message}: a table was dropped, renamed or rebuilt while it was read",
                     detail=f"{self._vanished}\n{error.detail}",
-                    hint="take the backup at a time without such statements",
+                    hint="take the backup when no such statement runs",
                 ) from error
             hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
             raise ToolError(error.message, detail=error.detail, hint=hint) from error
@@ -347,17 +347,17 @@ class StreamingCapture(CaptureRun):
                 f"{self.tool.name} did not get its lock within {self._made.lock_seconds:g} s and was stopped,"
                 " because all writers wait behind it",
                 detail="\n".join(text for text in (self.log_tail, self._watch.trouble) if text),
-                hint="a long statement is in its way: SHOW PROCESSLIST names it; take the backup when it has ended"
-                + ("; look there for a FLUSH TABLES that is still waiting, and kill it" if self._watch.trouble else ""),
+                hint="a long statement blocks it: SHOW PROCESSLIST lists it; take the backup when it has ended"
+                + ("; kill a FLUSH TABLES that still waits there" if self._watch.trouble else ""),
             ) from error
 
     def _verified(self, collector: ReceiptCollector) -> Receipts:
         name = self.tool.name
         if not self._last_line.rstrip().endswith(COMPLETED):
             raise ToolError(
-                f"{name} exited with 0 but did not say {COMPLETED!r}",
+                f"{name} exited with 0 but did not print {COMPLETED!r}",
                 detail=self.log_tail,
-                hint="its last lines tell why; nothing was kept of this backup",
+                hint="see its last lines; no part of this backup was kept",
             )
         try:
             receipts = parse_receipts(collector.files)
@@ -370,7 +370,7 @@ class StreamingCapture(CaptureRun):
         if receipts.from_lsn != since or receipts.to_lsn < since:
             raise StreamError(
                 f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
-                hint="the server is not the one that the backup before it was taken from: take a full",
+                hint="the server is not the one that the backup before it was taken from: take a full backup",
             )
         self._refuse_ignored()
         return receipts
@@ -386,8 +386,8 @@ class StreamingCapture(CaptureRun):
             raise ToolError(
                 f"{self.tool.name} left out {len(left_out)} tables that the server has: {', '.join(left_out[:20])}",
                 detail=self.log_tail,
-                hint="a table that was imported (IMPORT TABLESPACE) shortly before looks dropped to the tool until the"
-                " server's next checkpoint: take the backup again a little later",
+                hint="the tool takes a newly imported table (IMPORT TABLESPACE) for a dropped one until the server's "
+                "next checkpoint: take the backup again in a few minutes",
             )
 
     def _heard(self, line: str) -> None:
@@ -501,7 +501,7 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
         lines = [line for line in log.splitlines() if line.strip() and not LEFT_OPEN.search(line)]
         if not lines or not lines[-1].rstrip().endswith(COMPLETED):
             tail = "\n".join(lines[-20:])
-            raise ToolError(f"{tool.name} did not end its work on {base} with {COMPLETED!r}", detail=tail)
+            raise ToolError(f"{tool.name} worked on {base} but did not print {COMPLETED!r}", detail=tail)
         bad = [line for line in lines if any(mark in line for mark in silent)]
         if bad:
             raise UnrestorableError(f"{tool.name} prepared {base}, but not completely", bad[:20], hint=OTHER_BACKUP)

@@ -133,7 +133,7 @@ def _servers_differ(source: Session, target: Session) -> Iterator[str]:
     ours, theirs = (_variables(session) for session in (source, target))
     datadir = Path(theirs["datadir"])
     if not target.connection.socket:
-        yield "the server is reached over the network: its data directory is not known to be here"
+        yield "the server is reached over the network: its data directory may be on another host"
     if ours["series"] != theirs["series"]:
         yield f"the backup is of {ours['series']}, the server {theirs['series']}"
     if ours["page"] != theirs["page"]:
@@ -147,7 +147,7 @@ def _servers_differ(source: Session, target: Session) -> Iterator[str]:
         yield "the server is a node of a cluster, whose other nodes would not get the rows"
     ours_to_write = is_here and os.access(datadir, os.W_OK | os.X_OK) and os.geteuid() in (0, datadir.stat().st_uid)
     if not ours_to_write:
-        yield f"the server's data directory {datadir} is not here, or not ours to write to"
+        yield f"the server's data directory {datadir} is not on this host, or backupd may not write to it"
 
 
 def _variables(session: Session) -> dict[str, str]:
@@ -179,11 +179,11 @@ def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str
         elif name in fulltext:
             found[name] = "it has a full-text index, which is kept in separate files"
         elif name in numbered:
-            found[name] = "its history counts in transactions of the server that it comes from"
+            found[name] = "its row history is versioned by transaction ids of the source server"
         elif not files.get(name):
-            found[name] = "it has no file of its own"
+            found[name] = "it is not in a file-per-table tablespace"
         elif any(file.suffix == _LINK for file in files[name]):
-            found[name] = "its file is elsewhere (DATA DIRECTORY)"
+            found[name] = "its file is outside of the data directory (DATA DIRECTORY)"
     return found
 
 
@@ -323,7 +323,7 @@ class _Files:
         """Where the files of ``table`` lie, without suffix and partition. Raises FileNotFoundError."""
         for file in files_of(self._datadir, (table,))[table]:
             return file.with_name(stem_of(f"schema/{file.name}").partition("/")[2])
-        raise FileNotFoundError(f"{table.shown} has no file below {self._datadir}: is that the server's own folder?")
+        raise FileNotFoundError(f"{table.shown} has no file in {self._datadir}: is it the server's data directory?")
 
     def put(self, source: Path, target: Path) -> None:
         """Copy a tablespace and its notes to where they wait to be ``target`` (without suffix). Raises OSError,
@@ -489,7 +489,7 @@ def _dictionary_drop(session: Session, names: Sequence[TableName]) -> list[str]:
         if error_code(error) in _LOST:
             raise
         if len(names) == 1:
-            return [f"{names[0].shown} is not in the copy, and the server could not forget it: {error.detail}"]
+            return [f"{names[0].shown} is not in the copy, and the server could not drop it: {error.detail}"]
         return [line for name in names for line in _dictionary_drop(session, (name,))]
     return []
 

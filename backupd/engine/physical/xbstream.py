@@ -60,7 +60,7 @@ list knows neither the tables that were made since under the same name nor those
 ``.ren`` tell. Definitions are copied while nobody can change them any more."""
 _OPTIONAL = (".ARM",)
 """Renamed with the table although normally not there."""
-_AGAIN = "run the backup again; if it repeats, the tool's version writes something this one does not know"
+_AGAIN = "run the backup again; if the error repeats, backupd does not support the output of this version of the tool"
 
 
 class Dialect(StrEnum):

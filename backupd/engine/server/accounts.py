@@ -216,7 +216,7 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
         if not grants.allow("SELECT", schema) and any(pattern.reaches(schema) for pattern in include):
             yield (
                 f"{account} has no SELECT privilege on schema {schema} (it is revoked there): its tables cannot be "
-                "dumped, and what it may not see of them is not even named"
+                "dumped, and the hidden ones are not listed"
             )
     if grants.allow("SELECT"):
         return
@@ -225,8 +225,8 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     for pattern in include:
         if pattern.table is None and not grants.allow("SELECT", pattern.schema):
             yield (
-                f"{account} has no SELECT privilege on *.*, and {pattern} asks for more than the schemas that it "
-                f"may read ({readable or 'none'}): tables that it may not see are missing, and nothing names them"
+                f"{account} has no SELECT privilege on *.*, and {pattern} asks for more than the schemas that it may "
+                f"read ({readable or 'none'}): tables that it cannot see are missing without a warning"
             )
 
 
@@ -404,7 +404,7 @@ def _mariadb(session: Session, version: Version, script: _Script) -> None:
         for line in _ask(session, f"SHOW CREATE USER {account.me}", account, script):
             tail = account.after(line.removeprefix("CREATE USER "))
             if tail is None:
-                script.problems.append(f"the account {account.me} is written in a way that is not understood")
+                script.problems.append(f"the account {account.me} cannot be parsed")
                 continue
             script.plugins |= set(_VIA.findall(_masked(tail))) - {_NATIVE}
             tail = _mariadb_clauses(tail, lockable=version >= Version(10, 4, 2))
@@ -510,7 +510,7 @@ def _mysql(session: Session, version: Version, script: _Script) -> None:
 def _mysql_account(account: _Account, row: _Row, line: str, script: _Script, *, hexadecimal: bool) -> Iterator[str]:
     tail = account.after(line.removeprefix("CREATE USER "))
     if tail is None:
-        script.problems.append(f"the account {account.me} is written in a way that is not understood")
+        script.problems.append(f"the account {account.me} cannot be parsed")
         return
     if row.plugin not in (_NATIVE, "caching_sha2_password", "sha256_password"):
         script.plugins.add(row.plugin)

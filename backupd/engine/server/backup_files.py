@@ -154,7 +154,7 @@ def _text(files: Mapping[str, bytes], name: str) -> str:
 
 def _value(pairs: Mapping[str, str], name: str, key: str) -> str:
     if not pairs.get(key):
-        raise StreamError(f"{name} does not tell {key}", hint=_HINT)
+        raise StreamError(f"{name} has no {key}", hint=_HINT)
     return pairs[key]
 
 
@@ -224,7 +224,7 @@ def named(options: Mapping[str, str | None], allowed: Sequence[Path]) -> dict[st
         if len(ours) != 1:
             raise RefusedError(
                 f"the backup's tables are encrypted, with keys in {path}, which the configuration does not name",
-                hint=f"when that file is the server's: `{SETTING}: [{path}]` in the configuration",
+                hint=f"if that file is the server's, add it to the configuration: `{SETTING}: [{path}]`",
             )
         prefix = _IN_FILE if (options[name] or "").startswith(_IN_FILE) else ""
         found[name] = f"{prefix}{ours[0]}"
@@ -255,7 +255,7 @@ def handed(
             except OSError as error:
                 raise RefusedError(
                     f"the key file {path} cannot be read: {error.strerror}",
-                    hint=f"{SETTING} names it: put it there, readable for backupd",
+                    hint=f"{SETTING} names this file: copy it there, readable for backupd",
                 ) from error
             write_anew(copies[-1], content, owner=owner)
             given[name] = (given[name] or "").replace(str(path), str(copies[-1]))

@@ -101,7 +101,7 @@ def mute(info: ServerInfo) -> str:
         return "without a binary log (log_bin) nothing shows that the server's history is still the same"
     updates = [info.variables[name] for name in ("log_slave_updates", "log_replica_updates") if name in info.variables]
     if info.role is Role.REPLICA and "ON" not in updates:
-        return "of a replica without log_slave_updates nothing shows that its history is still the same"
+        return "a replica without log_slave_updates cannot show that its history is still the same"
     return ""
 
 
@@ -122,7 +122,7 @@ def missing_evidence(info: ServerInfo, position: Position, stored: str, key: byt
     if silent:
         return silent
     if not stored:
-        return "the binary log could not be read then, so nothing shows that the server's history is still the same"
+        return "the binary log could not be read at the backup, so nothing shows that the server's history is the same"
     known, colon, _ = stored.partition(":")
     try:
         digest = log_digest(info, position)
@@ -134,11 +134,11 @@ def missing_evidence(info: ServerInfo, position: Position, stored: str, key: byt
             " history is still the same"
         )
     except ValueError as error:
-        return f"the binary log began again: {error}"
+        return f"the binary log was reset: {error}"
     return (
-        f"before {position.file}:{position.pos} the binary log holds other events than it did then"
+        f"before {position.file}:{position.pos} the binary log holds other events than at the backup"
         if not colon or keyed("", key).startswith(f"{known}:")
-        else "another identity key was used then, so nothing shows that the server's history is still the same"
+        else "another identity key was used at the backup, so nothing shows that the server's history is still the same"
     )
 
 
@@ -158,7 +158,7 @@ def contradiction(session: Session, info: ServerInfo, position: Position, lsn: i
     """
     now = current_lsn(session)
     if now is not None and now < lsn:
-        return f"the server's log sequence number is {now}, before the backup's {lsn}: it was restored or made anew"
+        return f"the server's log sequence number is {now}, before the backup's {lsn}: it was restored or created again"
     return _of_log(session, info, position) or _of_gtids(session, info, position)
 
 
@@ -175,14 +175,14 @@ def _of_log(session: Session, info: ServerInfo, position: Position) -> str:
         return _of_place(session, info, position, size=sizes[position.file])
     numbers = [found for name in sizes for stem, found in [_split(name)] if stem == base]
     if numbers and max(numbers) < number:
-        return f"the server's binary log has not come to {position.file} (yet again): it began again"
+        return f"the server's binary log has not reached {position.file}: it was reset"
     return ""
 
 
 def _of_place(session: Session, info: ServerInfo, position: Position, *, size: int) -> str:
     where = f"{position.file}:{position.pos}"
     if size < position.pos:
-        return f"the server's binary log {position.file} has {size} bytes, the backup ended at {where}: it began again"
+        return f"the server's binary log {position.file} has {size} bytes, the backup ended at {where}: it was reset"
     if info.flavour is not Flavour.MARIADB or info.role is Role.REPLICA or not position.gtid:
         return ""  # a replica's own log may know other GTIDs than those that it has reached
     found = session.scalar("SELECT BINLOG_GTID_POS(%s, %s)", position.file, position.pos)
@@ -307,7 +307,7 @@ class BinlogSource:
             raise ServerError(
                 f"unexpected response from {self.address}",
                 detail=f"{type(error).__name__}: {error}",
-                hint="is that a database server, and the network to it sound? It is asked again",
+                hint="check that it is a database server and that the network is stable; backupd asks it again",
             ) from error
 
     def look(self, *, files: bool = True) -> SourceState:
@@ -412,8 +412,8 @@ def _checked(name: str, session: Session) -> str:
 def _no_binary_log(address: str) -> UnloggedError:
     return UnloggedError(
         f"the server at {address} writes no binary log, so there is nothing to stream",
-        hint="set log_bin in the server's configuration and restart it, or take `binlog` out of the"
-        " policy; what it commits meanwhile cannot be recovered before the next full backup",
+        hint="set log_bin in the server's configuration and restart it, or remove `binlog` from the policy; its "
+        "commits meanwhile cannot be recovered until the next full backup",
     )
 
 

@@ -33,8 +33,8 @@ _NOT_LOADED = "the clone plugin is not loaded, and this account may not load it"
 _LIBRARY = "mysql_clone.so"
 _READ_ONLY = "the clone plugin is not loaded, and this server is read_only: a backup cannot load it"
 _FOR_GOOD = (
-    f"load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (super_read_only has to "
-    f"be OFF for that moment), or write plugin_load_add={_LIBRARY} into its option file and restart it"
+    f"load it permanently as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (set super_read_only to OFF "
+    f"while you do so), or write plugin_load_add={_LIBRARY} into its option file and restart it"
 )
 _IS_READ_ONLY = 1290
 _ACTIVE = "SELECT PLUGIN_STATUS = 'ACTIVE' FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'"
@@ -51,7 +51,7 @@ def refuse_unfit(session: Session, info: ServerInfo) -> None:
     outside = [path for path in info.external if path.kind in _OUTSIDE]
     if outside:
         raise RefusedError(
-            f"{len(outside)} files of this server lie outside its data directory: CLONE cannot copy them",
+            f"{len(outside)} files of this server are outside of its data directory: CLONE cannot copy them",
             detail="\n".join(f"{path.kind} {path.name}: {path.path}" for path in outside[:20]),
             hint="move them into the data directory, or install Percona XtraBackup of the server's series",
         )
@@ -75,8 +75,8 @@ def refuse_unfit(session: Session, info: ServerInfo) -> None:
 def _grant_hint(session: Session) -> str:
     user, _, host = str(session.scalar("SELECT CURRENT_USER()")).rpartition("@")
     return (
-        f"either GRANT INSERT, DELETE ON mysql.plugin TO '{user}'@'{host}' (it is loaded for each backup then),"
-        f" or load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}'"
+        f"either GRANT INSERT, DELETE ON mysql.plugin TO '{user}'@'{host}' (it is loaded for each backup then), or "
+        f"load it permanently as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}'"
     )
 
 

@@ -114,7 +114,7 @@ def _collate(collation: str) -> str:
 
 def _safe(pattern: re.Pattern[str], value: str) -> str:
     if pattern.fullmatch(value) is None:
-        raise ValueError(f"{value!r} is not what a server names so")
+        raise ValueError(f"{value!r} is not a valid value of the server")
     return value
 
 
@@ -231,7 +231,8 @@ def read_table(session: Session, name: TableName) -> TableDefinition:
     raise NotFoundError(
         f"the definition of {name.shown} cannot be read",
         detail=found.failed[name],
-        hint="is it there (upper and lower case differ), may the account read it, and is it whole? CHECK TABLE tells",
+        hint="check that it exists (upper and lower case differ), that the account may read it, and that CHECK TABLE "
+        "reports no damage",
     )
 
 
@@ -365,7 +366,7 @@ def _hidden(session: Session, schema: str) -> list[str]:
     """What the account would not even see listed."""
     grants = read_grants(session)
     return [
-        f"{grants.account} has {lack}: {what} that it may not see are missing here"
+        f"{grants.account} has {lack}: {what} hidden from it are missing here"
         for what, lack in hidden(grants, schema).items()
     ]
 
@@ -392,8 +393,8 @@ class _Reader:
             works = all(int(row[1]) != _INVALID_VIEW for row in self._session.query("SHOW WARNINGS"))
             if not works and not self._partial:
                 self.unread.append(
-                    f"view {quote_name(name)} does not work: it names tables, columns or functions that "
-                    "are not there, or its definer may not read them; it is kept as a comment"
+                    f"view {quote_name(name)} does not work: it names tables, columns or functions that do not exist, "
+                    "or its definer may not read them; it is kept as a comment"
                 )
                 broken += ["-- " + line for line in one.statement.splitlines()]
             else:

@@ -76,7 +76,7 @@ def zone_of(variables: Mapping[str, str], since: datetime, until: datetime) -> Z
     if len(fitting) == 1:
         return Zone(next(iter(fitting.values()))[0])
     if not fitting:
-        why = f"the source's system time zone is {said!r}, and no zone of this host is called so"
+        why = f"the source's system time zone is {said!r}, and this host has no zone of that name"
     else:
         some = [names[0] for names in fitting.values()]
         why = (
@@ -96,7 +96,7 @@ def _doubt(variables: Mapping[str, str], why: str) -> str:
     if global_zone(variables):
         return ""  # only a session that turned back to the system's zone would notice
     return (
-        f"{why}: replayed in UTC, so what NOW() and the like gave in statements of the logs (an ALTER TABLE with "
+        f"{why}: replayed in UTC, so the values of NOW() and the like in statements of the logs (an ALTER TABLE with "
         "DEFAULT NOW(), data changes in STATEMENT format) may be shifted; restore with TZ=<zone of the source> in "
         "backupd's environment to be certain"
     )
@@ -424,7 +424,7 @@ class LaunchedServer:
                 raise ToolError(
                     f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
                     detail=self.log_tail(),
-                    hint="its own log above tells why",
+                    hint="see its error log above",
                 )
             if self._cancel is not None and self._cancel.is_set():
                 raise CancelledError(f"the start of {self._name} was cancelled")
@@ -432,7 +432,7 @@ class LaunchedServer:
                 raise ToolError(
                     f"{self._name} did not answer within {self._start_seconds:g} s",
                     detail=self.log_tail(),
-                    hint="recovery of much redo takes long; give the server more time or memory",
+                    hint="crash recovery of a large redo log takes long; give the server more time or memory",
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.2)

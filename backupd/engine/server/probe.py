@@ -42,8 +42,8 @@ def recovery_risks(variables: Mapping[str, str], flavour: Flavour, *, replica: b
     log_bin = variables.get("log_bin", "").upper()
     if log_bin in ("OFF", "0"):
         missing = (
-            "the server writes no binary log (log_bin is off): only the moments of backups can be recovered, "
-            "and each is taken in full, because nothing shows that an increment belongs to the same history"
+            "the server writes no binary log (log_bin is off): only the times of backups can be recovered, and each "
+            "is taken in full, because nothing shows that an increment belongs to the same history"
         )
         return (missing, *_crash_risks(variables))
     return (*_log_risks(variables, flavour, replica), *_crash_risks(variables))
@@ -63,11 +63,11 @@ def _log_risks(variables: Mapping[str, str], flavour: Flavour, replica: bool) ->
             yield f"{name} is set ({variables[name]}): the binary log lacks the changes of other schemas"
     if value("binlog_format") in ("STATEMENT", "MIXED"):
         yield (
-            f"binlog_format is {value('binlog_format')}: statements may replay to other rows, as those do that "
-            "use a temporary table which was open at the backup's position; ROW is exact"
+            f"binlog_format is {value('binlog_format')}: a replay of statements may change other rows, for example "
+            "with a temporary table that was open at the backup's position; ROW is exact"
         )
     if value("binlog_checksum") == "NONE":
-        yield "binlog_checksum is NONE: damage of the binary log is not noticed before it is replayed"
+        yield "binlog_checksum is NONE: damage of the binary log is found only when it is replayed"
     if value("binlog_row_image") in ("MINIMAL", "NOBLOB"):
         yield f"binlog_row_image is {value('binlog_row_image')}: changes cannot be searched or undone in full"
     if replica and "OFF" in (value("log_slave_updates"), value("log_replica_updates")):
@@ -395,16 +395,15 @@ def unlogged(session: Session, dialect: Dialect) -> Iterator[str]:
     users = [] if mariadb else sorted(str(row[0]) for row in session.permitted(_SESSIONS, also=_UNKNOWN) or ())
     if users:
         yield (
-            f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): what "
-            "they change is in no replay"
+            f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): their "
+            "changes are in no replay"
         )
     for text, count, first, last in session.permitted(_STATEMENTS, also=_UNKNOWN) or ():
         said = str(text).strip()
         if not mariadb or said != _OURS:
             yield (
-                f"sql_log_bin was set by {count} statements ({said}), first at {first:%Y-%m-%d %H:%M:%S}, last "
-                f"at {last:%Y-%m-%d %H:%M:%S} of the server's clock: what a session changes while it is 0 is in no "
-                "replay"
+                f"sql_log_bin was set by {count} statements ({said}), first at {first:%Y-%m-%d %H:%M:%S}, last at "
+                f"{last:%Y-%m-%d %H:%M:%S} of the server's clock: changes of a session while it is 0 are in no replay"
             )
 
 

@@ -181,9 +181,9 @@ def confine(
     if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *shown])):
         if Way.ROOT not in found:
             raise RefusedError(
-                f"the user {command.user} cannot reach what {command.program} is to work on",
+                f"the user {command.user} cannot reach the files that {command.program} needs",
                 detail=lost,
-                hint="let others pass through the folders above it (chmod o+x), or choose another place",
+                hint="let other users pass through the folders above it (chmod o+x), or choose another folder",
             )
         way = Way.ROOT
     return _made(command, way, writable, shown, network_of=network_of, network=network, scratch=scratch)
@@ -436,7 +436,7 @@ def _content(path: str, connection: Connection) -> bytes:
     except OSError as error:
         raise RefusedError(
             f"{path}, which the connection to {connection.address} needs, cannot be read: {error.strerror}",
-            hint="look at the ssl-* settings in the defaults file of this server",
+            hint="check the ssl-* settings in the defaults file of this server",
         ) from error
 
 

@@ -47,16 +47,16 @@ _NO_SOCKET = 2002
 
 _HINTS: Mapping[int, str] = {
     1040: "the server has no free connection slot: raise max_connections or close idle clients",
-    1044: "grant the account what it needs; `backupd check` names each missing privilege",
+    1044: "grant the account the missing privileges; `backupd check` lists them",
     1045: "wrong user or password: check defaults_file, user and password_file of this server",
     1129: "the server blocked this host after too many failures: run FLUSH HOSTS there",
     1130: "the server does not accept this account from this host",
-    1142: "grant the account what it needs; `backupd check` names each missing privilege",
-    1205: "somebody else holds the lock: SHOW PROCESSLIST names them",
-    1227: "grant the account what it needs; `backupd check` names each missing privilege",
+    1142: "grant the account the missing privileges; `backupd check` lists them",
+    1205: "another session holds the lock: SHOW PROCESSLIST lists it",
+    1227: "grant the account the missing privileges; `backupd check` lists them",
     1698: "the account logs in as an operating system user only: run as that user, or give it a password",
-    2002: "is the server running, and is the socket path right?",
-    2003: "is the server running, and are host and port right?",
+    2002: "check that the server is running and that the socket path is right",
+    2003: "check that the server is running and that host and port are right",
     2005: "the host name cannot be resolved",
     2006: "the server closed the connection: check its error log",
     2013: "the server closed the connection: check its error log",
@@ -122,7 +122,7 @@ class Connection:
                 problems.append(Problem(str(password_file), None, "", words))
                 hints.append(hint)
             except ValueError as error:
-                problems.append(Problem(str(password_file), None, "", f"no password in it: {error}"))
+                problems.append(Problem(str(password_file), None, "", f"it contains no password: {error}"))
         host = host or ("" if socket else from_file("host"))
         told_port = port if port is not None else _port(from_file("port"), defaults_file, problems)
         path = str(socket or "") or ("" if host not in ("", "localhost") else from_file("socket"))
@@ -379,8 +379,8 @@ def _encryption(connection: Connection) -> dict[str, Any]:
         raise ServerError(
             f"the connection to {connection.address} cannot be encrypted as the configuration says",
             detail=str(error),
-            hint="look at `tls_ca` of this server, and at ssl-ca, ssl-cert and "
-            "ssl-key of its option file: they must be readable, in PEM",
+            hint="check `tls_ca` of this server, and ssl-ca, ssl-cert and ssl-key of its option file: they must be "
+            "readable, in PEM",
         ) from error
 
 

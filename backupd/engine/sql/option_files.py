@@ -314,15 +314,15 @@ def hint(error: BaseException, tls: Tls | None) -> str:
     setting = f"`tls: {tls}`" if tls is not None else "`ssl-verify-server-cert` of the option file"
     if code == _ONLY_TLS:
         return (
-            "the server takes encrypted connections only"
+            "the server accepts encrypted connections only"
             + (", and the configuration says `tls: off`" if tls is Tls.OFF else "")
             + ": set `tls: verify-full` for it, and `tls_ca`"
         )
     if code == _DENIED and tls is Tls.OFF:
         return (
-            "wrong user or password; or, as the configuration says `tls: off`: this server takes encrypted "
-            "connections only (require_secure_transport, or an account with REQUIRE SSL), and MariaDB's answer to "
-            "others is the same. Then set `tls: verify-full`"
+            "wrong user or password; or the server accepts encrypted connections only (require_secure_transport, or "
+            "an account with REQUIRE SSL), for which MariaDB reports the same error, while the configuration says "
+            "`tls: off`: then set `tls: verify-full`"
         )
     if code == _NO_TLS and not isinstance(cause, ssl.SSLError):
         return (
@@ -337,12 +337,12 @@ def _of_handshake(error: ssl.SSLError, setting: str) -> str:
         return f"{setting}: TLS handshake failed, no common protocol or cipher; see the error log of the server"
     if error.verify_code in _WRONG_NAME:
         return (
-            f"{setting} wants a certificate for the name that is given as `host`, and this one is for another: "
-            "is it the right server? Name it by a name of its certificate, give it a certificate for this "
-            "name, or say `tls: verify-ca`, which takes every certificate of that CA"
+            f"{setting} requires a certificate for the name in `host`, but this one is for another name: set `host` to "
+            "a name of the certificate, give the server a certificate for this name, or set `tls: verify-ca`, which "
+            "accepts every certificate of that CA"
         )
     return (
-        f"{setting} wants a certificate of the CA in `tls_ca` (or ssl-ca of the option file, or of the "
-        "system): give there the CA that signed the server's. One that the server made itself is ca.pem in "
-        "its data directory"
+        f"{setting} requires a certificate of the CA in `tls_ca` (or ssl-ca of the option file, or of the system): set "
+        "`tls_ca` to the CA that signed the certificate of the server. The CA of a server that created its "
+        "certificate itself is ca.pem in its data directory"
     )

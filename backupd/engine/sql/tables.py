@@ -186,8 +186,8 @@ def _refuse_locked(session: Session) -> None:
     if any(int(code) == _LOCK_WAIT_TIMEOUT for _level, code, _text in session.query("SHOW WARNINGS")):
         raise LockedTableError(
             f"the tables of the server at {session.connection.address} cannot be listed",
-            detail=f"a table was locked by somebody else for more than {LISTING_SECONDS} s",
-            hint="SHOW PROCESSLIST names the statement, such as CREATE TABLE ... SELECT: wait for it or end it",
+            detail=f"another session locked a table for more than {LISTING_SECONDS} s",
+            hint="SHOW PROCESSLIST lists the statement, such as CREATE TABLE ... SELECT: wait for it or end it",
         )
 
 

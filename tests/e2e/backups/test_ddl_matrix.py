@@ -368,5 +368,5 @@ def test_a_backup_beside_an_exchange_of_partitions_is_taken_again(busy: House, s
         },
     )
     assert done.code == 0, done.all
-    assert "m.x_Aria may be in it as they were before" in done.all
+    assert "m.x_Aria may have their earlier definition in it" in done.all
     same(_restored(busy)["sums"], _everything(server)["sums"])

@@ -266,8 +266,8 @@ def small_disk(point: Path, options: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("logical", "size=256k", "too little room"),
-        pytest.param("physical", "size=256k", "too little room", marks=SOAK),
+        ("logical", "size=256k", "not enough space"),
+        pytest.param("physical", "size=256k", "not enough space", marks=SOAK),
         pytest.param("logical", "size=4g,nr_inodes=7", "make room there", marks=SOAK),
     ],
 )

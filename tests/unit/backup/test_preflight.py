@@ -219,7 +219,7 @@ def test_what_lacks_is_said_to_whom_it_lacks(spec: PreflightSpec, server: Privat
     assert needs(mariadb, rocksdb=True, physical=False) == needs(mariadb, physical=False)
     assert (
         str(hint_of("Access denied; you need (at least one of) the SUPER privilege(s) for this operation"))
-        == "grant the account what is named; `backupd check` names each missing privilege"
+        == "grant the account the missing privileges; `backupd check` lists them"
     )
 
 

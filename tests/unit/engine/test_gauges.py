@@ -93,7 +93,7 @@ def test_a_lag_that_nobody_can_believe_is_unknown(row: dict[str, Any], words: st
 
 
 def test_a_replica_that_is_none_any_more_is_unknown() -> None:
-    assert lag_of("db2", []) == Reading(None, "the lag of db2 is unknown: it replicates no longer")
+    assert lag_of("db2", []) == Reading(None, "the lag of db2 is unknown: it no longer replicates")
 
 
 # -- real replicas
@@ -145,38 +145,37 @@ def test_a_source_watches_the_replicas_that_are_configured(pair: Pair) -> None:
 def test_a_source_says_whose_lag_it_cannot_know(pair: Pair) -> None:
     gauges = lag_gauges("db1", service(pair.source), {})
     assert gauges.found == ()
-    assert [f"127.0.0.1:{pair.replica.port} is no server of the configuration" in text for text in gauges.warnings] == [
-        True
-    ]
+    outside = f"127.0.0.1:{pair.replica.port} is not a server of the configuration"
+    assert [outside in text for text in gauges.warnings] == [True]
 
     def unreachable() -> Connection:
         raise ServerError("no password")
 
     gauges = lag_gauges("db1", service(pair.source), {("127.0.0.1", pair.replica.port or 0): unreachable})
-    assert [text.endswith("cannot be asked: no password") for text in gauges.warnings] == [True]
+    assert [text.endswith("cannot be queried: no password") for text in gauges.warnings] == [True]
 
 
 def test_without_privileges_the_warning_is_the_server_s_own_words(shared_server: PrivateServer) -> None:
     gauges = lag_gauges("db1", service(shared_server), {})
     assert gauges.found == ()
-    assert [("who replicates from it" in text, "Access denied" in text) for text in gauges.warnings] == [(True, True)]
+    assert [("for its replicas" in text, "Access denied" in text) for text in gauges.warnings] == [(True, True)]
 
 
 def test_a_server_alone_has_no_lag_to_watch(shared_server: PrivateServer) -> None:
     root = Connection(socket=str(shared_server.socket), user="root")
     assert lag_gauges("db1", root, {}).warnings == (
-        "limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch",
+        "limits.replica_lag: the server is not a replica and has no replicas: nothing is watched",
     )
 
 
 def test_a_server_that_goes_away_is_unknown_and_is_asked_again(server: PrivateServer) -> None:
     gauge = LagGauge("db2", service(server))
-    assert gauge.read().text.endswith("it replicates no longer")
+    assert gauge.read().text.endswith("it no longer replicates")
     server.stop()
     assert gauge.read().value is None
     assert "is unknown" in gauge.read().text
     server.start()
-    assert gauge.read().text.endswith("it replicates no longer")
+    assert gauge.read().text.endswith("it no longer replicates")
     gauge.close()
 
 
@@ -225,7 +224,7 @@ def test_the_device_under_a_datadir_is_found_or_the_reason_is_said(tmp_path: Pat
     file.write_text(f"{os.major(device)} {os.minor(device)} disk 1 0 0 1 1 0 0 1 0 0 0\n")
     assert len(disk_gauges(tmp_path, stats=file).found) == 1
     file.write_text("")
-    assert "no block device that the kernel counts" in disk_gauges(tmp_path, stats=file).warnings[0]
+    assert "not on a block device that the kernel counts" in disk_gauges(tmp_path, stats=file).warnings[0]
     assert "is not on this host" in disk_gauges(tmp_path / "nowhere", stats=file).warnings[0]
     assert disk_counters("1 2 x", (1, 2)) is None
 

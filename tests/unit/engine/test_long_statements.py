@@ -83,7 +83,7 @@ def test_a_long_statement_is_told_with_who_runs_it_and_short_ones_are_not(server
             assert reading.value >= 1
             assert reading.text.startswith(f"a statement of root@localhost (connection {one.id}) since")
         with gauge_of(as_root(server)) as gauge:
-            assert gauge.read() == Reading(0.0, "nobody else runs a statement")
+            assert gauge.read() == Reading(0.0, "no other session runs a statement")
     assert running(session, 0) == ()
 
 
@@ -108,7 +108,7 @@ def test_the_gauge_waits_for_nothing_that_waits_for_the_backup_itself(server: Se
             "ALTER TABLE shop.orders ADD COLUMN x INT, ALGORITHM=COPY",
             lambda: any("metadata lock" in one.state for one in running(session, 0)),
         ):
-            assert gauge.read() == Reading(0.0, "nobody else runs a statement")
+            assert gauge.read() == Reading(0.0, "no other session runs a statement")
             query(snapshot, "ROLLBACK")
 
 

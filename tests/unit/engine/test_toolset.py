@@ -143,9 +143,9 @@ def test_the_best_tool_that_is_installed_and_fits_is_taken(
     [
         (
             "8.0.33-28",
-            "files of a mysql 8.0.36 server, so clone takes its place; install percona-xtrabackup-80 (8.0.34",
+            "files of a mysql 8.0.36 server, so clone is used instead; install percona-xtrabackup-80 (8.0.34",
         ),
-        ("/nonexistent", "does not exist, so clone takes its place"),
+        ("/nonexistent", "does not exist, so clone is used instead"),
     ],
 )
 def test_a_tool_that_is_passed_over_is_named_with_the_reason(tmp_path: Path, xtrabackup: str, sentence: str) -> None:
@@ -158,7 +158,7 @@ def test_a_tool_that_is_passed_over_is_named_with_the_reason(tmp_path: Path, xtr
     )
     tool = physical_tool(info, paths=paths)
     assert tool.tool.name == "clone"
-    (told,) = (line for line in shortcomings(tool, info, paths=paths) if "takes its place" in line)
+    (told,) = (line for line in shortcomings(tool, info, paths=paths) if "is used instead" in line)
     assert sentence in told
 
 

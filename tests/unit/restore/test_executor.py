@@ -249,7 +249,7 @@ def test_refusals_come_before_the_first_byte_and_leave_nothing(
     refused(short_tmp / "mysql", RefusedError, "no user 'nobody-knows'", owner="nobody-knows")
     refused(short_tmp / "mysql", NotFoundError, "no backup", chain=("20200101T000000Z-00000000",))
     with file_system(short_tmp / "small", "100m") as small:
-        told = refused(small, RefusedError, "too little room")
+        told = refused(small, RefusedError, "not enough space")
         assert f"{sum(-(-e.size // 4096) * 4096 for e in taken.body.entries):,} bytes of files" in str(told)
 
 

@@ -240,7 +240,7 @@ def test_a_server_that_was_restored_or_lost_its_log_is_noticed(desk: Desk) -> No
     with recorded_landmarks(desk, restore="20200101T000000Z-0badcafe"):
         refused(desk.decide(), "not the data directory", last.id)
     with desk.recorded(last, position=replace(last.position, pos=last.position.pos + 10**6)):
-        refused(desk.decide(), "began again", last.id)
+        refused(desk.decide(), "was reset", last.id)
 
 
 def test_without_evidence_in_the_binary_log_a_full_backup_is_taken(desk: Desk) -> None:
@@ -258,7 +258,7 @@ def test_without_evidence_in_the_binary_log_a_full_backup_is_taken(desk: Desk) -
     with recorded_landmarks(desk, log="0" * 64):
         refused(desk.decide(), f"before {last.position.file}:{last.position.pos} the binary log holds other events")
     with recorded_landmarks(desk, log=""):
-        refused(desk.decide(), "could not be read then")
+        refused(desk.decide(), "could not be read at the backup")
     with rewritten(desk, landmarks=None):
         refused(desk.decide(), "an earlier version took it")
     assert desk.decide().kind is INCREMENT
@@ -325,7 +325,7 @@ def test_an_imported_tablespace_is_in_no_increment(desk: Desk) -> None:
     server.settle()
     refused(desk.decide(), "imported since", "d/came")
     with recorded_landmarks(desk, table=None):
-        refused(desk.decide(), "not known")
+        refused(desk.decide(), "cannot determine")
     server.execute("DROP TABLE d.came, d.made")
     assert desk.decide().kind is INCREMENT
 
@@ -347,7 +347,7 @@ def test_a_member_that_is_gone_damaged_or_marked_at_a_destination_is_noticed(
         (folder / name).write_bytes(content)
 
     shutil.rmtree(folder)
-    refused(desk.decide(), record.id, "is gone")
+    refused(desk.decide(), record.id, "is missing")
     back()
     write("manifest.json", b"{}")
     refused(desk.decide(), record.id, "manifest cannot be read")

@@ -123,7 +123,7 @@ def test_tables_that_it_leaves_out_are_refused() -> None:
     assert "engine MRG_MyISAM" in tool.refuses(DumpTable(name, "MRG_MyISAM", 0), Columns((ID,)))
     assert "engine unknown" in tool.refuses(DumpTable(name, "", 0), Columns((ID,)))
     assert "history" in tool.refuses(DumpTable(name, "InnoDB", 0), Columns((ID,), versioned=True))
-    assert "not a table" in tool.refuses(DumpTable(name, "InnoDB", 0), Columns())
+    assert "no columns" in tool.refuses(DumpTable(name, "InnoDB", 0), Columns())
 
 
 def test_the_installed_program_is_found_with_its_version_and_others_are_told(tmp_path: Path) -> None:

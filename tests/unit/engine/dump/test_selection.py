@@ -73,8 +73,8 @@ def test_what_no_other_backup_covers_is_taken_unasked_where_it_may_be_unless_a_p
 
 def test_patterns_that_fit_nothing_are_told_and_the_one_for_everything_is_not() -> None:
     assert selected(["shop.*", "shop.oders"], ["crm.log_*"]).warnings == (
-        "no table fits shop.oders, which is to be included",
-        "no table fits crm.log_*, which is to be excluded",
+        "no table matches shop.oders of the tables to include",
+        "no table matches crm.log_* of the tables to exclude",
     )
     assert selected(["*.*"], tables=[]).warnings == ()
 
@@ -85,7 +85,7 @@ def test_a_leftover_of_an_alter_table_is_left_out_and_told_unless_it_is_asked_fo
     found = selected(["shop.*"], tables=tables)
     assert left not in [one.name for one in found.taken]
     assert TableName("shop", "#sql-like") in [one.name for one in found.taken]
-    assert found.warnings == (f"left out, since they are what an interrupted or a running ALTER TABLE leaves: {left}",)
+    assert found.warnings == (f"left out as temporary tables of a running or interrupted ALTER TABLE: {left}",)
     asked = selected([str(left)], tables=tables)
     assert [one.name for one in asked.taken] == [left]
 

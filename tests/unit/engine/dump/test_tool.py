@@ -180,7 +180,7 @@ def test_a_wrong_password_is_told_with_a_hint_and_no_secret(
     fading = replace(asked.connection, user="fades", password="geheim")
     with tool.run(replace(asked, connection=fading, folder=folder)) as run:
         source.execute("DROP USER fades@localhost")
-        with pytest.raises(ToolError, match="exited with 1 before it had its snapshots") as caught:
+        with pytest.raises(ToolError, match="exited with 1 before it opened its snapshots") as caught:
             run.open(120)
     assert "Access denied" in caught.value.detail
     assert "wrong user or password" in caught.value.hint
@@ -199,11 +199,11 @@ def test_an_option_that_the_program_does_not_know_is_told_with_its_own_words(
             replace(asked, folder=asked.folder / "run"),
             whole=True,
         ) as run,
-        pytest.raises(ToolError, match="before it had its snapshots") as caught,
+        pytest.raises(ToolError, match="before it opened its snapshots") as caught,
     ):
         run.open(120)
     assert "Unknown option --sync-thread-lock-mode" in caught.value.detail
-    assert "is the program really mydumper" in caught.value.hint
+    assert "check that it is mydumper" in caught.value.hint
 
 
 def test_a_table_that_is_dropped_meanwhile_fails_alone(
@@ -230,7 +230,7 @@ def test_a_table_that_is_dropped_meanwhile_fails_alone(
     source.execute("DROP TABLE shop.altered, shop.said")
     assert dumped.good - {"altered"} == {LARGE.table, *(name.table for name in SMALL)}
     assert "dropped or renamed" in dumped.why("never")
-    assert "is not a table to mydumper" in dumped.why("said")
+    assert "does not treat it as a table" in dumped.why("said")
     assert re.search("dropped or renamed|doesn't exist", dumped.why("fleeting"))
     assert "definition has changed" in dumped.why("altered")
 
@@ -265,7 +265,7 @@ def test_a_killed_mydumper_leaves_what_was_complete(tool: MyDumper, asked: DumpR
 
     verdicts = _in_the_middle(kill, tool, asked)
     assert verdicts[TableName("shop", "a_b")] is None
-    assert "was killed by SIGKILL before it came to its end" in (verdicts[LARGE] or "")
+    assert "was killed by SIGKILL before it finished" in (verdicts[LARGE] or "")
     assert not processes_in(asked.folder)
 
 

@@ -245,7 +245,7 @@ def test_what_cannot_work_is_refused_before_anything_is_copied(
     assert "GRANT INSERT, DELETE ON mysql.plugin TO 'poor'@'localhost'" in error.hint
     room = os.statvfs("/")
     monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((*room[:4], 1000, *room[5:])))
-    assert "too little room" in refused(source, spool=spool).message
+    assert "not enough space" in refused(source, spool=spool).message
     assert not list(spool.iterdir())
 
 

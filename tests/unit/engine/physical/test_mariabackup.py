@@ -236,7 +236,7 @@ class TestTheToolDies:
 
     def test_exit_code_0_without_the_end_mark(self, source: PrivateServer, place: Path) -> None:
         script = '{ "$TOOL" "$@" 2>&1 >&3 | grep -v "completed OK" >&2; } 3>&1; exit 0'
-        with pytest.raises(ToolError, match=r"did not say 'completed OK!'") as caught:
+        with pytest.raises(ToolError, match=r"did not print 'completed OK!'") as caught:
             capture_all(wrapped(place, script), source, place / "nomark")
         assert "InnoDB" in caught.value.detail
 
@@ -354,7 +354,7 @@ class TestPrepare:
             verify_files(lively.base, lively.sizes)
         assert any(line.startswith("shop/orders.ibd is missing") for line in caught.value.damages)
         assert any(line.startswith("shop/notes.MYD has 5 bytes") for line in caught.value.damages)
-        assert any(line.startswith("extra does not belong") for line in caught.value.damages)
+        assert any(line.startswith("extra is not a file of the backup") for line in caught.value.damages)
         with pytest.raises(UnrestorableError, match="not completely"):
             the_tool().verify_prepared(lively.base, lively.receipts, prepare(lively.base))
 

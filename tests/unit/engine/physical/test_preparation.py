@@ -53,8 +53,8 @@ def test_a_script_that_calls_what_the_sandbox_does_not_have_is_not_confined(tmp_
 @pytest.mark.parametrize(
     ("logs", "kind", "message"),
     [
-        ([""], ToolError, "did not end its work"),
-        (["completed OK!\nno"], ToolError, "did not end its work"),
+        ([""], ToolError, "but did not print"),
+        (["completed OK!\nno"], ToolError, "but did not print"),
         (["completed OK!", "x bad y\ncompleted OK!"], UnrestorableError, "not completely"),
     ],
 )

@@ -369,7 +369,7 @@ class TestTheToolFails:
 
     @pytest.mark.parametrize("last", ["", "261121 02:03:35 completed", "xtrabackup: completed OK! (not)"])
     def test_with_exit_code_0_and_no_end_mark(self, place: Path, shared_server: PrivateServer, last: str) -> None:
-        with pytest.raises(ToolError, match="did not say 'completed OK!'"):
+        with pytest.raises(ToolError, match="did not print 'completed OK!'"):
             Run(place, shared_server, last=last)()
 
     def test_with_the_end_mark_and_another_exit_code(self, place: Path, shared_server: PrivateServer) -> None:

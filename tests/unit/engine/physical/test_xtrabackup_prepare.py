@@ -164,7 +164,7 @@ class TestWhatPrepareMade:
         [
             ({"reached": 270546472}, "applied the redo log up to 270546472 only; the backup goes to 375716024"),
             ({"reached": 0, "shutdown": "InnoDB: Shutdown completed"}, "did not report how far"),
-            ({"last": "261121 02:04:24 completed"}, "did not end its work"),
+            ({"last": "261121 02:04:24 completed"}, "but did not print"),
             ({"prepare_says": ["xtrabackup: This target seems not to have correct metadata..."]}, "not completely"),
             (
                 {

@@ -87,9 +87,9 @@ def test_a_server_without_binary_log_has_no_position() -> None:
         ({"binlog_info": b"garbage"}, "xtrabackup_binlog_info is not readable"),
         ({"binlog_info": b"bin.1\tx\n"}, "xtrabackup_binlog_info is not readable"),
         ({"checkpoints": CHECKPOINTS.replace(b"335103835", b"-1")}, "last_lsn is '-1'"),
-        ({"checkpoints": CHECKPOINTS.replace(b"to_lsn", b"too_lsn")}, "does not tell to_lsn"),
-        ({"checkpoints": b""}, "does not tell backup_type"),
-        ({"info": b"\xff\xfe"}, "does not tell tool_version"),
+        ({"checkpoints": CHECKPOINTS.replace(b"to_lsn", b"too_lsn")}, "has no to_lsn"),
+        ({"checkpoints": b""}, "has no backup_type"),
+        ({"info": b"\xff\xfe"}, "has no tool_version"),
     ],
 )
 def test_what_is_missing_or_unreadable_is_named(changes: dict[str, bytes | None], message: str) -> None:

@@ -228,7 +228,7 @@ def test_a_script_comes_apart_into_the_very_statements_it_was_made_of() -> None:
 
 
 def test_no_setting_breaks_out_of_a_script() -> None:
-    with pytest.raises(ValueError, match="not what a server names so"):
+    with pytest.raises(ValueError, match="not a valid value of the server"):
         script([Stored("x", sql_mode="'; DROP TABLE x; --")], collation="y")
 
 

@@ -72,7 +72,7 @@ def test_a_binary_log_that_began_again_is_a_contradiction_even_when_it_is_longer
         "INSERT INTO d.t VALUES (12)",
     )
     before = here(server)
-    assert "has not come to" in asked(server, replace(before, file=before.file[:-1] + "9"))
+    assert "has not reached" in asked(server, replace(before, file=before.file[:-1] + "9"))
     assert "ended at" in asked(server, replace(before, pos=before.pos + 100_000))
     server.execute("RESET MASTER", *(f"INSERT INTO d.t VALUES ({number})" for number in range(100, 120)))
     assert here(server).pos > before.pos
@@ -112,10 +112,10 @@ def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_anoth
         (short_tmp / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         assert (missing_evidence(elsewhere, before, digest, b"key") == "") is same, place
     (short_tmp / before.file).write_bytes(content[: before.pos - 1])
-    assert "began again" in missing_evidence(elsewhere, before, digest, b"key")
+    assert "was reset" in missing_evidence(elsewhere, before, digest, b"key")
     server.execute(f"PURGE BINARY LOGS TO '{here(server).file}'")
     assert "cannot be read (No such file" in missing_evidence(info, before, digest, b"key")
-    assert "could not be read then" in missing_evidence(info, before, "", b"key")
+    assert "could not be read at the backup" in missing_evidence(info, before, "", b"key")
 
 
 def test_a_log_that_nothing_goes_into_is_no_evidence(server: PrivateServer) -> None:

@@ -51,7 +51,7 @@ def test_utc_is_utc_and_the_hosts_own_zone_is_left_alone(host_zone: object) -> N
     [
         ("CST", WINTER, "may be"),
         ("EST", SUMMER, "may be"),
-        ("XYZ", WINTER, "no zone of this host"),
+        ("XYZ", WINTER, "no zone of that name"),
         ("", WINTER, "does not record"),
     ],
 )

@@ -119,11 +119,11 @@ def test_verify_full_takes_the_right_name_and_refuses_another_and_another_ca(cas
         assert session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
     with pytest.raises(ServerError, match="cannot connect") as refused:
         case.connection(Tls.VERIFY_FULL, host=OTHER).connect()
-    assert "`tls: verify-full` wants a certificate for the name that is given as `host`" in refused.value.hint
+    assert "`tls: verify-full` requires a certificate for the name in `host`" in refused.value.hint
     for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA):
         with pytest.raises(ServerError, match="cannot connect") as refused:
             case.connection(tls, ca="stranger.pem").connect()
-        assert f"`tls: {tls}` wants a certificate of the CA in `tls_ca`" in refused.value.hint
+        assert f"`tls: {tls}` requires a certificate of the CA in `tls_ca`" in refused.value.hint
     with pytest.raises(ServerError, match="cannot be encrypted") as refused:
         case.connection(Tls.VERIFY_FULL, ca="none.pem").connect()
     assert "`tls_ca`" in refused.value.hint

@@ -52,7 +52,7 @@ def test_too_little_room_is_said_in_bytes_before_anything_is_written(tmp_path: P
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,nr_inodes=20", "none", str(small)], check=True)
     try:
         stored = {"o": StoredObject("o", MIB, "")}
-        with pytest.raises(RefusedError, match="too little room") as refused:
+        with pytest.raises(RefusedError, match="not enough space") as refused:
             refuse_too_small(measure([([entry("a", 50 * MIB)], stored)], redo_applied=0, redo_log=0), small)
         assert f"{50 * MIB:,} bytes of files" in refused.value.detail
         assert f"missing: {50 * MIB + RESERVE - 100 * MIB:,} bytes" in refused.value.detail

@@ -240,7 +240,7 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
         (replace(quiet.logs, stop=replace(quiet.stop, pos=quiet.stop.pos - 1)), "bytes, and the stop"),
         (torn, "ends inside an event"),
         (inside, "ends inside a transaction"),
-        (replace(quiet.logs, start=replace(quiet.after_base, pos=quiet.after_base.pos + 1)), "not a place between"),
+        (replace(quiet.logs, start=replace(quiet.after_base, pos=quiet.after_base.pos + 1)), "not a position between"),
     ):
         with pytest.raises((RefusedError, DamagedError), match=said):
             roll(server, info, what)
