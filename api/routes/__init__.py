@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.routes import access, alerts, backups, jobs, restores, servers
+from api.routes import access, backups, jobs, restores, servers
 
 ROUTERS: tuple[APIRouter, ...] = (
     servers.router,
@@ -16,7 +16,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     servers.destination_routes,
     access.policy_routes,
     jobs.event_routes,
-    alerts.router,
+    jobs.alert_routes,
     servers.hold_routes,
     access.router,
 )

@@ -1,5 +1,5 @@
 """Jobs: list, show, read the log, cancel; requests for test restores, verifications, copies and thaws; and events, as a
-list or as a stream.
+list or as a stream. What is not as it should be, and the messages that tell of it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,30 @@ from starlette.responses import StreamingResponse
 
 from api.auth import Acting, CurrentActor, OnSite, still_allowed
 from api.events import Broadcaster, Wanted, stream
-from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, id_of, listed, one, page, router_of
+from api.routes.answers import ADMIN, OPERATOR, VERSION, VIEWER, accepted, cut, id_of, listed, one, page, router_of
 from api.schemas.backups import ReplicationRequest, TestRestoreRequest, VerificationRequest
 from api.schemas.base import Name, Page
-from api.schemas.jobs import Accepted, AcceptedJobs, Event, EventsQuery, Job, JobLog, JobsQuery, LogQuery
+from api.schemas.jobs import (
+    Accepted,
+    AcceptedJobs,
+    AlertsQuery,
+    Event,
+    EventsQuery,
+    Incident,
+    Job,
+    JobLog,
+    JobsQuery,
+    LogQuery,
+    Message,
+    MessagesQuery,
+)
 from api.schemas.restores import Thaw, Thawed, ThawRequest
 from backupd.catalog.row_mapping import Listed
 from backupd.model.job import JobRecord
 from backupd.model.thaw import Thawing
 
 router = router_of("jobs")
+alert_routes = router_of("alerts")
 
 JobId = Annotated[str, id_of("a job", "20261121T020000Z-7f3a9c01")]
 
@@ -174,3 +188,42 @@ async def list_events(
     return StreamingResponse(
         whole(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
+
+
+# -- alerts
+
+_OPEN = {"open": True, "closed": False, "all": None}
+
+
+@alert_routes.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
+def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
+    """What is not as it should be, newest first, each with the next step."""
+
+    def found(*, state: str, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
+        return cut(service.alerts.list(is_open=_OPEN[state], before=after, limit=limit + 1, **chosen), limit)
+
+    return listed(request, query, found)
+
+
+@alert_routes.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
+def test_alerts(service: Acting) -> JSONResponse:
+    """Have a test message sent by every channel. `GET /v1/messages` tells what became of them."""
+    return JSONResponse([message.as_json() for message in service.alerts.test(wait=False)], 202)
+
+
+@alert_routes.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
+def acknowledge_alert(
+    incident_id: Annotated[str, id_of("an alert", "20261121T020712Z-c0ffee01")], service: Acting
+) -> JSONResponse:
+    """Acknowledge an incident: backupd sends no more reminders, only the recovery message."""
+    return one(service.alerts.acknowledge(incident_id))
+
+
+@alert_routes.get("/messages", dependencies=[VIEWER], response_model=list[Message])
+def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], service: Acting) -> JSONResponse:
+    """Messages that were sent, or wait to be, newest first."""
+
+    def found(*, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
+        return cut(service.alerts.messages(before=after, limit=limit + 1, **chosen), limit)
+
+    return listed(request, query, found)

@@ -177,6 +177,8 @@ def _without(intervals: Intervals, other: Intervals) -> Intervals:
 
 
 INDEX_FORMAT = "backupd-index/1"
+STATEMENT_SIZE = 1024
+"""Characters that an index keeps of statements; of those that define tables ``changes.DEFINITION_SIZE``."""
 MAGIC = b"\xfebin"
 FIRST_EVENT = len(MAGIC)
 """Where the first event of a binary log starts."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlog.index import decode_index, index_head, segment_told
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,
@@ -42,10 +41,13 @@ from backupd.transfer.records.segment_documents import (
     SealedPart,
     SegmentHeader,
     decode_branch,
+    decode_index,
     decode_segment,
     encode_branch,
     encode_segment,
+    index_head,
     segment_digest,
+    segment_told,
 )
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects

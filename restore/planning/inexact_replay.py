@@ -12,9 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from backupd.engine.binlog.index import STATEMENT_SIZE
 from backupd.engine.server.definition_text import makes_elsewhere
-from backupd.model.binlog import Transaction
+from backupd.model.binlog import STATEMENT_SIZE, Transaction
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
 

@@ -37,10 +37,9 @@ from backupd.engine.binlog.events import (
     damaged,
     inflated,
 )
-from backupd.engine.binlog.index import STATEMENT_SIZE
 from backupd.engine.binlog.statements import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
 from backupd.engine.server.definition_text import makes_elsewhere
-from backupd.model.binlog import ELSEWHERE, STATEMENTS, TEMPORARY, Change, ChangeKind
+from backupd.model.binlog import ELSEWHERE, STATEMENT_SIZE, STATEMENTS, TEMPORARY, Change, ChangeKind
 
 _INSERTS = (WRITE_V1, WRITE, WRITE_COMPRESSED_V1, WRITE_COMPRESSED)
 _UPDATES = (UPDATE_V1, UPDATE, PARTIAL_UPDATE, UPDATE_COMPRESSED_V1, UPDATE_COMPRESSED)

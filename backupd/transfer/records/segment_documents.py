@@ -9,6 +9,12 @@ public key can say anything else of a binary log than what was sealed.
 A segment is sealed into a local folder once, for all destinations. The folder is complete when its ``segment.json`` is
 there. Until then it is the rest of a process that died, and no byte of it was given to any destination; afterwards the
 same bytes go to all of them, however often.
+
+The index of a segment: which transactions are in it, and where.
+
+It is one line of JSON that names the format, then one line for each transaction. It is stored in parts, each of which
+begins with such a line. That of the last part also has the digest of the clear description that belongs to it, since
+version 2 of that.
 """
 
 from __future__ import annotations
@@ -16,14 +22,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from backupd.engine.binlog.events import clear_flag
-from backupd.engine.binlog.index import index_head, index_line
-from backupd.model.binlog import Branch, Segment, Transaction
+from backupd.model.binlog import INDEX_FORMAT, Branch, Segment, Transaction
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, StreamError, UsageError
 from backupd.model.manifest import CODEC, PART_SIZE, StoredObject, version_of
@@ -38,6 +43,7 @@ BRANCH_FORMAT = "backupd-branch/"
 _BRANCH_VERSION = 1
 _HINT = "another destination may hold a good copy of this binary log: run `backupd verify`"
 _NAME_MAX = 255
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 _Document = TypeVar("_Document", "SegmentHeader", Branch)
 
@@ -324,3 +330,48 @@ class Sealed:
         """The header first, so that a half removed folder is not taken for a whole one."""
         (folder / layout.SEGMENT).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- the index
+
+
+def index_head(segment: str = "") -> bytes:
+    """``segment``: the digest of the segment's description."""
+    return (_encode({"format": INDEX_FORMAT, **({"segment": segment} if segment else {})}) + "\n").encode()
+
+
+def segment_told(index: bytes) -> str:
+    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises
+    DamagedError."""
+    try:
+        return str(json.loads(index[: index.find(b"\n") + 1]).get("segment", ""))
+    except (ValueError, AttributeError) as error:
+        raise _no_index(1, str(error)) from None
+
+
+def index_line(transaction: Transaction) -> bytes:
+    """One line of JSON that ends with a line end."""
+    return (_encode(transaction.as_json()) + "\n").encode("utf-8", "surrogatepass")
+
+
+def decode_index(lines: Iterable[bytes]) -> Iterator[Transaction]:
+    """Raises DamagedError for another format and for lines that are not what they should be."""
+    for number, line in enumerate(lines, 1):
+        try:
+            document = json.loads(line)
+            if number == 1:
+                if document["format"] != INDEX_FORMAT:
+                    raise _no_index(number, f"format {document['format']!r}, not {INDEX_FORMAT!r}")
+                continue
+            transaction = Transaction.from_json(document)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _no_index(number, f"{type(error).__name__}: {error}") from None
+        yield transaction
+
+
+def _no_index(number: int, why: str) -> DamagedError:
+    return DamagedError(
+        "the index of a binary log cannot be read",
+        [f"line {number}: {why}"],
+        hint="the binary logs may be intact and can be replayed without the index: check them with `backupd fsck`",
+    )

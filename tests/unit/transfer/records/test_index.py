@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from backupd.engine.binlog.index import decode_index, index_head, index_line
 from backupd.model.binlog import Transaction
 from backupd.model.errors import DamagedError
+from backupd.transfer.records.segment_documents import decode_index, index_head, index_line
 from tests.support.logs.binlogs import all_of, real_logs
 
 
