@@ -302,6 +302,11 @@ class Server(Section):
     policy: Name = Field(
         description="The policy that it follows: the name of a file in the folder of policies.", examples=["gold"]
     )
+    runs_on: Name | None = optional(
+        description="The host that runs its jobs: the name of that host in the catalog. By default the host that reads "
+        "this file.",
+        examples=["backup1"],
+    )
     owner: Words = Field(
         "mysql", description="The operating system's user that restored files belong to.", examples=["mysql"]
     )
@@ -518,6 +523,11 @@ class Configuration(Section):
         "policies",
         description="The folder of policies: each `NAME.yaml` in it is one. By default `policies` beside this file.",
         examples=["/etc/backupd/policies"],
+    )
+    host: Name | None = optional(
+        description="Name of this host in the catalog: jobs are addressed to it. By default what the machine is called "
+        "when it first uses the catalog. Two hosts that take each other's place (`--standby`) have the same name here.",
+        examples=["backup1"],
     )
     programs: dict[Name, LocalPath] = Field(
         default_factory=dict,

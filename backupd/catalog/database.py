@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -151,6 +152,13 @@ class Database:
             yield
         finally:
             setattr(ours, "hurried", True)  # noqa: B010  as above
+
+    def clock(self, connection: Connection, now: datetime) -> datetime:
+        """The time that all hosts of this catalog agree on: the server's; for a file, the caller's ``now``."""
+        if self.sqlite:
+            return now
+        moment: datetime = connection.scalar(text("SELECT clock_timestamp()"))
+        return moment.astimezone(UTC)
 
     def close(self) -> None:
         """Close every connection of the pool."""
@@ -375,7 +383,7 @@ identity = Table(
     Column("id", String(12), nullable=False),
 )
 """One row: which catalog this is, among all that its installation ever had."""
-WANTED = "0012"
+WANTED = "0013"
 """The form that this program knows: the newest of ``alembic/versions``."""
 
 

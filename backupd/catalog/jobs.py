@@ -7,7 +7,7 @@ job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,20 +17,25 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Select,
     String,
     Table,
     Update,
+    and_,
     bindparam,
     delete,
     exists,
+    false,
     func,
     insert,
+    not_,
     or_,
     select,
     text,
+    tuple_,
     update,
 )
 
@@ -48,13 +53,14 @@ from backupd.catalog.row_mapping import (
     narrowed,
     page,
     phases_json,
+    record_of,
     records,
     row_of,
 )
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
-from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobRecord, JobState
 from backupd.model.proof import Phase
 
 jobs = Table(
@@ -85,9 +91,12 @@ jobs = Table(
     Column("cancel_by", FreeText, nullable=False),
     Column("progress", JSON(none_as_null=True)),
     Column("result", FreeText, nullable=False),
+    Column("runs_on", String(80), nullable=False, server_default=text("''")),
     Index(None, "server", "started_at"),
     Index(None, "server", "queued_at"),
-    Index(None, "state"),
+    Index(None, "state", "runs_on", "queued_at", "id"),
+    Index(None, "queued_at", "id"),
+    Index(None, "previous"),
 )
 
 
@@ -122,8 +131,13 @@ OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 _CLAIMING = 0x6261636B75706A
 """Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
 
+_LOOKED_AT = 50
+"""Queued jobs that are read at a time."""
+
 Allowed = Callable[[JobRecord, Sequence[JobRecord]], bool]
-"""May this queued job start now, with those running?"""
+"""May this queued job start now, with those running? Asked from the oldest one on, for one look at the queue."""
+Bars = Callable[[Sequence[JobRecord]], Sequence[Bar]]
+"""Which queued jobs cannot start now, with those running."""
 
 
 class Jobs(Rows):
@@ -141,24 +155,43 @@ class Jobs(Rows):
 
     # -- the lease
 
-    def claim(self, owner: str, now: datetime, *, allowed: Allowed = lambda _job, _running: True) -> JobRecord | None:
-        """Take the oldest queued job whose time has come and which ``allowed`` lets start, as running for ``owner``.
+    def claim(
+        self,
+        owner: str,
+        now: datetime,
+        *,
+        runs_on: str = "",
+        allowed: Allowed = lambda _job, _running: True,
+        bars: Bars = lambda _running: (),
+    ) -> JobRecord | None:
+        """Take the oldest queued job of ``runs_on`` whose time has come and which ``allowed`` lets start, as running
+        for ``owner``. Those of ``bars`` are passed over unseen.
 
-        Claimers take turns, so no job is taken twice and ``allowed`` sees every job that others have just taken.
+        Claimers of one host take turns, so no job is taken twice and ``allowed`` sees every job that others have just
+        taken. Reads the jobs that run and, of the queue, as far as the first that may start, not all of it.
         """
         with self._database.write() as connection:
             if not self._database.sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CLAIMING})
+                connection.execute(
+                    text("SELECT pg_advisory_xact_lock(hashtextextended(:host, :key))"),
+                    {"host": runs_on, "key": _CLAIMING},
+                )
+            readdress(connection, "", runs_on)  # of before hosts had names
             running = records(connection, JobRecord, _in_state(JobState.RUNNING))
-            waiting = _in_state(JobState.QUEUED).where(or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
-            for job in records(connection, JobRecord, waiting.order_by(jobs.c.queued_at, jobs.c.id)):
+            for job in _waiting(connection, runs_on, now, partial(bars, running)):
                 if not allowed(job, running):
                     continue
                 taken = _move(job.id, JobState.RUNNING, job.token).values(
-                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now, message="", hint=""
+                    owner=owner,
+                    token=job.token + 1,
+                    started_at=now,
+                    heartbeat_at=self._database.clock(connection, now),
+                    message="",
+                    hint="",
                 )
-                if connection.execute(taken).rowcount:  # else it was cancelled in this very moment
-                    return _one(connection, job.id)
+                row = connection.execute(taken.returning(*jobs.c)).mappings().first()
+                if row is not None:  # else it was cancelled in this very moment
+                    return record_of(JobRecord, row)
         return None
 
     def adopt(self, job_id: str, token: int, owner: str, now: datetime) -> JobRecord:
@@ -166,7 +199,7 @@ class Jobs(Rows):
 
         Raises RefusedError when ``token`` is not the job's newest or the job is over, NotFoundError.
         """
-        return self._write(job_id, token, {"owner": owner, "token": token + 1, "heartbeat_at": now})
+        return self._write(job_id, token, {"owner": owner, "token": token + 1}, now)
 
     def heartbeat(self, job_id: str, token: int, now: datetime, progress: Mapping[str, Any] | None = None) -> str:
         """Say that the job is alive and how far it is; gives who asked to stop it, empty when nobody did.
@@ -174,7 +207,7 @@ class Jobs(Rows):
         Raises RefusedError when the job is no longer the caller's, NotFoundError.
         """
         values = {} if progress is None else {"progress": dict(progress)}
-        return self._write(job_id, token, {"heartbeat_at": now, **values}).cancel_by
+        return self._write(job_id, token, values, now).cancel_by
 
     def assert_held(self, job_id: str, token: int) -> None:
         """Raises RefusedError when the job is no longer the caller's, NotFoundError."""
@@ -254,6 +287,12 @@ class Jobs(Rows):
         """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
         self._do(_changed(job_id, JobState.QUEUED, message=message, hint=hint))
 
+    def late(self, before: datetime, limit: int) -> tuple[JobRecord, ...]:
+        """Queued jobs that could have started at ``before``, those that have waited longest first."""
+        due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= before)
+        query = _in_state(JobState.QUEUED).where(jobs.c.queued_at <= before, due)
+        return self._records(JobRecord, query.order_by(jobs.c.queued_at, jobs.c.id).limit(limit))
+
     def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
         """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
         clock that was ahead has set."""
@@ -283,19 +322,23 @@ class Jobs(Rows):
         counts as life.
         """
         found = []
-        for job in self.list(state=JobState.RUNNING):
+        with self._database.read() as connection:
+            clock = self._database.clock(connection, now)
+            running = records(connection, JobRecord, _in_state(JobState.RUNNING))
+        for job in running:
             alive = is_alive(job.owner)
             if alive is None:
                 seen = job.heartbeat_at or job.started_at
-                alive = seen is not None and now - seen < FRESH
+                alive = seen is not None and clock - seen < FRESH
             if not alive:
                 found.append(job)
         return tuple(found)
 
-    def _write(self, job_id: str, token: int, values: dict[str, Any]) -> JobRecord:
-        """Change a running job that is the caller's."""
+    def _write(self, job_id: str, token: int, values: dict[str, Any], now: datetime) -> JobRecord:
+        """Change a running job that is the caller's, which is a sign of life."""
         with self._database.write() as connection:
-            ours = _changed(job_id, JobState.RUNNING, **values).where(jobs.c.token == token)
+            beat = self._database.clock(connection, now)
+            ours = _changed(job_id, JobState.RUNNING, heartbeat_at=beat, **values).where(jobs.c.token == token)
             changed = connection.execute(ours).rowcount
             record = _one(connection, job_id)
             if not changed:
@@ -366,6 +409,46 @@ class Jobs(Rows):
             for start in range(0, len(gone), 500):
                 connection.execute(delete(jobs).where(jobs.c.id.in_(gone[start : start + 500])))
             return gone
+
+
+def _waiting(
+    connection: Connection, runs_on: str, now: datetime, bars: Callable[[], Sequence[Bar]]
+) -> Iterator[JobRecord]:
+    """Queued jobs whose time has come, the oldest first, but those of ``bars``, which is asked again now and then."""
+    queue = (
+        _in_state(JobState.QUEUED)
+        .where(jobs.c.runs_on == runs_on, or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
+        .order_by(jobs.c.queued_at, jobs.c.id)
+        .limit(_LOOKED_AT)
+    )
+    query = queue
+    while found := records(connection, JobRecord, query.where(*(not_(_fits(bar)) for bar in bars()))):
+        yield from found
+        query = queue.where(tuple_(jobs.c.queued_at, jobs.c.id) > (found[-1].queued_at, found[-1].id))
+
+
+def _fits(bar: Bar) -> ColumnElement[bool]:
+    """As a condition on a row of ``jobs``."""
+    found = [jobs.c.leg != ""] if bar.scheduled else []
+    for column, values in (
+        (jobs.c.kind, bar.kinds),
+        (jobs.c.server, bar.servers),
+        (jobs.c.arguments["destination"].as_string(), bar.destinations),
+    ):
+        if values is not None:
+            found.append(column.in_(sorted(values)))
+    if bar.but is not None:
+        found.append(jobs.c.kind.not_in(sorted(bar.but)))
+    return func.coalesce(and_(*found), false())
+
+
+def readdress(connection: Connection, before: str, after: str) -> None:
+    """Jobs that are not over and wait for the host ``before`` wait for ``after``."""
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.runs_on == before, jobs.c.state.in_([str(state) for state in OPEN]))
+        .values(runs_on=after)
+    )
 
 
 def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from backupd.catalog.backups import Absences, Backups, Identities
     from backupd.catalog.binlogs import Binlogs
     from backupd.catalog.destinations import Deposits, Lags, Marks, Replications, Scrubs, Thaws
+    from backupd.catalog.hosts import Hosts, Watch
     from backupd.catalog.jobs import Holds, Jobs, Schedules
-    from backupd.catalog.leader import Watch
     from backupd.catalog.overview import Glances
     from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
     from backupd.catalog.proofs import Proofs, Witnesses
@@ -68,7 +68,8 @@ class Catalog:
     deposits: Deposits = _of("destinations")
     thaws: Thaws = _of("destinations")
     replications: Replications = _of("destinations")
-    watch: Watch = _of("leader")
+    watch: Watch = _of("hosts")
+    hosts: Hosts = _of("hosts")
     glances: Glances = _of("overview")
     incidents: IncidentRows = _of("alerts")
     messages: Messages = _of("alerts")

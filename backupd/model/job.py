@@ -3,7 +3,7 @@ both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -11,6 +11,9 @@ from typing import Any
 
 from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.proof import Phase
+
+HOST = "host:"
+"""What ``runs_on`` of a job for one host begins with; the name of the host follows."""
 
 
 class JobKind(StrEnum):
@@ -105,6 +108,8 @@ class JobRecord(Document):
     """The person who asked for it."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of its kind."""
+    runs_on: str = ""
+    """Where it can run: ``host:NAME``; empty for one of before hosts had names, which runs anywhere."""
     owner: str = field(default="", metadata=HIDDEN)
     """Which process runs it, in words of the caller (host, boot, process, start)."""
     token: int = field(default=0, metadata=HIDDEN)
@@ -123,6 +128,19 @@ class JobRecord(Document):
     bytes: int = 0
     """Bytes of plaintext that were moved, before compression."""
     phases: tuple[Phase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Queued jobs that need not be looked at: those that fit all that is given. ``kinds``: of these; ``but``: of all
+    but these; ``servers``: of these; ``scheduled``: that a schedule asked for; ``destinations``: that name one of
+    these."""
+
+    kinds: Collection[str] | None = None
+    but: Collection[str] | None = None
+    servers: Collection[str] | None = None
+    scheduled: bool = False
+    destinations: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

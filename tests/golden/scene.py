@@ -80,7 +80,7 @@ def frozen(base: Path) -> Iterator[tuple[Settings, Service, dict[str, Any], date
             )
             file = base / "backupd.yaml"
             file.write_text(
-                f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\n"
+                f"host: backup1\ncatalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\n"
                 f"servers:\n  {SERVER}: {{socket: {base}/no.sock, user: nobody, policy: gold}}\n"
                 f"destinations:\n  local: {{type: filesystem, path: {base}/repository}}\n"
                 f"encryption: {{gnupg_home: {secret}, recipients: [{Keys.user_id}]}}\n"

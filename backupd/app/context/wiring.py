@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
+import secrets
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -20,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack
@@ -38,7 +41,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobRecord, Report, silent
+from backupd.model.job import HOST, JobRecord, Report, silent
 from backupd.model.proof import Phase
 from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
@@ -58,6 +61,10 @@ REMOVAL_SECONDS = 600.0
 """How long whoever wants to remove backups waits for another one that does."""
 _LOOK_SECONDS = 0.2
 _WORKER = "worker-"
+_HOST_ID = "host.id"
+"""File in the spool: who this host is, whatever it is called."""
+_LONGEST = 64
+"""Characters of a host's name."""
 
 
 def owner(worker: int | None = None) -> str:
@@ -68,6 +75,36 @@ def owner(worker: int | None = None) -> str:
     here = Owner.current()
     process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
     return process if worker is None else f"{process} {_WORKER}{worker}"
+
+
+def host_name(settings: Settings) -> str:
+    """``host`` of the configuration, else what the machine is called, without its domain."""
+    return settings.configuration.host or socket.gethostname().partition(".")[0][:_LONGEST] or "localhost"
+
+
+def host_identity(spool: Path) -> str:
+    """32 hex digits, drawn when they are first asked for. Two at once read the same. Raises RefusedError."""
+    path = spool / _HOST_ID
+    try:
+        if not path.exists():
+            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fresh = path.with_name(f"{_HOST_ID}.{os.getpid()}.{secrets.token_hex(4)}")
+            fresh.write_text(secrets.token_hex(16) + "\n")
+            with suppress(FileExistsError):
+                os.link(fresh, path)
+            fresh.unlink()
+        found = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RefusedError(
+            f"the identity of this host, {path}, cannot be read or made: {error}",
+            hint=f"this user must be able to read {path} and to write into {spool}",
+        ) from error
+    if len(found) != 32:
+        raise RefusedError(
+            f"{path} does not hold the identity of a host: {len(found)} characters where 32 were expected",
+            hint="move it away; the next start makes a new one, and the jobs that wait for this host go over to it",
+        )
+    return found
 
 
 def user() -> str:
@@ -232,6 +269,23 @@ class Wiring:
             recorded = RecordedDestination(opened, CatalogRecords(self.catalog, self.clock))
             self._opened[name] = trusting(self.settings, recorded)
         return self._opened[name]
+
+    @cached_property
+    def here(self) -> str:
+        """What jobs of this host are addressed to. Raises RefusedError where another host has its name."""
+        settings = self.settings
+        name = self.catalog.hosts.join(
+            host_name(settings),
+            host_identity(settings.spool),
+            self.clock(),
+            named=settings.configuration.host is not None,
+        )
+        return f"{HOST}{name}"
+
+    def runs_on(self, server: str) -> str:
+        """What jobs of ``server`` are addressed to: the host that its configuration names, else this one."""
+        named = self.settings.servers[server].runs_on if server in self.settings.servers else None
+        return self.here if named is None else f"{HOST}{named}"
 
     def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING, job_id: str = "") -> Settled:
         """Record what a look found now (see ``alerts.conditions``). Raises CatalogError."""

@@ -224,13 +224,13 @@ class ReplicaWatch(PeriodicCheck):
             for job in wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=OPEN)
         ):
             return  # it may have begun before the news: they stay news until it is over
-        wiring.catalog.jobs.enqueue(job_for(server, place, now))
+        wiring.catalog.jobs.enqueue(job_for(wiring, server, place))
         self._queued[pair], self._seen[pair] = now, lacking
 
 
-def job_for(server: str, place: str, now: datetime) -> JobRecord:
+def job_for(wiring: Wiring, server: str, place: str) -> JobRecord:
     """A job, not queued yet, that brings ``place`` up to date for one server."""
-    return replace(queued(now, JobKind.REPLICATE, server, arguments={"destination": place}), leg=f"{LEG}{place}")
+    return replace(queued(wiring, JobKind.REPLICATE, server, arguments={"destination": place}), leg=f"{LEG}{place}")
 
 
 def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRecord, ...]) -> None:

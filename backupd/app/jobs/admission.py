@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
@@ -9,11 +10,10 @@ from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import BACKUPS, event_of
 from backupd.backup.finding import Finding, warning
-from backupd.catalog.jobs import Allowed
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Severity
-from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.job import HOST, Bar, JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 
 _COPY = JobKind.REPLICATE
@@ -66,25 +66,55 @@ def _crowd(settings: Settings, name: str, running: Sequence[JobRecord]) -> str:
     return f"destination {name} is used by {_named(users)} (concurrency.per_destination: {limit})"
 
 
-def may_start(settings: Settings, paused: Collection[str]) -> Allowed:
-    """The same as a yes or no, for one look at the queue, whose jobs are asked about from the oldest on.
+class Admission:
+    """Which queued jobs may start, for one look at the queue, whose jobs are asked about from the oldest on.
 
     A place at a destination is kept for an older job that waits for it: a steady stream of younger ones, each content
     with fewer destinations, would keep it waiting for ever.
     """
-    waiting: dict[str, JobRecord] = {}
 
-    def allowed(job: JobRecord, running: Sequence[JobRecord]) -> bool:
-        why = obstacle(settings, paused, job, running)
-        older = [one for one in waiting.values() if (one.queued_at, one.id) < (job.queued_at, job.id)]
-        if not why and not _crowded(settings, job, [*running, *older]):
-            waiting.pop(job.id, None)
+    def __init__(self, settings: Settings, paused: Collection[str]) -> None:
+        self._settings, self._paused = settings, paused
+        self._waiting: dict[str, JobRecord] = {}
+
+    def allows(self, job: JobRecord, running: Sequence[JobRecord]) -> bool:
+        """May ``job`` start beside ``running``, and beside what is older and waits for its destinations?"""
+        why = obstacle(self._settings, self._paused, job, running)
+        older = [one for one in self._waiting.values() if (one.queued_at, one.id) < (job.queued_at, job.id)]
+        if not why and not _crowded(self._settings, job, [*running, *older]):
+            self._waiting.pop(job.id, None)
             return True
-        if not why or why == _crowded(settings, job, running):
-            waiting[job.id] = job
+        if not why or why == _crowded(self._settings, job, running):
+            self._waiting[job.id] = job
         return False
 
-    return allowed
+    def bars(self, running: Sequence[JobRecord]) -> list[Bar]:
+        """What ``allows`` would say no to, of jobs that are younger than all that it was asked about: most of a long
+        queue need not be read."""
+        settings, limits = self._settings, self._settings.configuration.concurrency
+        found = [Bar(kinds={kind}) for kind in _APART if sum(other.kind == kind for other in running) >= limits.jobs]
+        if sum(other.kind not in _APART for other in running) >= limits.jobs:
+            found.append(Bar(but=_APART))
+        if self._paused:
+            found.append(Bar(scheduled=True, servers=None if EVERY_SERVER in self._paused else self._paused))
+        beside = Counter(other.server for other in running if other.server and other.kind not in _APART)
+        if busy := {server for server, count in beside.items() if count >= limits.per_server}:
+            found.append(Bar(servers=busy, but=_APART))
+        if broken := {name for name, one in settings.servers.items() if one.policy not in settings.policies}:
+            found.append(Bar(servers=broken, but=_NO_POLICY))
+        taken = [*running, *self._waiting.values()]
+        if full := {name for name in settings.destinations if _crowd(settings, name, taken)}:
+            found.append(Bar(kinds={_COPY}, destinations=full))
+            # Who waits for a full one and for others keeps a place at those, so it has to be asked.
+            needs = {
+                name: (set(one.destinations.required), set(one.destinations.others))
+                for name, one in settings.policies.items()
+            }
+            whose = [(name, *needs[one.policy]) for name, one in settings.servers.items() if one.policy in needs]
+            found.append(Bar(servers=[name for name, required, _others in whose if required <= full], kinds=BACKUPS))
+            every = [name for name, required, others in whose if required | others <= full]
+            found.append(Bar(servers=every, but=(*BACKUPS, _COPY, *_NO_POLICY)))
+        return found
 
 
 def _named(running: Sequence[JobRecord]) -> str:
@@ -110,6 +140,8 @@ NOTED = timedelta(minutes=1)
 """A job that has waited for so long has the reason in its row."""
 LONG = timedelta(hours=1)
 """A job that has waited for so long deserves a look."""
+_OLDEST = 100
+"""Of a long queue, the jobs that have waited longest are told with their reasons."""
 
 NOTHING = "nothing blocks it, the service has not started it yet"
 
@@ -137,12 +169,19 @@ class QueueWatch:
 
 def waiting(wiring: Wiring, now: datetime, span: timedelta) -> list[tuple[JobRecord, str]]:
     """Queued jobs that have waited for others for ``span`` or longer: each with why it has not started."""
-    queued = [job for job in wiring.catalog.jobs.list(state=JobState.QUEUED) if now - _since(job) >= span]
+    queued = wiring.catalog.jobs.late(now - span, _OLDEST)
     if not queued:
         return []
     running = wiring.catalog.jobs.list(state=JobState.RUNNING)
     paused = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.PAUSE}
-    return [(job, f"waits: {obstacle(wiring.settings, paused, job, running) or NOTHING}") for job in queued]
+    served = {wiring.here, *(f"{HOST}{name}" for name in wiring.catalog.hosts.served(now))}
+
+    def why(job: JobRecord) -> str:
+        if job.runs_on and job.runs_on not in served:
+            return f"it runs on {job.runs_on}, where no backupd service runs"
+        return obstacle(wiring.settings, paused, job, running) or NOTHING
+
+    return [(job, f"waits: {why(job)}") for job in queued]
 
 
 def findings(wiring: Wiring) -> list[Finding]:

@@ -32,7 +32,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report
+from backupd.model.job import HOST, JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_duration, new_id
 from policies.schema import Policy
 
@@ -155,14 +155,13 @@ def close(
 
 
 def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool) -> list[JobRecord]:
-    now = wiring.clock()
     if state is JobState.CANCELLED and job.cancel_by == DAEMON_STOP:
-        return [repetition(job, now, attempt=job.attempt)]
+        return [repetition(wiring, job, attempt=job.attempt)]
     try:
         policy = policy_of(wiring, job.server, job.kind)
     except ConfigurationError:  # what waits in the queue waits there until the policy is whole
         killed = state is JobState.ABANDONED and bool(job.leg)
-        return [repetition(job, now, attempt=job.attempt + 1)] if killed else []
+        return [repetition(wiring, job, attempt=job.attempt + 1)] if killed else []
     if policy is None:
         return []
     then: list[JobRecord] = []
@@ -172,17 +171,19 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
         and policy.retention
         and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1)
     ):
-        then.append(replace(queued(now, JobKind.RETENTION, job.server), leg=RETENTION_LEG))
+        then.append(replace(queued(wiring, JobKind.RETENTION, job.server), leg=RETENTION_LEG))
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
-        then.append(repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
+        then.append(repetition(wiring, job, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
     return then
 
 
 def queued(
-    now: datetime, kind: JobKind, server: str, *, by: str = "", arguments: Mapping[str, Any] | None = None
+    wiring: Wiring, kind: JobKind, server: str, *, by: str = "", arguments: Mapping[str, Any] | None = None
 ) -> JobRecord:
-    """A new job for the queue, not recorded yet. ``by`` whom it is asked for."""
+    """A new job for the queue, not recorded yet, addressed to the host that runs jobs of ``server``. ``by`` whom it is
+    asked for."""
+    now = wiring.clock()
     return JobRecord(
         id=new_id(now),
         kind=kind,
@@ -191,15 +192,28 @@ def queued(
         queued_at=now,
         requested_by=by,
         arguments=dict(arguments or {}),
+        runs_on=wiring.runs_on(server),
     )
 
 
-def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
+def require_served(wiring: Wiring, job: JobRecord) -> None:
+    """Raises RefusedError where ``job`` would wait for another host on which no service runs."""
+    name = job.runs_on.removeprefix(HOST)
+    if job.runs_on == wiring.here or name in wiring.catalog.hosts.served(wiring.clock()):
+        return
+    raise RefusedError(
+        f"jobs of {job.server} run on host {name}, and no backupd service runs there: the job would only wait",
+        hint=f"start the service on {name}, or change servers.{job.server}.runs_on in {wiring.settings.file}",
+    )
+
+
+def repetition(wiring: Wiring, job: JobRecord, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
     """The same job again, as its successor."""
+    again = queued(wiring, JobKind(job.kind), job.server, by=job.requested_by, arguments=job.arguments)
     return replace(
-        queued(now, JobKind(job.kind), job.server, by=job.requested_by, arguments=job.arguments),
+        again,
         due_at=job.due_at,
-        not_before=now + wait,
+        not_before=again.queued_at + wait,
         attempt=attempt,
         previous=job.id,
         leg=job.leg,

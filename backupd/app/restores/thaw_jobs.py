@@ -84,7 +84,7 @@ def begin(
         "currency": thaw.prices.currency,
     }
     job = replace(
-        queued(now, JobKind.THAW, server, by=by or user(), arguments=arguments),
+        queued(wiring, JobKind.THAW, server, by=by or user(), arguments=arguments),
         state=JobState.WAITING,
         started_at=now,
         not_before=now + OURS,

@@ -297,8 +297,9 @@ class Timetable:
     A leg that cannot be computed stops no other: it is told once, and tried again.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, runs_on: Callable[[str], str] = lambda _server: "") -> None:
+        """``runs_on``: what jobs of a server are addressed to."""
+        self._catalog, self._runs_on = catalog, runs_on
         self._legs: dict[Key, Leg] = {}
         self._rows: dict[Key, Schedule] = {}
         self._next: dict[Key, datetime | None] = {}
@@ -396,11 +397,12 @@ class Timetable:
         events: Iterable[Event],
     ) -> tuple[JobRecord, ...]:
         made = records(tuple(actions), now)
+        jobs = tuple(replace(job, runs_on=self._runs_on(job.server)) for job in made.jobs)
         events = (*self._events, *events, *made.events)
-        if after or events or made.jobs:
-            self._catalog.schedules.settle(before, after, jobs=made.jobs, events=events, skipped=made.skipped, now=now)
+        if after or events or jobs:
+            self._catalog.schedules.settle(before, after, jobs=jobs, events=events, skipped=made.skipped, now=now)
         self._events.clear()
-        return made.jobs
+        return jobs
 
     def _standing(self, why: str) -> Callable[[Leg], Standing]:
         """What is known about a leg, as the catalog has it now."""

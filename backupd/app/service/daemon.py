@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -56,7 +56,7 @@ from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobRecord
+from backupd.model.job import HOST, JobRecord
 from backupd.model.text import format_duration, format_time
 
 TICK = 5.0
@@ -114,7 +114,7 @@ class Daemon:
         self._notifier = notifier
         self._waker = waker
         self._asked = asked
-        self._timetable = Timetable(wiring.catalog)
+        self._timetable = Timetable(wiring.catalog, self._runs_on)
         self._clockwatch = ClockWatch(wiring.clock)
         self._steps: list[timedelta] = []
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
@@ -191,6 +191,7 @@ class Daemon:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
+        wiring.catalog.hosts.serves(wiring.here.removeprefix(HOST), wiring.clock())
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
@@ -216,6 +217,7 @@ class Daemon:
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
                 self._prove_writing()
+                self._wiring.catalog.hosts.serves(self._wiring.here.removeprefix(HOST), self._wiring.clock())
                 self._refreshed = time.monotonic()
                 self._timetable.refresh(self._wiring.clock())
                 self._notifier.status(self._status())
@@ -368,10 +370,15 @@ class Daemon:
             say("daemon-stopped", "the catalog did not respond during the stop", level=logging.ERROR)
             return 1
         self._record(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
+        with suppress(CatalogError):  # then nobody reports here any more, and five minutes tell as much
+            self._wiring.catalog.hosts.stops(self._wiring.here.removeprefix(HOST))
         say("daemon-stopped", "bye")
         return 0
 
     # -- small things
+
+    def _runs_on(self, server: str) -> str:
+        return self._wiring.runs_on(server)
 
     def _log_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:

@@ -181,9 +181,10 @@ class Requests(Facade):
         self, kind: JobKind, server: str, arguments: dict[str, Any], told: AuditedAction | None = None
     ) -> JobRecord:
         """``told``: the audited action whose subject the job is."""
-        from backupd.app.jobs.jobs import queued
+        from backupd.app.jobs.jobs import queued, require_served
 
-        job = queued(self._wiring.clock(), kind, server, by=self._actor.name, arguments=arguments)
+        job = queued(self._wiring, kind, server, by=self._actor.name, arguments=arguments)
+        require_served(self._wiring, job)
         self._wiring.catalog.jobs.enqueue(job)
         if told is not None:
             told.subject = job.id

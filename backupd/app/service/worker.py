@@ -18,7 +18,7 @@ from typing import Self
 
 from backupd.app.context.logging_setup import log_path, say
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.jobs.admission import may_start
+from backupd.app.jobs.admission import Admission
 from backupd.app.jobs.jobs import (
     DAEMON_STOP,
     HANG_WATCH,
@@ -168,9 +168,15 @@ class Worker:
         if self._held or time.monotonic() < self._next_start:
             return
         paused = {hold.server for hold in self._wiring.catalog.holds.all() if hold.kind == "pause"}
-        allowed = may_start(self._wiring.settings, paused)
+        admission = Admission(self._wiring.settings, paused)
         while not self._held and not self._ending.is_set() and time.monotonic() >= self._next_start:
-            job = self._wiring.catalog.jobs.claim(self._owner, self._wiring.clock(), allowed=allowed)
+            job = self._wiring.catalog.jobs.claim(
+                self._owner,
+                self._wiring.clock(),
+                runs_on=self._wiring.here,
+                allowed=admission.allows,
+                bars=admission.bars,
+            )
             if job is None:
                 return
             self._begin(job)
@@ -293,7 +299,7 @@ class Worker:
         stopped = (one.stopping or self._held) and row.state is JobState.CANCELLED and not row.cancel_by
         if stopped and not self._wiring.catalog.jobs.list(previous=row.id, limit=1):
             # Whoever stops the service may signal all its processes at once, before we could ask this one.
-            self._wiring.catalog.jobs.enqueue(repetition(row, self._wiring.clock(), attempt=row.attempt))
+            self._wiring.catalog.jobs.enqueue(repetition(self._wiring, row, attempt=row.attempt))
 
     def _verdict(self, one: _Running, row: JobRecord, code: int) -> tuple[JobState, BackupdError]:
         """What became of a job whose process ended without a word to the catalog."""

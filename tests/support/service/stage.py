@@ -67,7 +67,7 @@ def settings_of(base: Path) -> Settings:
     )
     file = base / "backupd.yaml"
     file.write_text(
-        f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\nservers:\n{servers}destinations:\n"
+        f"host: backup1\ncatalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\nservers:\n{servers}destinations:\n"
         f"  local: {{type: filesystem, path: {base}/repository}}\n"
         f"  offsite: {{type: filesystem, path: {base}/offsite, off_site: true}}\n"
         f"encryption: {{gnupg_home: {base}/gnupg, recipients: [ops@example.com]}}\n"

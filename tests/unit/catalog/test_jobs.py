@@ -12,12 +12,14 @@ from random import Random
 
 import pytest
 
+from backupd.catalog.database import Database
 from backupd.catalog.jobs import FRESH
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
-from backupd.model.job import FIRST_STATES, JOB_MOVES, JobKind, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobKind, JobRecord, JobState
 from backupd.model.proof import Phase
+from backupd.process.run_context import utc_now
 from tests.support.catalog import samples
 from tests.support.catalog.samples import NOON
 from tests.support.dice import rounds, thrown
@@ -82,12 +84,69 @@ def test_the_oldest_job_whose_time_has_come_and_that_may_start_is_claimed(catalo
     claimed = catalog.jobs.claim("me", NOON, allowed=allowed)
     assert claimed is not None
     assert (claimed.id, claimed.state, claimed.owner, claimed.token) == ("job-0003", JobState.RUNNING, "me", 1)
-    assert claimed.started_at == claimed.heartbeat_at == NOON
+    assert claimed.started_at == NOON
+    assert_beat(catalog, claimed, NOON)
     assert catalog.jobs.claim("me", NOON, allowed=allowed) is None
     assert seen == [("job-0002", 0), ("job-0003", 0), ("job-0002", 1)]
     late = catalog.jobs.claim("me", LATER, allowed=allowed)
     assert late is not None
     assert late.id == "job-0001"
+
+
+def test_only_jobs_of_its_host_are_claimed(catalog: Catalog) -> None:
+    for number, host in enumerate(("host:b", "", "host:a")):
+        catalog.jobs.enqueue(queued(number, runs_on=host))
+    claimed = [catalog.jobs.claim("me", LATER, runs_on="host:a") for _ in range(2)]
+    # One of before hosts had names is whoever's comes first.
+    assert [(one.id, one.runs_on) for one in claimed if one] == [("job-0001", "host:a"), ("job-0002", "host:a")]
+    assert catalog.jobs.claim("me", LATER, runs_on="host:a") is None
+    assert catalog.jobs.claim("me", LATER, runs_on="host:c") is None
+
+
+@pytest.mark.parametrize(
+    ("bar", "left"),
+    [
+        (Bar(kinds={"verify"}), ["s1", "s3", "s4", "s5"]),
+        (Bar(but={"verify", "replicate"}), ["s2", "s4", "s5"]),
+        (Bar(servers={"s1", "s5"}), ["s2", "s3", "s4"]),
+        (Bar(servers={"s1", "s2"}, but={"verify"}), ["s2", "s3", "s4", "s5"]),
+        (Bar(scheduled=True), ["s1", "s2", "s4", "s5"]),
+        (Bar(scheduled=True, servers={"s1"}), ["s1", "s2", "s3", "s4", "s5"]),
+        (Bar(kinds={"replicate"}, destinations={"far", "off"}), ["s1", "s2", "s3", "s5"]),
+    ],
+)
+def test_what_is_barred_is_passed_over_unseen(catalog: Catalog, bar: Bar, left: list[str]) -> None:
+    for job in (
+        queued(1, server="s1"),
+        queued(2, server="s2", kind=JobKind.VERIFY),
+        queued(3, server="s3", leg="full"),
+        queued(4, server="s4", kind=JobKind.REPLICATE, arguments={"destination": "off"}),
+        queued(5, server="s5", kind=JobKind.REPLICATE, arguments={"destination": "near"}),
+    ):
+        catalog.jobs.enqueue(job)
+    seen: list[str] = []
+
+    def allowed(job: JobRecord, _running: object) -> bool:
+        seen.append(job.server)
+        return False
+
+    assert catalog.jobs.claim("me", LATER, allowed=allowed, bars=lambda _running: [bar]) is None
+    assert seen == left
+
+
+def test_a_long_queue_is_read_as_far_as_the_first_job_that_may_start(catalog: Catalog) -> None:
+    for number in range(120):
+        catalog.jobs.enqueue(queued(number, queued_at=NOON, server=f"s{number % 3}"))
+    seen: list[str] = []
+
+    def allowed(job: JobRecord, _running: object) -> bool:
+        seen.append(job.id)
+        return job.id == "job-0110"
+
+    claimed = catalog.jobs.claim("me", LATER, allowed=allowed)
+    assert claimed is not None
+    assert claimed.id == "job-0110"
+    assert seen == [f"job-{number:04}" for number in range(111)]  # each once, none left out, over several reads
 
 
 def test_threads_that_claim_at_once_never_get_the_same_job_nor_pass_a_limit(url: str) -> None:
@@ -174,7 +233,8 @@ def test_only_the_newest_token_may_say_anything(catalog: Catalog) -> None:
     assert catalog.jobs.get(mine.id) == mine
     assert catalog.jobs.heartbeat(mine.id, mine.token, LATER, {"phase": "copy", "bytes": 7}) == ""
     beaten = catalog.jobs.get(mine.id)
-    assert (beaten.heartbeat_at, beaten.progress) == (LATER, {"phase": "copy", "bytes": 7})
+    assert beaten.progress == {"phase": "copy", "bytes": 7}
+    assert_beat(catalog, beaten, LATER)
     catalog.jobs.assert_held(mine.id, mine.token)
     catalog.jobs.finish(mine.id, JobState.ABANDONED, LATER, token=mine.token)
     for late in (
@@ -211,7 +271,24 @@ def test_jobs_of_dead_processes_are_found(catalog: Catalog) -> None:
     assert [job.id for job in catalog.jobs.dead(lambda owner: owner == "alive", NOON)] == ["job-1"]
 
 
-def test_a_job_of_another_host_lives_by_its_heartbeat(catalog: Catalog) -> None:
+def assert_beat(catalog: Catalog, job: JobRecord, now: datetime) -> None:
+    """Its last sign of life is of ``now``: of the caller's in a file, else of the server's, which is today."""
+    assert job.heartbeat_at is not None
+    expected = utc_now() if catalog.name.startswith("postgresql") else now
+    assert abs(job.heartbeat_at - expected) < timedelta(minutes=5)
+
+
+def test_a_host_whose_clock_is_wrong_neither_kills_nor_saves_the_jobs_of_another(catalog: Catalog) -> None:
+    now = utc_now()
+    catalog.jobs.add(samples.job(1, owner="elsewhere"))
+    catalog.jobs.heartbeat("job-1", 1, now - timedelta(hours=3))
+    late = catalog.jobs.dead(lambda _owner: None, now + timedelta(hours=3))
+    # A file is one machine's, and so is its clock.
+    assert [job.id for job in late] == ([] if catalog.name.startswith("postgresql") else ["job-1"])
+
+
+def test_a_job_of_another_host_lives_by_its_heartbeat(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Database, "clock", lambda _self, _connection, now: now)  # a fake clock
     catalog.jobs.add(samples.job(1, owner="elsewhere"))
     catalog.jobs.heartbeat("job-1", 1, LATER)
 

@@ -23,7 +23,7 @@ def queued(one: Shop) -> list[str]:
 
 def finish(one: Shop) -> None:
     for _ in queued(one):
-        job = one.catalog.jobs.claim("me", one.clock())
+        job = one.catalog.jobs.claim("me", one.clock(), runs_on=one.wiring.here)
         assert job is not None
         one.catalog.jobs.finish(job.id, JobState.SUCCEEDED, one.clock(), token=job.token)
 
@@ -96,9 +96,10 @@ def test_a_paused_server_gets_no_job(shop: Make) -> None:
 def test_a_copy_to_a_slow_place_keeps_no_backup_from_starting(shop: Make) -> None:
     one = shop()
     settings, now = one.wiring.settings, one.clock()
-    copies = [replace(job_for(SERVER, "offsite", now), state=JobState.RUNNING) for _ in range(4)]
+    near, far = job_for(one.wiring, SERVER, "local"), job_for(one.wiring, SERVER, "offsite")
+    copies = [replace(far, state=JobState.RUNNING) for _ in range(4)]
     backup = JobRecord("b", JobKind.FULL, SERVER, JobState.QUEUED, now)
     assert obstacle(settings, (), backup, copies) == ""
-    assert obstacle(settings, (), job_for(SERVER, "local", now), [replace(backup, state=JobState.RUNNING)]) == ""
-    assert "offsite" in obstacle(settings, (), job_for(SERVER, "offsite", now), copies[:2])
-    assert "concurrency.jobs" in obstacle(settings, (), job_for(SERVER, "local", now), copies)
+    assert obstacle(settings, (), near, [replace(backup, state=JobState.RUNNING)]) == ""
+    assert "offsite" in obstacle(settings, (), far, copies[:2])
+    assert "concurrency.jobs" in obstacle(settings, (), near, copies)

@@ -10,7 +10,7 @@ import pytest
 from backupd.app.context.settings import Settings, held_settings, load_settings
 from backupd.app.context.settings_problems import refuse_newly_broken
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs.admission import may_start, obstacle
+from backupd.app.jobs.admission import Admission, obstacle
 from backupd.app.jobs.jobs import close
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
@@ -73,7 +73,7 @@ def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_oth
             (3, "db1", JobState.QUEUED),
         )
     )
-    allowed = may_start(settings, ())
+    allowed = Admission(settings, ()).allows
     assert allowed(other, [running])
     assert not allowed(killed, [])
     assert obstacle(settings, (), killed, []) == "policy bad of db2 cannot be used: correct it, then reload the service"

@@ -78,7 +78,7 @@ def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobReco
         due_at=NOW,
     )
     wiring.catalog.jobs.enqueue(replace(record, **changes))
-    job = wiring.catalog.jobs.claim(owner(), wiring.clock())
+    job = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here)
     assert job is not None
     try:
         live(wiring, job, then(work), silent)
@@ -265,7 +265,7 @@ def _partial(wiring: Wiring, *, accepted: bool) -> JobRecord:
         arguments={"set": "money"},
     )
     wiring.catalog.jobs.enqueue(job)
-    claimed = wiring.catalog.jobs.claim(owner(), wiring.clock())
+    claimed = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here)
     assert claimed is not None
     live(
         wiring,
@@ -305,10 +305,10 @@ def test_a_failure_that_may_pass_is_tried_again_with_growing_pauses(wiring: Wiri
         assert (again.state, again.attempt, again.previous) == (JobState.QUEUED, attempt, job.id)
         assert (again.kind, again.leg, again.due_at, again.arguments) == (job.kind, job.leg, job.due_at, {"n": 1})
         assert again.not_before == wiring.clock() + timedelta(minutes=pause)
-        assert wiring.catalog.jobs.claim("me", wiring.clock()) is None
+        assert wiring.catalog.jobs.claim("me", wiring.clock(), runs_on=wiring.here) is None
         later = replace(wiring, clock=Clock(again.not_before))
         wiring = later
-        claimed = wiring.catalog.jobs.claim(owner(), wiring.clock())
+        claimed = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here)
         assert claimed is not None
         with pytest.raises(ToolError):
             live(wiring, claimed, then(fails(ToolError("again"))), silent)

@@ -21,7 +21,7 @@ from backupd.app.context import wiring
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner, owner_state
 from backupd.app.jobs import jobs
-from backupd.app.jobs.admission import may_start
+from backupd.app.jobs.admission import Admission
 from backupd.app.jobs.jobs import Pulse, abandon_dead, mark_stopped
 from backupd.app.runtime import child_process as offspring
 from backupd.app.service import dispatch, worker
@@ -151,10 +151,10 @@ def test_a_job_whose_repetition_cannot_be_told_ends_and_stops_no_other(
         assert place.catalog.jobs.claim("", NOW + timedelta(days=9000)) is not None
     before = jobs.repetition
 
-    def repeat(job: JobRecord, now: datetime, **more: Any) -> JobRecord:
+    def repeat(wiring: Wiring, job: JobRecord, **more: Any) -> JobRecord:
         if job.id == poisoned.id:
             raise OverflowError("date value out of range")
-        return before(job, now, **more)
+        return before(wiring, job, **more)
 
     monkeypatch.setattr(jobs, "repetition", repeat)
     assert {job.id for job in abandon_dead(place)} == {poisoned.id, good.id}
@@ -331,7 +331,7 @@ def test_younger_jobs_do_not_take_what_an_older_one_waits_for(office: Office) ->
         "destinations:\n", f"destinations:\n  second: {{type: filesystem, path: {office.base}/second}}\n"
     )
     office.file.write_text(text + "concurrency: {jobs: 9, per_destination: 2}\n")
-    allowed = may_start(load_settings(office.file), ())
+    allowed = Admission(load_settings(office.file), ()).allows
 
     def job(server: str) -> JobRecord:
         return JobRecord(

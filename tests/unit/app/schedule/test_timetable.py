@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import repetition
 from backupd.app.runtime.clock_check import CAREFUL, ClockWatch, careful, note_step
 from backupd.app.schedule import calendar as schedule
@@ -275,7 +277,8 @@ def waits(service: Service, clock: Clock, hours: int) -> JobRecord:
     service.timetable.handle(clock(), BUSY)
     job = service.catalog.jobs.claim("worker", clock(), allowed=lambda job, _running: bool(job.server))
     assert job is not None
-    again = repetition(job, clock(), attempt=2, wait=timedelta(hours=hours))
+    wiring = Wiring(load_settings(service.office.file), service.catalog, clock)
+    again = replace(repetition(wiring, job, attempt=2, wait=timedelta(hours=hours)), runs_on=job.runs_on)
     service.catalog.jobs.finish(job.id, JobState.FAILED, clock(), token=job.token, then=[again])
     return again
 

@@ -20,7 +20,7 @@ import pytest
 from backupd.app.context import logging_setup as logs
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner_state
-from backupd.app.jobs.admission import may_start
+from backupd.app.jobs.admission import Admission
 from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead
 from backupd.app.service.worker import Worker
 from backupd.catalog.session import open_catalog
@@ -455,12 +455,12 @@ def test_the_limits_decide_what_starts_beside_what(
 ) -> None:
     office = Office(tmp_path, servers=dict.fromkeys(("db1", "db2", "db3"), "gold"))
     settings = office.write(extra=f"concurrency: {concurrency}\n", gold=GOLD)
-    assert may_start(settings, ())(job, [_job(server) for server in running]) is expected
+    assert Admission(settings, ()).allows(job, [_job(server) for server in running]) is expected
 
 
 @pytest.mark.parametrize("paused", [{"db1"}, {"*"}])
 def test_a_pause_holds_back_schedules_but_not_people(tmp_path: Path, paused: set[str]) -> None:
-    allowed = may_start(Office(tmp_path).write(gold=GOLD), paused)
+    allowed = Admission(Office(tmp_path).write(gold=GOLD), paused).allows
     assert not allowed(_job("db1", leg="physical.full"), [])
     assert allowed(_job("db1"), [])
     assert allowed(_job("", JobKind.CHALLENGE, leg="challenge"), []) is ("*" not in paused)

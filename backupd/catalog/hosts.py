@@ -1,4 +1,6 @@
-"""Who is on watch: of all services that know this catalog, one acts by itself. The others refuse, or stand by.
+"""Hosts with this catalog: their names, which jobs are addressed to, and which service acts.
+
+Who is on watch: of all services that know this catalog, one acts by itself. The others refuse, or stand by.
 
 For SQLite a lock on a file beside the catalog; the kernel drops it when its process dies. For PostgreSQL an advisory
 lock of a session kept open for nothing else; the server drops it with the session, and probes the connection, so that
@@ -12,15 +14,95 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from io import TextIOWrapper
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Column, Connection, String, Table, delete, insert, or_, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from backupd.catalog.database import Database
-from backupd.model.errors import CatalogError
+from backupd.catalog.database import Database, Rows
+from backupd.catalog.jobs import readdress
+from backupd.catalog.row_mapping import UtcTime, first_record, metadata, row_of
+from backupd.model.document import Document
+from backupd.model.errors import CatalogError, RefusedError
+from backupd.model.job import HOST
+
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("identity", String(64), nullable=False),
+    Column("known_since", UtcTime, nullable=False),
+    Column("served_at", UtcTime),
+)
+
+SERVED = timedelta(minutes=5)
+"""A host whose service has not reported for longer has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Document):
+    """``identity``: 32 hex digits, drawn once on the machine; ``served_at``: when a service there last reported, by the
+    database's clock, None where none ever did."""
+
+    name: str
+    identity: str
+    known_since: datetime
+    served_at: datetime | None = None
+
+
+class Hosts(Rows):
+    """Hosts, by name and by identity."""
+
+    def join(self, name: str, identity: str, now: datetime, *, named: bool) -> str:
+        """Record this machine; gives the name that it has in the catalog.
+
+        ``named``: the configuration gives the name, so that a host with another one is renamed, its jobs included.
+        Otherwise a host keeps the name that it had at first: a container has a new host name after each start. The name
+        of a host that no service serves any more passes on to the machine that claims it, with the jobs that wait
+        there. Raises RefusedError where another host's service has it.
+        """
+        with self._database.read() as connection:
+            mine = first_record(connection, Host, select(hosts).where(hosts.c.identity == identity))
+        if mine is not None and (mine.name == name or not named):
+            return mine.name
+        with self._database.write() as connection:
+            clock = self._database.clock(connection, now)
+            other = first_record(connection, Host, select(hosts).where(hosts.c.name == name))
+            if other is not None and other.served_at is not None and clock - other.served_at < SERVED:
+                raise RefusedError(
+                    f"another host is called {name} in the catalog, and its service runs",
+                    detail=f"its service last reported at {other.served_at:%Y-%m-%d %H:%M:%S} UTC",
+                    hint="give this host a name of its own: `host: NAME` in the configuration",
+                )
+            connection.execute(delete(hosts).where(or_(hosts.c.name == name, hosts.c.identity == identity)))
+            connection.execute(insert(hosts).values(row_of(hosts, Host(name, identity, now))))
+            if mine is not None:
+                readdress(connection, f"{HOST}{mine.name}", f"{HOST}{name}")
+        return name
+
+    def serves(self, name: str, now: datetime) -> None:
+        """The service of this host reports."""
+        with self._database.write() as connection:
+            clock = self._database.clock(connection, now)
+            connection.execute(update(hosts).where(hosts.c.name == name).values(served_at=clock))
+
+    def stops(self, name: str) -> None:
+        """The service of this host has ended: nobody serves it from now on."""
+        self._do(update(hosts).where(hosts.c.name == name).values(served_at=None))
+
+    def served(self, now: datetime) -> frozenset[str]:
+        """Names of the hosts on which a service runs, as far as the catalog knows."""
+        with self._database.read() as connection:
+            since = self._database.clock(connection, now) - SERVED
+            return frozenset(connection.scalars(select(hosts.c.name).where(hosts.c.served_at > since)))
+
+    def all(self) -> tuple[Host, ...]:
+        """Every host, by name."""
+        return self._records(Host, select(hosts).order_by(hosts.c.name))
+
 
 _TRY = text("SELECT pg_try_advisory_lock(:key)")
 _NOTICED_WITHIN = 5.0
