@@ -178,7 +178,7 @@ def _rpo(timeline: Timeline, server: ServerSettings) -> Found:
             hint=f"to find the cause: backupd binlog status {name}; backupd jobs {name}",
         )
     else:
-        yield key, f"{name}: objectives.rpo ({limit}) is kept again"
+        yield key, f"{name}: objectives.rpo ({limit}) is met again"
 
 
 def _rpo_of_places(timeline: Timeline, server: ServerSettings, new: frozenset[str]) -> Found:
@@ -227,4 +227,4 @@ def _rto(timeline: Timeline, server: ServerSettings) -> Found:
             f"backupd plan {name}",
         )
     else:
-        yield key, f"{name}: objectives.rto ({limit}) is kept again"
+        yield key, f"{name}: objectives.rto ({limit}) is met again"

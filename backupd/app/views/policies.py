@@ -271,7 +271,7 @@ def _slow(wiring: Wiring, server: str, policy: Policy) -> list[str]:
     if rto is None or proof is None or proof.seconds <= rto.total_seconds():
         return []
     promised, took = format_duration(rto.total_seconds()), format_duration(proof.seconds)
-    return [f"objectives.rto: {promised} cannot be kept: the last test restore took {took}"]
+    return [f"objectives.rto: {promised} cannot be met: the last test restore took {took}"]
 
 
 SPAN = timedelta(days=14)

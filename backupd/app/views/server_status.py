@@ -200,13 +200,13 @@ class ServerOverview(Document):
     @property
     @computed(after="rpo_objective_seconds")
     def rpo_kept(self) -> bool | None:
-        """Is objectives.rpo kept now? Null where nothing is promised, or the first backup is not due yet."""
+        """Is objectives.rpo met now? Null where no objective is set, or the first backup is not due yet."""
         return Objectives(rpo=self.rpo_objective).rpo_kept(self.rpo, young=self.first_due is not None)
 
     @property
     @computed(after="rto_objective_seconds")
     def rto_kept(self) -> bool | None:
-        """Is objectives.rto kept now? Null where nothing is promised or known."""
+        """Is objectives.rto met now? Null where no objective is set or nothing is known."""
         return Objectives(rto=self.rto_objective).rto_kept(self.rto)
 
 

@@ -234,7 +234,7 @@ def test_a_file_that_was_changed_and_not_read_again_is_shown_as_not_in_force(sit
         assert "changed since" not in told("gold") + told("silver")
         gold.write_text(text.replace("rpo: 60s", "rpo: 5m"))
         assert unread in somebody.get("/policies").text
-        assert "is not in force as it stands here. What was read before is." in told("gold")
+        assert "and the version below is not in force. The version read before is." in told("gold")
         gold.write_text(text.replace("rpo: 60s", "rpo: soon"))
         assert "cannot be used as it is now; what was read before is in force" in told("gold")
         assert 'id="L9" class="line-bad"' in told("gold")
@@ -242,7 +242,7 @@ def test_a_file_that_was_changed_and_not_read_again_is_shown_as_not_in_force(sit
         assert "The file is gone, empty or cannot be read" in told("gold")
         silver.write_text(text)
         mended = told("silver")
-        assert "is not in force as it stands here." in mended
+        assert "and the version below is not in force." in mended
         assert "runs until it is mended and read again" in mended
         assert "line-bad" not in mended, "what was wrong stood in another text"
     finally:

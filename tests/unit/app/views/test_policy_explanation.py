@@ -284,7 +284,7 @@ def test_a_restore_time_that_was_never_kept_is_said(tmp_path: Path, wiring: Wiri
     wiring.catalog.proofs.add(proof())
     found = explain_here(wiring, written(tmp_path, text), "shop-db1")
     assert [one for one in found.warnings if "rto" in one] == [
-        "objectives.rto: 30.0s cannot be kept: the last test restore took 1m"
+        "objectives.rto: 30.0s cannot be met: the last test restore took 1m"
     ]
 
 

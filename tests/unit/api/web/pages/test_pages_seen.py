@@ -279,7 +279,7 @@ def test_a_backup_is_shown_from_the_catalog_and_reads_a_destination_only_when_as
     asked = words(page(viewer, f"/backups/{ids['shop']}?read=yes"))
     assert "✗" in asked, "what keeps it from being read is told"
     assert "Next:" in asked
-    assert "Not there" in words(page(viewer, "/backups/20200101T000000Z-00000000", 404))
+    assert "Not found" in words(page(viewer, "/backups/20200101T000000Z-00000000", 404))
 
 
 def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(
