@@ -21,7 +21,7 @@ from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
 from bench.measure import timed
-from policies.schema import Keep
+from policies.policy import Keep
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.target import parse_target
 

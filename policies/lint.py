@@ -15,7 +15,7 @@ from itertools import product
 from backupd.model.text import format_duration, format_size
 from policies.configuration import Configuration
 from policies.fields import DAY_MINUTES, WindowTimes, every, gaps, parse_cron, parse_window, times_of_day
-from policies.schema import Keep, Limits, Logical, Policy, Verify
+from policies.policy import Keep, Limits, Logical, Policy, Verify
 
 
 def explain(policy: Policy) -> list[str]:

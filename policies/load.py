@@ -16,7 +16,7 @@ from policies.configuration import Configuration
 from policies.document import Model, Node, limited, place, read_document, read_text, suggestion, validate
 from policies.fields import BASE, local_path
 from policies.lint import contradictions
-from policies.schema import Policy
+from policies.policy import Policy
 
 SUFFIX = ".yaml"
 

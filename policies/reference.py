@@ -13,7 +13,7 @@ from backupd.model.errors import UnknownNameError
 from policies.configuration import Configuration
 from policies.document import suggestion
 from policies.fields import Section
-from policies.schema import Policy
+from policies.policy import Policy
 
 _EXAMPLES = Path(__file__).parent / "examples"
 
@@ -22,7 +22,7 @@ _PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Made from policies/schema.py and policies/configuration.py by `python -m policies.reference`: change those. -->
+<!-- Made from policies/policy.py and policies/configuration.py by `python -m policies.reference`: change those. -->
 
 The service reads one configuration file, `/etc/backupd/backupd.yaml` (or `--config FILE`, or `$BACKUPD_CONFIG`), and
 one file for each policy in the folder that it names. Both are YAML. All problems of all files are reported at once,

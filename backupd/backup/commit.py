@@ -35,7 +35,7 @@ from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.dedup import Fanout, confirm, known_everywhere, load_known
 from backupd.transfer.holds_and_locks import lengthen_all
 from backupd.transfer.leases import Intent
-from backupd.transfer.packer import Packed
+from backupd.transfer.parts import Packed
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
 from storage import layout

@@ -18,7 +18,7 @@ from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.manifest import BUNDLE_LIMIT
 from backupd.model.table import TableName, data_path
 from backupd.process.throttle import Throttle
-from backupd.transfer.packer import Packer
+from backupd.transfer.parts import Packer
 
 _LOOK_SECONDS = 0.2
 _RESUME = 0.5

@@ -31,7 +31,7 @@ from backupd.model.errors import BackupdError, CancelledError, ServerError, Tool
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 from backupd.process.run_context import RunContext
-from backupd.transfer.packer import Packer
+from backupd.transfer.parts import Packer
 
 _COUNT = "SELECT COUNT(*) FROM {table}{history}"
 

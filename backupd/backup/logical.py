@@ -56,7 +56,7 @@ from backupd.model.table import (
     triggers_path,
 )
 from backupd.process.run_context import RunContext
-from backupd.transfer.packer import Packer
+from backupd.transfer.parts import Packer
 from policies.document import suggestion
 
 _SETTINGS = (

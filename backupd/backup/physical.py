@@ -39,7 +39,7 @@ from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
 from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.dedup import Fanout, Load
-from backupd.transfer.packer import Packed, Packer
+from backupd.transfer.parts import Packed, Packer
 
 REDO_NAMES = frozenset({"ib_logfile0", "xtrabackup_logfile"})
 """What the physical tools call the redo log that they copied while they ran."""

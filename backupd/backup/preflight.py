@@ -42,7 +42,7 @@ from backupd.model.table import TablePattern
 from backupd.model.text import format_size, new_id
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.keyring import resolve_recipients, secret_fingerprints
-from policies.schema import Logical
+from policies.policy import Logical
 from storage.destination import Destination
 
 _DUMPS = "logical backups"

@@ -33,7 +33,7 @@ from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.model.text import format_duration
 from backupd.process.folders import open_plain, powers_of
 from backupd.recovery.windows import REPLAY_STOPS
-from policies.schema import Logical
+from policies.policy import Logical
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
 

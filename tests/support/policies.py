@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backupd.model.errors import ConfigurationError
 from policies.load import read_policy
-from policies.schema import Policy
+from policies.policy import Policy
 
 
 def load_policy(path: Path) -> Policy:

@@ -27,7 +27,7 @@ from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import chain_of
 from backupd.transfer.deletion import is_whole, marks
 from backupd.transfer.records.manifests import read
-from policies.schema import Physical
+from policies.policy import Physical
 from restore.datadir.staging import MARKER, UNKNOWN, restored_by
 from restore.planning.plan import DEFAULT_RATES, bytes_of
 from storage.destination import Destination

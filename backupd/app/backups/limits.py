@@ -32,7 +32,7 @@ from backupd.model.event import Severity
 from backupd.model.job import Progress
 from backupd.model.text import format_duration
 from backupd.process.throttle import Throttle, TokenBucket, Unlimited
-from policies.schema import Limits
+from policies.policy import Limits
 
 PAUSED = "paused"
 """The phase that progress shows during a pause."""

@@ -30,7 +30,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
 from backupd.model.table import DumpedTable, TablePattern
 from policies.document import suggestion
-from policies.schema import Logical, Tables
+from policies.policy import Logical, Tables
 from restore.runbook.backup_runbook import render_logical_runbook
 from restore.runbook.shared_steps import render_unpack
 from storage.destination import Destination

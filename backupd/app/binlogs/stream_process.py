@@ -49,7 +49,7 @@ from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
 from backupd.transfer.records.encryption import Sealer
 from policies.lint import streams
-from policies.schema import Binlog
+from policies.policy import Binlog
 from restore.datadir.staging import restored_by
 from storage.destination import Destination
 from storage.throttle_and_breaker import throttled

@@ -31,7 +31,7 @@ from backupd.recovery.runs import without
 if TYPE_CHECKING:
     from backupd.binlog.archiver import Behind
     from backupd.binlog.spool_files import Spool
-    from policies.schema import Policy
+    from policies.policy import Policy
 
 OUT_OF_REACH = timedelta(minutes=1)
 """A server that cannot be reached for so long is an incident; a restart of it takes less."""

@@ -16,7 +16,7 @@ from policies.alerts import Alerts
 from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
 from policies.load import Loaded, load, revived
-from policies.schema import Policy
+from policies.policy import Policy
 
 if TYPE_CHECKING:
     from backupd.engine.sql.client import Connection

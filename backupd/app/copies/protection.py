@@ -22,7 +22,7 @@ from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
 from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.restorable import Restorability
-from policies.schema import Protection
+from policies.policy import Protection
 
 if TYPE_CHECKING:
     pass

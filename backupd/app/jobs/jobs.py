@@ -34,7 +34,7 @@ from backupd.model.errors import (
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_duration, new_id
-from policies.schema import Policy
+from policies.policy import Policy
 
 BEAT = 2.0
 """Seconds between heartbeats."""

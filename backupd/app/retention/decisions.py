@@ -43,7 +43,7 @@ from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
 from backupd.model.text import format_time
 from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if
-from policies.schema import Keep
+from policies.policy import Keep
 
 SKEW = timedelta(days=1)
 """A log is older than a backup whose place is not known only when it is so much older: two clocks are compared."""

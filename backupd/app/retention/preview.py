@@ -35,7 +35,7 @@ from backupd.recovery.restorable import Restorability, here_if
 from backupd.recovery.runs import Histories, place_of
 from backupd.transfer.holds_and_locks import Backup, Kept
 from backupd.transfer.leases import living_intents, living_pins
-from policies.schema import Keep
+from policies.policy import Keep
 from storage.destination import Destination
 
 

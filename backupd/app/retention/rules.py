@@ -18,7 +18,7 @@ from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.text import format_duration, format_time
-from policies.schema import Keep
+from policies.policy import Keep
 
 
 @dataclass(frozen=True, slots=True)

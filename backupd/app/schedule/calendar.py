@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 from backupd.app.context.settings import Settings
 from backupd.model.job import JobKind
 from policies.fields import WindowTimes, every, parse_cron, parse_window
-from policies.schema import Policy, Verify
+from policies.policy import Policy, Verify
 
 if TYPE_CHECKING:
     from apscheduler.triggers.cron import CronTrigger

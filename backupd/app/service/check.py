@@ -36,7 +36,7 @@ from backupd.model.errors import BackupdError, RefusedError, ServerError
 from backupd.model.text import format_time
 from backupd.recovery.chains import strangers
 from policies.lint import advice, crowds, distances, not_yet_active, streams
-from policies.schema import Policy
+from policies.policy import Policy
 from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")

@@ -41,7 +41,7 @@ from backupd.model.errors import (
 )
 from backupd.model.job import JobKind, JobRecord, JobState, Report, silent
 from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
-from policies.schema import Policy
+from policies.policy import Policy
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated

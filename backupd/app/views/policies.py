@@ -30,7 +30,7 @@ from backupd.model.job import JobKind
 from backupd.model.text import format_duration, is_name
 from policies.lint import advice, crowds, explain, not_yet_active, streams
 from policies.load import SUFFIX, PolicyFile, read_policy, read_policy_text, unknown_destinations
-from policies.schema import Keep, Policy
+from policies.policy import Keep, Policy
 
 LARGEST_TEXT = 64 * 1024
 """Bytes that anybody may have looked at: reading YAML costs a processor about a second per 100 KiB."""

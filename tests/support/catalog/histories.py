@@ -9,7 +9,7 @@ from typing import Any
 
 from backupd.app.retention.rules import Decision, Decisions, Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.schema import Keep
+from policies.policy import Keep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.server_facts import Position, Receipts, Tool, Version
-from backupd.transfer.packer import Packer
+from backupd.transfer.parts import Packer
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from tests.support.keys import Keys

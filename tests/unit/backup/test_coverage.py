@@ -7,7 +7,7 @@ from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.tables import Table
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName
-from policies.schema import Logical
+from policies.policy import Logical
 
 
 def table(schema: str, name: str, engine: str) -> Table:

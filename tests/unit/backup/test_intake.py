@@ -17,7 +17,7 @@ from backupd.engine.dump.insert_files import DumpedFile, RowMeter
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited
-from backupd.transfer.packer import Packed, Packer
+from backupd.transfer.parts import Packed, Packer
 from tests.support.restores.dumped import Shelf, now
 
 MIB = 1024 * 1024

@@ -23,7 +23,7 @@ from backupd.model.errors import BusyError
 from backupd.model.job import Progress
 from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern
 from backupd.process.run_context import RunContext
-from policies.schema import Logical
+from policies.policy import Logical
 from tests.support.restores.dumped import Shelf, now, table
 from tests.support.servers.server import Server, query
 

@@ -29,7 +29,7 @@ from backupd.engine.sql.tables import Table
 from backupd.model.errors import DestinationError
 from backupd.model.server_facts import Flavour, ServerInfo, Version
 from backupd.model.table import TableName
-from policies.schema import Logical
+from policies.policy import Logical
 from storage.destination import Destination, ObjectInfo, Space
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, copy_public, make_home, make_key, stop_agent

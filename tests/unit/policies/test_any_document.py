@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from backupd.model.errors import ConfigurationError
 from policies.configuration import Configuration
 from policies.load import load
-from policies.schema import Policy
+from policies.policy import Policy
 from tests.support.catalog.places import CONFIGURATION, POLICY
 from tests.support.policies import load_policy
 

@@ -8,8 +8,8 @@ import pytest
 
 from policies.lint import CROWD, advice, crowds, not_yet_active
 from policies.load import Loaded, load
+from policies.policy import Policy
 from policies.reference import example
-from policies.schema import Policy
 from tests.support.catalog.places import CONFIGURATION, example_configuration, write
 
 COMPLETE = """\

@@ -12,7 +12,7 @@ from backupd.model.errors import ConfigurationError
 from policies.configuration import Configuration
 from policies.fields import Section
 from policies.load import load
-from policies.schema import NO_LOGICAL_INCREMENTS, Policy
+from policies.policy import NO_LOGICAL_INCREMENTS, Policy
 from restore.planning.target import parse_target
 from tests.support.catalog.places import CONFIGURATION, POLICY, example_configuration, problems, write
 from tests.support.policies import load_policy

@@ -13,7 +13,7 @@ from backupd.app.backups.limits import PressureThrottle
 from backupd.app.context.wiring import JobRun
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import JobKind, JobRecord, JobState, Progress
-from policies.schema import Limits
+from policies.policy import Limits
 
 
 @dataclass

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backupd.app.retention.decisions import problems, solve
 from backupd.app.retention.rules import BinlogRun, Decisions, Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.schema import Keep
+from policies.policy import Keep
 from tests.support.catalog.histories import NOW, applied, kept, stored
 
 COUNTS = ("keep_fulls", "hourly", "daily", "weekly", "monthly", "yearly")

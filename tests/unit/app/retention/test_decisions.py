@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import BinlogRun, Decisions, Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.schema import Keep
+from policies.policy import Keep
 from tests.support.catalog.histories import NOW, days_ago, grounds, kept, of, rules, stored, view
 
 

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.schema import Keep
+from policies.policy import Keep
 from tests.support.catalog.histories import stored
 from tests.support.policies import load_policy
 

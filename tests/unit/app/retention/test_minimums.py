@@ -11,7 +11,7 @@ from backupd.app.retention import preview as minimums
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import BinlogRun, Decisions, Minimum, Stored, View
 from backupd.model.backup_record import BackupKind
-from policies.schema import Keep
+from policies.policy import Keep
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import START
 

@@ -21,8 +21,8 @@ from backupd.model.backup_record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.manifest import Stats
+from policies.policy import Keep, Policy
 from policies.reference import example
-from policies.schema import Keep, Policy
 from storage.destination import Space
 from tests.support.catalog.samples import backup, proof
 from tests.support.service.house import Clock, Office

@@ -13,9 +13,9 @@ import pytest
 
 from backupd.model.errors import DestinationFullError, StreamError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
-from backupd.transfer import packer as pack
+from backupd.transfer import parts as pack
 from backupd.transfer.dedup import Fanout, known_everywhere
-from backupd.transfer.packer import Packed, Packer
+from backupd.transfer.parts import Packed, Packer
 from backupd.transfer.records.encryption import Sealer, Unsealer
 from storage import layout
 from storage.destination import ObjectInfo
