@@ -180,16 +180,16 @@ class SpoolView:
 
     def frontier(self, held: Held) -> LogCoordinate | None:
         """Up to where a destination has everything, as far as the spool tells."""
-        place = self.coordinate(*self.state.passed) if self.state.passed else None
+        coordinate = self.coordinate(*self.state.passed) if self.state.passed else None
         for file in self.files:
             log = self.log(file)
             if log.is_complete(held):
-                place = _later(place, self.coordinate(file.branch, file.number, file.size))
+                coordinate = _later(coordinate, self.coordinate(file.branch, file.number, file.size))
                 continue
             if reached := log.reach(held):
-                place = _later(place, self.coordinate(file.branch, file.number, reached))
+                coordinate = _later(coordinate, self.coordinate(file.branch, file.number, reached))
             break
-        return place
+        return coordinate
 
     def archived_to(self) -> tuple[int, int] | None:
         """In the newest branch: number of the oldest file that some destination does not have whole, and how far all of
@@ -239,7 +239,7 @@ class SpoolView:
 
 def _later(one: LogCoordinate | None, other: LogCoordinate | None) -> LogCoordinate | None:
     """A file that was brought back lies before what has left the spool already."""
-    return max((place for place in (one, other) if place is not None), default=None)
+    return max((coordinate for coordinate in (one, other) if coordinate is not None), default=None)
 
 
 class Recorder(Protocol):

@@ -197,8 +197,8 @@ class Archiver:
             self._growth.add(end, now)
         while self._positions:
             branch_id, number, pos, at = self._positions.popleft()
-            if (place := view.coordinate(branch_id, number, pos)) is not None:
-                self._claims.add(place, at)
+            if (coordinate := view.coordinate(branch_id, number, pos)) is not None:
+                self._claims.add(coordinate, at)
         return view
 
     def _decide(self, view: SpoolView, now: datetime) -> None:
@@ -343,8 +343,8 @@ class Archiver:
             ):
                 break
             before = view.coordinate(*self._state.passed) if self._state.passed else None
-            place = view.coordinate(file.branch, file.number, file.size)
-            if before is None or (place is not None and place > before):  # else it was brought back
+            coordinate = view.coordinate(file.branch, file.number, file.size)
+            if before is None or (coordinate is not None and coordinate > before):  # else it was brought back
                 self._state.passed = (file.branch, file.number, file.size)
             with self._staying():
                 self._state_file.save(self._state)
@@ -357,12 +357,12 @@ class Archiver:
         file says nothing: the end of the one before may have been lost before it was copied."""
         unrecorded = ""
         reached = {name: view.frontier(holding.stored) for name, holding in self._state.holdings.items()}
-        for name, place in reached.items():
-            mark = self._claims.latest_within(place)
-            if mark is not None and place is not None and mark[0][:2] == place[:2]:
+        for name, coordinate in reached.items():
+            mark = self._claims.latest_within(coordinate)
+            if mark is not None and coordinate is not None and mark[0][:2] == coordinate[:2]:
                 (turn, number, pos), at = mark
                 unrecorded = self._ledger.confirm(name, view.branches[turn].id, (number, pos), at) or unrecorded
-        lowest = min(reached.values(), key=lambda place: place or LogCoordinate(-1, 0, 0), default=None)
+        lowest = min(reached.values(), key=lambda coordinate: coordinate or LogCoordinate(-1, 0, 0), default=None)
         self._claims.forget_within(lowest)
         self._growth.forget_within(lowest)
         self._archived_to = view.archived_to()

@@ -141,7 +141,7 @@ class Approach:
     wanted: Position | None
     ours: Callable[[], Collection[str]]
     clock: Clock
-    tell: Callable[[StreamEvent], None]
+    report: Callable[[StreamEvent], None]
     _unlogged: datetime | None = None
 
     def look(self, *, files: bool = True) -> SourceState:
@@ -211,7 +211,7 @@ class Approach:
                 f"{start.kept.name} of {self.server} was damaged in the spool"
                 f" behind byte {here.end}, and is fetched from the server again from there"
             )
-            self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=here.damage))
+            self.report(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=here.damage))
             return None
         fresh = read_fresh(self.spool.incoming / start.name, self.source.address)
         if fresh.context.checksum == "none":  # then only another copy shows that it came as it is at the server
@@ -274,7 +274,7 @@ class Approach:
             last_at = read(newest.path).last_at
             gap = Gap(self.server, branch.id, "", tail.place, before, last_at, None, found.gap, self.clock())
             self.spool.add_gap(gap)
-            self.tell(
+            self.report(
                 StreamEvent(
                     StreamEventKind.GAP,
                     self.clock(),
@@ -318,7 +318,7 @@ class Approach:
         self._unlogged = None
         self.spool.note(continuity.seen_now(state, now))
         across = f"its fork position: {_shown(fork.fork)}" if fork.fork else "its fork position is unknown"
-        self.tell(
+        self.report(
             StreamEvent(
                 StreamEventKind.BRANCH,
                 now,
@@ -403,8 +403,8 @@ class Approach:
         read_fresh(path, self.source.address)
         if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
             return None
-        place = f"{left.place.file}:{left.place.pos}"
-        note = f"the known server responds again after an unaccepted server; its binary log continues at {place}"
+        position = f"{left.place.file}:{left.place.pos}"
+        note = f"the known server responds again after an unaccepted server; its binary log continues at {position}"
         found = Fork(BranchReason.UNKNOWN, mark.number, note, fork=left.place, names_go_on=True)
         return replace(found, parent=mark.branch, since=left.seen.at)
 
@@ -462,24 +462,24 @@ class Approach:
         number = continuity.first_covered(state, history, self.source.previous_gtids)
         if number is None:
             return fork
-        place = tail.place
+        position = tail.place
         if unshared is not None:
             until = self._with_baseline(scan_to(newest.path, unshared.start))
-            place = Position(newest.name, unshared.start, until.gtids_after)
-        members = [member for member in place.gtid.split(",") if member]
+            position = Position(newest.name, unshared.start, until.gtids_after)
+        members = [member for member in position.gtid.split(",") if member]
         agreed = (
             bool(members)
             and all(map(has, members))
             and (not state.mariadb or is_kin(newest.path, state, number, self.fetch))
         )
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
-        return replace(fork, number=number, fork=place if agreed else None, note=fork.note + lost)
+        return replace(fork, number=number, fork=position if agreed else None, note=fork.note + lost)
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:
     return next((log for log in state.logs if log.number == number), None)
 
 
-def _shown(place: Position) -> str:
-    where = f"{place.file}:{place.pos}" if place.file else ""
-    return " ".join(filter(None, [where, f"GTID {place.gtid[:300]}" if place.gtid else ""]))
+def _shown(position: Position) -> str:
+    where = f"{position.file}:{position.pos}" if position.file else ""
+    return " ".join(filter(None, [where, f"GTID {position.gtid[:300]}" if position.gtid else ""]))

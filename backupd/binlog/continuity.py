@@ -85,8 +85,8 @@ def ending_of(path: Path, size: int) -> Ending:
             if size < len(MAGIC) + length:
                 continue
             file.seek(size - length)
-            _at, kind, _server, told, next_position, _flags = _HEADER.unpack(file.read(_HEADER.size))
-            if told == length and next_position == size & 0xFFFFFFFF:
+            _at, kind, _server, event_length, next_position, _flags = _HEADER.unpack(file.read(_HEADER.size))
+            if event_length == length and next_position == size & 0xFFFFFFFF:
                 if kind == _STOP:
                     return Ending.STOPPED
                 if kind == _ROTATE:
@@ -137,7 +137,7 @@ def head_of(path: Path) -> Head | None:
 
 def _gtid_list(body: bytes) -> tuple[str, ...]:
     count = min(int.from_bytes(body[:4], "little") & _LIST_COUNT, (len(body) - 4) // 16)
-    return tuple("{}-{}-{}".format(*struct.unpack_from("<IIQ", body, 4 + 16 * place)) for place in range(count))
+    return tuple("{}-{}-{}".format(*struct.unpack_from("<IIQ", body, 4 + 16 * index)) for index in range(count))
 
 
 def without_flag(beginning: bytes) -> bytes:
@@ -194,7 +194,7 @@ class Comparison:
             if one[:size] == other[:size]:
                 self.equal += size
             else:
-                self.equal += next(place for place in range(size) if one[place] != other[place])
+                self.equal += next(index for index in range(size) if one[index] != other[index])
                 self.differs = True
         return self.equal
 
@@ -317,12 +317,12 @@ def with_file(
         return _other_file(tail, seen, source, previous)
     if not compared.lost:
         return GoOn(tail.number)  # only half a transaction is here and not there
-    place = f"{compared.common.file}:{compared.common.pos}"
+    position = f"{compared.common.file}:{compared.common.pos}"
     if why := restored(seen, source):
-        return Fork(BranchReason.RESTORE, tail.number, f"{why}; its binary log is another one from {place} on")
+        return Fork(BranchReason.RESTORE, tail.number, f"{why}; its binary log is another one from {position} on")
     if compared.transactions == 0 and tail.number == 1:
         return None  # a file that began anew within the same second looks like this, too
-    note = f"the server's binary log has lost what was behind {place}"
+    note = f"the server's binary log has lost what was behind {position}"
     return Fork(BranchReason.LOST_TAIL, tail.number, note, fork=compared.common, names_go_on=True)
 
 

@@ -149,31 +149,31 @@ class Marks:
         self._most = most
         self._marks: list[tuple[LogCoordinate, datetime]] = []
 
-    def add(self, place: LogCoordinate, at: datetime) -> None:
-        """A place behind the last one replaces it where nothing changed in between; a smaller one is not believed."""
-        if self._marks and place < self._marks[-1][0]:
+    def add(self, coordinate: LogCoordinate, at: datetime) -> None:
+        """One behind the last replaces it where nothing changed in between; a smaller one is not believed."""
+        if self._marks and coordinate < self._marks[-1][0]:
             return
-        if len(self._marks) >= 2 and place == self._marks[-1][0] == self._marks[-2][0]:
+        if len(self._marks) >= 2 and coordinate == self._marks[-1][0] == self._marks[-2][0]:
             self._marks.pop()
-        self._marks.append((place, at))
+        self._marks.append((coordinate, at))
         if len(self._marks) > self._most:
             # The first two say since when; every second of the older half goes.
             half = self._most // 2
             self._marks = self._marks[:2] + self._marks[2:half:2] + self._marks[half:]
 
-    def latest_within(self, place: LogCoordinate | None) -> tuple[LogCoordinate, datetime] | None:
-        """The last moment at which the log did not go beyond ``place``."""
-        if place is None:
+    def latest_within(self, coordinate: LogCoordinate | None) -> tuple[LogCoordinate, datetime] | None:
+        """The last moment at which the log did not go beyond ``coordinate``."""
+        if coordinate is None:
             return None
-        return next((mark for mark in reversed(self._marks) if mark[0] <= place), None)
+        return next((mark for mark in reversed(self._marks) if mark[0] <= coordinate), None)
 
-    def first_beyond(self, place: LogCoordinate | None) -> datetime | None:
-        """The first moment at which the log went beyond ``place``."""
-        return next((at for found, at in self._marks if place is None or found > place), None)
+    def first_beyond(self, coordinate: LogCoordinate | None) -> datetime | None:
+        """The first moment at which the log went beyond ``coordinate``."""
+        return next((at for found, at in self._marks if coordinate is None or found > coordinate), None)
 
-    def forget_within(self, place: LogCoordinate | None) -> None:
-        """Everybody is past ``place``: only the last mark that it holds is still of use."""
-        if (last := self.latest_within(place)) is not None:
+    def forget_within(self, coordinate: LogCoordinate | None) -> None:
+        """Everybody is past ``coordinate``: only the last mark that it holds is still of use."""
+        if (last := self.latest_within(coordinate)) is not None:
             self._marks = self._marks[self._marks.index(last) :]
 
 
@@ -239,19 +239,19 @@ class Cutter:
 
     def tidy(self, wanted: Sequence[SegmentKey], busy: Collection[SegmentKey]) -> None:
         """Remove what nobody wants; of ``wanted`` (in log order) the newest that are too much. Nothing of ``busy``."""
-        places = {self._path(key).name: key for key in wanted}
+        by_name = {self._path(key).name: key for key in wanted}
         at_work = {self._path(key).name for key in busy}
         sizes: Mapping[str, int] = {path.name: _size(path) for path in self._folder.iterdir()}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in places.values() or key in busy}
-        for name in sizes.keys() - places.keys() - at_work:
+        self._kept = {key: kept for key, kept in self._kept.items() if key in by_name.values() or key in busy}
+        for name in sizes.keys() - by_name.keys() - at_work:
             Sealed.remove(self._folder / name)
-        total = sum(size for name, size in sizes.items() if name in places)
-        for name in reversed(places):
+        total = sum(size for name, size in sizes.items() if name in by_name)
+        for name in reversed(by_name):
             if total <= self._most:
                 return
             if name in sizes and name not in at_work:
                 Sealed.remove(self._folder / name)
-                self._kept.pop(places[name], None)
+                self._kept.pop(by_name[name], None)
                 total -= sizes[name]
 
     def _finish(self, sealing: Sealing, file: Spooled, branch: Branch, cut: Cut, found: Scan) -> Sealed:

@@ -296,9 +296,9 @@ class Session:
         branch = self.start.branch
         self.spool.collect(self.connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
         found = sorted((number, path) for path in self.spool.incoming.iterdir() if (number := branch.number(path.name)))
-        for place, (number, path) in enumerate(found):
+        for index, (number, path) in enumerate(found):
             self._expect(number, path)
-            if not self._take(branch, number, path, finished=place + 1 < len(found)):
+            if not self._take(branch, number, path, finished=index + 1 < len(found)):
                 break
 
     def _expect(self, number: int, path: Path) -> None:

@@ -447,9 +447,9 @@ class Spool:
                 number = branch.number(path.name)
                 if number and (branch.id, number) not in known:
                     found.append(Entry(branch.id, number, path.name, None, 0))
-        order = {branch.id: place for place, branch in enumerate(state.branches)}
+        order = {branch.id: index for index, branch in enumerate(state.branches)}
         found.sort(key=lambda entry: (order[entry.branch], entry.number))
-        kept = (entry for place, entry in enumerate(found) if not entry.removed or place + 1 == len(found))
+        kept = (entry for index, entry in enumerate(found) if not entry.removed or index + 1 == len(found))
         paths = (self._path(entry.branch, entry.name) for entry in kept)
         missing = [path for path in paths if not path.is_file()]
         if missing:
@@ -458,16 +458,16 @@ class Spool:
                 [str(path) for path in missing],
                 hint=f"restore the file, or move {self.folder} away: a new spool begins a new branch",
             )
-        for place, entry in enumerate(found[:-1]):
+        for index, entry in enumerate(found[:-1]):
             if entry.ended is None:
                 path = self._path(entry.branch, entry.name)
                 size = self.sync(self._spooled(entry))
-                same_branch = found[place + 1].branch == entry.branch
+                same_branch = found[index + 1].branch == entry.branch
                 ended, mark = (
                     ending_of(path, size) if same_branch else Ending.CUT,
                     fingerprint_of(path, *entry.key, size),
                 )
-                found[place] = replace(entry, ended=ended, size=size, fingerprint=mark)
+                found[index] = replace(entry, ended=ended, size=size, fingerprint=mark)
         if tuple(found) != state.files:
             self._save(files=tuple(found))
         self._sweep()

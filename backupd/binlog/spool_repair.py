@@ -129,7 +129,7 @@ class Mender:
     fetch: Callable[[str], Path]
     look: Callable[[], SourceState]
     clock: Clock
-    tell: Callable[[StreamEvent], None]
+    report: Callable[[StreamEvent], None]
 
     def mend(self, doubt: Doubt) -> None:
         """Mend a file, or judge that it cannot be. Only while its branch is known to be the server's present one.
@@ -182,7 +182,7 @@ class Mender:
             f"{name} of {self.server}, which was given up earlier, was fetched completely from the server: the gap "
             "behind it closes when it is archived"
         )
-        self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words))
+        self.report(StreamEvent(StreamEventKind.MENDED, self.clock(), words))
         return True
 
     def damaged_there(self, name: str) -> str:
@@ -229,7 +229,7 @@ class Mender:
             f"{file.name} of {self.server} was damaged in the spool behind byte"
             f" {doubt.good}, and was fetched from the server again: nothing is missing"
         )
-        self.tell(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=doubt.why))
+        self.report(StreamEvent(StreamEventKind.MENDED, self.clock(), words, detail=doubt.why))
 
     def _is_only_a_part(self, copy: _Copy) -> bool:
         if ending_of(copy.path, copy.found.size) is not Ending.CUT:

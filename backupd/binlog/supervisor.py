@@ -353,8 +353,8 @@ class Streamer:
         said = _SAID[end.kind]
         newest = self.spool.newest()
         if end.kind in _UNREADABLE and newest is not None:
-            place = (*newest.key, newest.size)
-            self._torn = (place, self._torn is not None and self._torn[0] == place)
+            coordinate = (*newest.key, newest.size)
+            self._torn = (coordinate, self._torn is not None and self._torn[0] == coordinate)
         if end.kind is EndKind.DISK:
             return self._no_room(end.said)
         if end.kind in _FAILED:
@@ -412,9 +412,9 @@ class Streamer:
 
     def _look_for_purge(self, state: SourceState) -> None:
         self._purge_due = time.monotonic() + self.pace.purge
-        place, alarm = self.archived_to(), None
-        if place is not None:
-            alarm = purge_alarm(place[0], self._written_until(place[0]), state, self.source.expiry())
+        archived, alarm = self.archived_to(), None
+        if archived is not None:
+            alarm = purge_alarm(archived[0], self._written_until(archived[0]), state, self.source.expiry())
         before, self._alarm = self._alarm, alarm
         if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
             self._tell(

@@ -377,7 +377,7 @@ def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path
 
     source = BinlogSource(through_socket(server))
     mender = Mender(
-        "db1", source, spool, fetch=fetch, look=source.look, clock=lambda: datetime.now(UTC), tell=lambda _event: None
+        "db1", source, spool, fetch=fetch, look=source.look, clock=lambda: datetime.now(UTC), report=lambda _event: None
     )
     doubt = spool.doubt(bad, read(bad.path).end, "the checksum is wrong")
     with pytest.raises(DamagedCopyError, match="is damaged") as part:
