@@ -71,8 +71,10 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
     adopted = []
     taken: set[str] = set()
     deleted, kept = marks(destination), kept_at(destination).backups
-    for owner in backup_ids(destination, server):
-        if _is_known(wiring, owner[1], destination.name):
+    there = backup_ids(destination, server)
+    known = {one.id for one in wiring.catalog.backups.placed(destination.name, [name for _server, name in there])}
+    for owner in there:
+        if owner[1] in known:
             continue
         found = read(destination, *owner)
         if found is None or not isinstance(found.header, Header):
@@ -83,6 +85,7 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
             report_tampering(wiring.catalog, wiring.clock, destination.name, *owner, error)
             continue
         adopted.append(owner[1])
+        known.add(owner[1])
         taken.add(owner[0])
     for name in sorted(taken | ({server} if server is not None else set())):
         report_strangers(wiring, name)
@@ -92,11 +95,7 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
 
 def report_foreign(wiring: Wiring, server: str) -> None:
     """Say, once, that backups are there that nobody here took, and when there are none any more."""
-    found = [
-        one
-        for one in wiring.catalog.backups.list(server, foreign=True)
-        if one.foreign and one.state is not BackupState.DELETED
-    ]
+    found = [one for one in wiring.catalog.backups.foreign(server) if one.state is not BackupState.DELETED]
     key = Key(NOT_OURS, server)
     if not found:
         wiring.settle(looked={key: f"there is no foreign backup of {server} any more"})
@@ -127,7 +126,7 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
     Raises NotFoundError, RefusedError for one that is not foreign; and where the first good copy of one is not what was
     found there, or is not what was sealed, TamperedError or DamagedError; then nothing is adopted.
     """
-    foreign = {one.id: one for one in wiring.catalog.backups.list(foreign=True) if one.foreign}
+    foreign = {one.id: one for one in wiring.catalog.backups.foreign()}
     chosen: dict[str, BackupRecord] = {}
     for name in names:
         some = [one for one in foreign.values() if name in (one.id, one.server)]
@@ -135,7 +134,7 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
             try:
                 wiring.catalog.backups.get(name)
             except NotFoundError as error:
-                known = [*(one.id for one in wiring.catalog.backups.list(foreign=True)), *wiring.settings.servers]
+                known = [*(one.id for one in wiring.catalog.backups.every(foreign=True)), *wiring.settings.servers]
                 raise UnknownNameError(
                     f"there is no backup or server {name}{suggestion(name, known)}",
                     hint="`backupd backups` lists those that are known",
@@ -201,11 +200,6 @@ def soundness(destination: Destination, server: str, backup_id: str) -> str:
     """The state of an unmarked copy, by what is at the destination: what was found out about it before (quarantine)
     counts whatever became of the catalog."""
     return str(BackupState.COMPLETE if is_whole(destination, server, backup_id) else BackupState.DAMAGED)
-
-
-def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
-    record = wiring.catalog.backups.find(backup_id)
-    return record is not None and bool(record.state_at(destination))
 
 
 def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool, pinned: bool) -> None:

@@ -6,7 +6,7 @@ a rebuild may meet an increment before its parent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     ForeignKey,
     Index,
@@ -26,9 +27,12 @@ from sqlalchemy import (
     delete,
     exists,
     false,
+    func,
     insert,
+    literal_column,
     select,
     text,
+    tuple_,
     update,
 )
 
@@ -50,6 +54,9 @@ from backupd.catalog.row_mapping import (
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.server_facts import Identity, Verdict
+
+_DELETED = text("state = 'deleted'")
+"""Of the indexes of what is on its way out, which is little; the same for PostgreSQL, as their migration says."""
 
 backups = Table(
     "backups",
@@ -83,7 +90,9 @@ backups = Table(
     Column("doubtful", FreeText, nullable=False, server_default=text("''")),
     Column("found", String(64), nullable=False, server_default=text("''")),
     Column("foreign", Boolean, nullable=False, server_default=false()),
-    Index(None, "server", "finished_at"),
+    Index(None, "server", "finished_at", "id"),
+    Index(None, "finished_at", "id"),
+    Index("ix_backups_deleted", "id", sqlite_where=_DELETED),
 )
 
 
@@ -121,6 +130,8 @@ copies = Table(
     Column("state", String(32), nullable=False),
     Column("stored_at", UtcTime, nullable=False),
     Column("verified_at", UtcTime),
+    Index(None, "destination", "backup_id"),
+    Index("ix_copies_deleted", "destination", "backup_id", sqlite_where=_DELETED),
 )
 
 
@@ -137,6 +148,35 @@ absences = Table(
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""
+_PAIRS = 450
+"""The same, of a server and an id each."""
+_BATCH = 1000
+"""Rows in memory where all of them are passed through."""
+
+Owner = tuple[str, str]
+"""(server, backup id)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A copy at one destination: of which backup, the states of the backup and of the copy, and since when it is
+    there."""
+
+    server: str
+    id: str
+    state: BackupState
+    copy: str
+    stored_at: datetime
+
+    @property
+    def owner(self) -> Owner:
+        """The backup."""
+        return self.server, self.id
+
+    @property
+    def is_deleted(self) -> bool:
+        """Is the copy on its way out, or the whole backup?"""
+        return BackupState.DELETED in (self.state, self.copy)
 
 
 class Backups(Rows):
@@ -173,18 +213,125 @@ class Backups(Rows):
 
     def list(
         self,
-        server: str | None = None,
+        server: str,
         *,
         kind: BackupKind | None = None,
         state: BackupState | None = None,
         limit: int | None = None,
         foreign: bool = False,
     ) -> tuple[BackupRecord, ...]:
-        """Newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign`` those that are
-        that, so that nobody counts on one without having asked for it."""
-        query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
-        query = narrowed(query, (backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state))
+        """Of one server, newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign``
+        those that are that, so that nobody counts on one without having asked for it."""
+        query = select(backups).where(backups.c.server == server).order_by(*_NEWEST).limit(limit)
+        query = narrowed(query, (backups.c.kind, kind), (backups.c.state, state))
         return self._found(query if foreign else query.where(~backups.c.foreign))
+
+    def every(self, *, foreign: bool = False) -> Iterator[BackupRecord]:
+        """Of all servers, newest first; a batch of them is in memory at a time. ``foreign``: as with ``list``."""
+        query = select(backups).order_by(*_NEWEST).limit(_BATCH)
+        query = query if foreign else query.where(~backups.c.foreign)
+        found = self._found(query)
+        while found:
+            yield from found
+            found = self._found(query.where(_KEY.op("<")((found[-1].finished_at, found[-1].id))))
+
+    def by_ids(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
+        """Those of them that there are, foreign ones too."""
+        return tuple(
+            record for chunk in _chunks(ids) for record in self._found(select(backups).where(backups.c.id.in_(chunk)))
+        )
+
+    def lines(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
+        """These and what they build on, however many steps away, foreign ones too."""
+        found: dict[str, BackupRecord] = {}
+        for chunk in _chunks(ids):
+            line = select(backups.c.id, backups.c.parent).where(backups.c.id.in_(chunk)).cte("line", recursive=True)
+            line = line.union(select(backups.c.id, backups.c.parent).join(line, backups.c.id == line.c.parent))
+            rows = self._found(select(backups).where(backups.c.id.in_(select(line.c.id))))
+            found |= {record.id: record for record in rows}
+        return tuple(found.values())
+
+    def foreign(self, server: str | None = None) -> tuple[BackupRecord, ...]:
+        """Those that nobody here took or adopted, of one server or of all, newest first."""
+        query = narrowed(select(backups).where(backups.c.foreign), (backups.c.server, server))
+        return self._found(query.order_by(*_NEWEST))
+
+    def pinned(self, server: str) -> frozenset[str]:
+        """Ids of those of a server that are kept whatever retention says."""
+        return frozenset(self._scalars(select(backups.c.id).where(backups.c.server == server, backups.c.pinned)))
+
+    def is_any_taken(self) -> bool:
+        """Is there one that a run of this installation took?"""
+        return bool(self._scalar(select(exists().where(backups.c.manifest != "", ~backups.c.foreign))))
+
+    # -- what lies at a destination
+
+    def any_at(self, destination: str) -> bool:
+        """Is a copy known there, in whatever state?"""
+        return bool(self._scalar(select(exists().where(copies.c.destination == destination))))
+
+    def newest_at(self, destination: str) -> BackupRecord | None:
+        """The newest one of which a complete copy is known there, whatever server it is of; foreign ones do not
+        count."""
+        if not self.any_at(destination):
+            return None  # without looking at every backup
+        whole = (copies.c.destination == destination) & (copies.c.state == str(BackupState.COMPLETE))
+        query = select(backups).join(copies, (copies.c.backup_id == backups.c.id) & whole).where(~backups.c.foreign)
+        return next(iter(self._found(query.order_by(*_NEWEST).limit(1))), None)
+
+    def destinations_of(self, server: str | None = None) -> tuple[str, ...]:
+        """Where copies are known of a server, or of any, but for foreign backups, by name."""
+        query = select(copies.c.destination).distinct().join(backups, backups.c.id == copies.c.backup_id)
+        query = narrowed(query.where(~backups.c.foreign), (backups.c.server, server))
+        return tuple(self._scalars(query.order_by(copies.c.destination)))
+
+    def servers_at(self, destination: str) -> frozenset[str]:
+        """Those of which a copy is known there, in whatever state."""
+        query = select(backups.c.server).distinct().join(copies, copies.c.backup_id == backups.c.id)
+        return frozenset(self._scalars(query.where(copies.c.destination == destination)))
+
+    def at(self, destination: str, server: str | None = None) -> Iterator[Placed]:
+        """Copies of one server or of all that are known there, by id, foreign ones too; a batch of them is in memory at
+        a time."""
+        query = narrowed(_placed(destination), (backups.c.server, server)).order_by(copies.c.backup_id).limit(_BATCH)
+        found = self._records(Placed, query)
+        while found:
+            yield from found
+            found = self._records(Placed, query.where(copies.c.backup_id > found[-1].id))
+
+    def deleted_at(self, destination: str, server: str | None = None) -> tuple[Placed, ...]:
+        """Copies there, of one server or of all, that are on their way out, or whose backup is."""
+        gone: ColumnElement[str] = literal_column("'deleted'")  # no parameter, so that the indexes of the few serve
+        query = narrowed(_placed(destination), (backups.c.server, server))
+        marked = self._records(Placed, query.where(copies.c.state == gone))
+        return (*marked, *self._records(Placed, query.where(backups.c.state == gone, copies.c.state != gone)))
+
+    def placed(self, destination: str, ids: Collection[str], *, offered: bool = False) -> tuple[Placed, ...]:
+        """The copies of these backups that are known there; ``offered``: that are not on their way out."""
+        query = _placed(destination)
+        if offered:
+            query = query.where(copies.c.state != str(BackupState.DELETED))
+        return tuple(
+            one for chunk in _chunks(ids) for one in self._records(Placed, query.where(copies.c.backup_id.in_(chunk)))
+        )
+
+    def missing_at(self, destination: str, present: Collection[Owner]) -> tuple[Placed, ...]:
+        """The copies that are known there, and not on their way out, of all backups but those that are ``present``.
+        Where there is none, they are counted and no row is read."""
+        alive = _alive_at(destination)
+        count = select(func.count()).select_from(backups.join(copies, copies.c.backup_id == backups.c.id)).where(*alive)
+        name, owners = backups.c.server + "/" + backups.c.id, sorted(set(present))
+        with self._database.read() as connection:
+            left = connection.execute(count).scalar_one()
+            for start in range(0, len(owners), _PAIRS):
+                chunk = owners[start : start + _PAIRS]
+                ids, names = [one for _server, one in chunk], ["/".join(one) for one in chunk]
+                left -= connection.execute(count.where(backups.c.id.in_(ids), name.in_(names))).scalar_one()
+            if not left:
+                return ()
+            there = set(owners)
+            rows = connection.execute(_placed(destination).where(*alive)).mappings()
+            return tuple(record_of(Placed, row) for row in rows if (row["server"], row["id"]) not in there)
 
     def page(
         self,
@@ -279,7 +426,8 @@ class Backups(Rows):
     def _found(self, query: Select[Any]) -> tuple[BackupRecord, ...]:
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
-            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+            found = _copies_of(connection, [row["id"] for row in rows])
+            strangers = _strangers(connection, {row["server"] for row in rows})
         return tuple(
             record_of(
                 BackupRecord,
@@ -324,19 +472,50 @@ def _not_found(backup_id: str) -> NotFoundError:
     return unknown("backup", backup_id, lists="backups")
 
 
-def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
-    """Name and uuid of each server that answered under a name that is not shown to be its own."""
+_KEY = tuple_(backups.c.finished_at, backups.c.id)
+_NEWEST = (backups.c.finished_at.desc(), backups.c.id.desc())
+
+
+def _alive_at(destination: str) -> tuple[Any, ...]:
+    """Of a backup and a copy of it: it is there, and neither is on its way out."""
+    deleted = str(BackupState.DELETED)
+    return copies.c.destination == destination, copies.c.state != deleted, backups.c.state != deleted
+
+
+def _placed(destination: str) -> Select[Any]:
+    return (
+        select(backups.c.server, backups.c.id, backups.c.state, copies.c.state.label("copy"), copies.c.stored_at)
+        .join(copies, copies.c.backup_id == backups.c.id)
+        .where(copies.c.destination == destination)
+    )
+
+
+def _chunks(ids: Collection[str]) -> Iterator[Sequence[str]]:
+    found = sorted(set(ids))
+    for start in range(0, len(found), _CHUNK):
+        yield found[start : start + _CHUNK]
+
+
+def _strangers(connection: Connection, servers: Collection[str]) -> frozenset[tuple[str, str]]:
+    """Name and uuid of each server that answered under one of these names and is not shown to be its own."""
     query = select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
-    return frozenset((row.server, row.uuid) for row in connection.execute(query))
+    return frozenset(
+        (row.server, row.uuid)
+        for chunk in _chunks(servers)
+        for row in connection.execute(query.where(identities.c.server.in_(chunk)))
+    )
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
     found: dict[str, list[Copy]] = {}
-    for start in range(0, len(ids), _CHUNK):
-        query = select(copies).where(copies.c.backup_id.in_(ids[start : start + _CHUNK])).order_by(copies.c.destination)
+    for chunk in _chunks(ids):
+        query = select(copies).where(copies.c.backup_id.in_(chunk)).order_by(copies.c.destination)
         for row in connection.execute(query).mappings():
             found.setdefault(row["backup_id"], []).append(record_of(Copy, row))
     return found
+
+
+_MET = select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
 
 
 class Identities(Rows):
@@ -344,12 +523,11 @@ class Identities(Rows):
 
     def of(self, server: str) -> tuple[Identity, ...]:
         """In the order in which they were first met."""
-        return tuple(one for one in self.all() if one.server == server)
+        return self._records(Identity, _MET.where(identities.c.server == server))
 
     def all(self) -> tuple[Identity, ...]:
         """Every identity, by server, then by when it answered first."""
-        query = select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
-        return self._records(Identity, query)
+        return self._records(Identity, _MET)
 
     def put(self, identity: Identity) -> None:
         """One that was known is replaced."""
@@ -387,6 +565,7 @@ class Absences(Rows):
         """The absence of ``server``, None where it is in rotation."""
         return self._record(Absence, select(absences).where(absences.c.server == server))
 
-    def all(self) -> tuple[Absence, ...]:
-        """Every server that is away, by name."""
-        return self._records(Absence, select(absences).order_by(absences.c.server))
+    def all(self, servers: Collection[str] | None = None) -> tuple[Absence, ...]:
+        """Every server that is away, or those of ``servers``, by name."""
+        query = narrowed(select(absences), (absences.c.server, servers))
+        return self._records(Absence, query.order_by(absences.c.server))

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    exists,
     func,
     insert,
     select,
@@ -28,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
+from backupd.catalog.backups import backups
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, row_of
@@ -144,19 +146,41 @@ class Replication(Document):
     message: str = ""
 
 
+_WAITING = select(replications).order_by(_R.destination, _R.backup_id.desc())
+
+
+def _is(backup_id: str, destination: str) -> tuple[ColumnElement[bool], ...]:
+    return _R.backup_id == backup_id, _R.destination == destination
+
+
 class Replications(Rows):
     """Replications: backups that are not at a destination yet where they belong. None is forgotten before it has
     arrived, or does not belong there any more."""
 
     def list(self, destination: str | None = None) -> tuple[Replication, ...]:
         """By destination, newest backup first."""
-        query = select(replications).order_by(_R.destination, _R.backup_id.desc())
-        return self._records(Replication, narrowed(query, (_R.destination, destination)))
+        return self._records(Replication, narrowed(_WAITING, (_R.destination, destination)))
+
+    def of(self, server: str, destination: str | None = None) -> tuple[Replication, ...]:
+        """Of the backups of one server, but for foreign ones, in the same order."""
+        query = _WAITING.join(backups, backups.c.id == _R.backup_id).where(~backups.c.foreign)
+        return self._records(Replication, narrowed(query, (backups.c.server, server), (_R.destination, destination)))
+
+    def of_backup(self, backup_id: str) -> tuple[Replication, ...]:
+        """Of one backup, by destination."""
+        return self._records(Replication, _WAITING.where(_R.backup_id == backup_id))
+
+    def not_of_others(self, server: str, destination: str) -> tuple[str, ...]:
+        """The backups that are expected at the destination and are no other server's, the newest first: those of this
+        one, those that are foreign, and those that the catalog does not know any more."""
+        other = exists().where(backups.c.id == _R.backup_id, backups.c.server != server, ~backups.c.foreign)
+        query = select(_R.backup_id).where(_R.destination == destination, ~other).order_by(_R.backup_id.desc())
+        return tuple(self._scalars(query))
 
     def expect(self, destination: str, sizes: Mapping[str, int], now: datetime) -> None:
         """Backups (id: stored bytes) that belong there from now on; what is known of one already stays."""
         with self._database.write() as connection:
-            known = set(connection.scalars(select(_R.backup_id).where(_R.destination == destination)))
+            known = {name for name in sizes if connection.scalar(select(exists().where(*_is(name, destination))))}
             rows = [
                 row_of(replications, Replication(name, destination, WAITING, 0, None, now, now, bytes_total=size))
                 for name, size in sizes.items()
@@ -181,15 +205,14 @@ class Replications(Rows):
             updated_at=now,
         )
 
-    def forget(self, destination: str, backups: Collection[str]) -> None:
+    def forget(self, destination: str, ids: Collection[str]) -> None:
         """They have arrived, or do not belong there any more."""
         with self._database.write() as connection:
-            for name in backups:
-                connection.execute(delete(replications).where(_R.backup_id == name, _R.destination == destination))
+            for name in ids:
+                connection.execute(delete(replications).where(*_is(name, destination)))
 
     def _change(self, backup_id: str, destination: str, **values: Any) -> None:
-        here = (_R.backup_id == backup_id) & (_R.destination == destination)
-        self._do(update(replications).where(here).values(**values))
+        self._do(update(replications).where(*_is(backup_id, destination)).values(**values))
 
 
 _CHUNK = 500

@@ -356,7 +356,7 @@ class Jobs(Rows):
 
     def list(
         self,
-        server: str | None = None,
+        server: str | Collection[str] | None = None,
         *,
         kind: str | None = None,
         state: JobState | Collection[JobState] | None = None,
@@ -587,13 +587,13 @@ class Holds(Rows):
 
     def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
         """Everything that concerns ``server``, its own before that of every server."""
-        found = [
-            hold
-            for hold in self.all()
-            if hold.server in (server, EVERY_SERVER) and (kind is None or hold.kind is HoldKind(kind))
-        ]
+        wanted = None if kind is None else HoldKind(kind)
+        query = narrowed(select(holds), (holds.c.server, (server, EVERY_SERVER)), (holds.c.kind, wanted))
+        found = self._records(Hold, query)
         return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
 
-    def all(self) -> tuple[Hold, ...]:
-        """Every hold and pause, by server and kind."""
-        return self._records(Hold, select(holds).order_by(holds.c.server, holds.c.kind))
+    def all(self, servers: Collection[str] | None = None) -> tuple[Hold, ...]:
+        """Every hold and pause, or those that concern ``servers``, by server and kind."""
+        concerned = None if servers is None else (*servers, EVERY_SERVER)
+        query = narrowed(select(holds), (holds.c.server, concerned))
+        return self._records(Hold, query.order_by(holds.c.server, holds.c.kind))

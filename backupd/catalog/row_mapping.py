@@ -29,10 +29,9 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
-    and_,
     delete,
     insert,
-    or_,
+    tuple_,
     update,
 )
 from sqlalchemy.engine import RowMapping
@@ -280,7 +279,7 @@ def page(
     row_id = moment.table.c.id
     if after is not None:
         then, row = _parsed(after)
-        query = query.where(or_(moment < then, and_(moment == then, row_id < row)))
+        query = query.where(tuple_(moment, row_id) < (then, row))
     found = read(query.order_by(moment.desc(), row_id.desc()).limit(limit + 1))
     return Listed.of(found, limit, lambda one: f"{format_time(getattr(one, moment.name))}{_BETWEEN}{one.id}")
 

@@ -44,6 +44,10 @@ _TRACES = (layout.SERVERS, layout.BINLOGS, layout.PROOFS, layout.CATALOGS)
 _BATCH = 512
 """Objects that are removed between two looks whether we are still the one who removes."""
 
+Expected = Callable[[Collection[Backup]], set[Backup]]
+"""What a catalog says is here, without the backups that it is given: the ``difference`` of a set."""
+NOTHING: Expected = set[Backup]().difference
+
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
@@ -139,7 +143,7 @@ def collect(
     clock: Clock,
     alive: Alive = is_alive,
     limit: DeletionLimit = LIMIT,
-    expected: Iterable[Backup] = (),
+    expected: Expected = NOTHING,
     dying: Iterable[Backup] = (),
 ) -> Collected:
     """Remove the garbage of dead runs and every object that nobody names and no living run can count on.
@@ -156,7 +160,7 @@ def collect(
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
             fence = lease.assert_held
-            return GarbageCollection(destination, clock, alive, limit, fence, set(expected), set(dying)).run()
+            return GarbageCollection(destination, clock, alive, limit, fence, expected, set(dying)).run()
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
@@ -245,7 +249,7 @@ class GarbageCollection:
     alive: Alive
     limit: DeletionLimit = LIMIT
     fence: Callable[[], None] = lambda: None
-    expected: Collection[Backup] = ()
+    expected: Expected = NOTHING
     dying: Collection[Backup] = ()
     explained: Collection[str] = ()
     locks: Locks = field(default_factory=Locks)
@@ -314,7 +318,7 @@ class GarbageCollection:
     def _missing(self, marks: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
         """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
         running_now = {one for lease in running for one in lease.backups}
-        missing = set(set(self.expected) - self._references.backups - running_now)
+        missing = self.expected(self._references.backups | running_now)
         missing -= {
             owner
             for info in marks

@@ -26,7 +26,9 @@ from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.recovery.restorable import Restorability, climb, here_if
 from backupd.transfer.collection import (
+    NOTHING,
     Collected,
+    Expected,
     GarbageCollection,
     HeldBack,
     manifests,
@@ -130,15 +132,16 @@ def sweep(
     grace: timedelta,
     sightings: Sightings,
     at_once: frozenset[Backup] = frozenset(),
-    kept: Kept | None = None,
+    kept: Callable[[Collection[Backup]], Kept] = lambda _marked: Kept(),
     alive: Alive = is_alive,
     limit: DeletionLimit = LIMIT,
-    expected: Collection[Backup] = (),
+    expected: Expected = NOTHING,
 ) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
     and whether a person wants it, so that no limit holds it back, is said by ``sightings``, not by the marks. Those of
-    ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
-    at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
+    ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept``, which is asked of
+    those that are marked, or by what is written at the destination, stays whatever its mark says, and so does the last
+    restorable chain of a server.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
     the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
@@ -154,7 +157,7 @@ def sweep(
             now = clock()
             notes = marked(destination)
             known = sightings(notes)
-            asked = _asked(notes, known, (kept or Kept(), kept_at(destination)), now, grace, at_once)
+            asked = _asked(notes, known, (kept(notes), kept_at(destination)), now, grace, at_once)
             held = asked.held
             stock = _read_stock(destination, asked.due, now, alive, held)
             over_limit = _over_limit(asked, stock.present, limit)
@@ -164,14 +167,21 @@ def sweep(
             removed: list[Backup] = []
             if removable:
                 removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
-                missing = set(expected) - asked.dying - {one.backup for one in stock.outlines}
+                missing = expected(asked.dying | {one.backup for one in stock.outlines})
                 outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
                 removable -= _needed(outlines, removable, held)
                 removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
-            still_expected = set(expected) - set(removed)
             explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
             result = GarbageCollection(
-                destination, clock, alive, limit, lease.assert_held, still_expected, asked.dying, explained, locks
+                destination,
+                clock,
+                alive,
+                limit,
+                lease.assert_held,
+                lambda present: expected({*present, *removed}),
+                asked.dying,
+                explained,
+                locks,
             ).run()
             result.backups = [name for _server, name in removed]
             result.held_back = held + result.held_back

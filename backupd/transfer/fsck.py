@@ -198,7 +198,7 @@ def repair(
     """
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
     wrong = {item.subject for item in before if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
-    collect(destination, clock=clock, alive=alive, expected=set(catalog or ()), dying=dying)
+    collect(destination, clock=clock, alive=alive, expected=set(catalog or ()).difference, dying=dying)
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
         for found in committed(destination):

@@ -308,9 +308,7 @@ def require_known(wiring: Wiring, server: str) -> None:
         return
     catalog = wiring.catalog
     if not (
-        catalog.backups.list(server, limit=1)
-        or server in catalog.binlogs.servers()
-        or catalog.jobs.list(server, limit=1)
+        catalog.backups.list(server, limit=1) or catalog.binlogs.branches(server) or catalog.jobs.list(server, limit=1)
     ):
         wiring.settings.server(server)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from backupd.app.context.settings import spool_unusable
 from backupd.app.context.wiring import Wiring, gathered
 from backupd.backup.finding import Finding, error
-from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
 from storage import layout
 from storage.destination import Destination, repository_id
@@ -79,9 +78,8 @@ def findings(wiring: Wiring) -> list[Finding]:
 
 def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iterator[Finding]:
     """Destinations that answer and do not hold the newest backup that should be there: perhaps they are others."""
-    records = sorted(wiring.catalog.backups.list(), key=lambda one: (one.finished_at, one.id), reverse=True)
     for destination in destinations:
-        newest = next((one for one in records if one.state_at(destination.name) == BackupState.COMPLETE), None)
+        newest = wiring.catalog.backups.newest_at(destination.name)
         if newest is None:
             continue
         try:

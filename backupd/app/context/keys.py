@@ -21,7 +21,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import JobRun, Wiring, gathered
 from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
-from backupd.model.backup_record import BackupState
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Severity
@@ -85,10 +85,14 @@ def require_keys(wiring: Wiring, server: str, backup_ids: Sequence[str]) -> None
 
 
 def _headers(wiring: Wiring, server: str | None = None, backup_ids: Sequence[str] | None = None) -> Iterator[Header]:
-    names: Mapping[str, None] | None = dict.fromkeys(backup_ids) if backup_ids is not None else None
-    for record in wiring.catalog.backups.list(server):
-        if record.state is BackupState.DELETED if names is None else record.id not in names:
-            continue
+    backups = wiring.catalog.backups
+    if backup_ids is not None:
+        named = [one for one in backups.by_ids(backup_ids) if not one.foreign and server in (None, one.server)]
+        records: Iterable[BackupRecord] = sorted(named, key=lambda one: (one.finished_at, one.id), reverse=True)
+    else:
+        everything = backups.every() if server is None else backups.list(server)
+        records = (record for record in everything if record.state is not BackupState.DELETED)
+    for record in records:
         for copy in record.copies:
             try:
                 yield load_header(wiring.destination(copy.destination), record.server, record.id)

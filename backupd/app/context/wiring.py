@@ -355,11 +355,7 @@ class Wiring:
 
     def holds_backups(self, destination: str) -> bool:
         """Does the catalog know a copy at ``destination``?"""
-        return any(
-            copy.destination == destination
-            for record in self.catalog.backups.list(foreign=True)
-            for copy in record.copies
-        )
+        return self.catalog.backups.any_at(destination)
 
     def holds_anything(self, destination: str) -> bool:
         """By the catalog: backups or binary logs."""

@@ -24,7 +24,7 @@ from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.backup.preflight import EMPTIED_HINT
 from backupd.catalog.jobs import OPEN
-from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState, HoldKind
+from backupd.model.backup_record import BackupRecord, BackupState, HoldKind
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.job import JobKind, JobRecord
 from backupd.model.text import format_time
@@ -126,7 +126,6 @@ def above(record: BackupRecord, records: Iterable[BackupRecord]) -> tuple[str, .
 def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     """What `backupd check` says about the others of a server."""
     found = []
-    own = {record.id for record in wiring.catalog.backups.list(server.name)}
     for name in server.others:
         try:
             wiring.destination(name).is_initialised()
@@ -134,7 +133,7 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
             found.append(
                 warning(f"destination {name}", from_error("", failure).message, failure.hint or "copies to it wait")
             )
-        late = [row for row in wiring.catalog.replications.list(name) if row.backup_id in own and row.message]
+        late = [row for row in wiring.catalog.replications.of(server.name, name) if row.message]
         if late:
             found.append(
                 warning(
@@ -197,9 +196,8 @@ class ReplicaWatch(PeriodicCheck):
         if self._incidents is None:
             self._incidents = Incidents(wiring.catalog)
         known = wiring.catalog.backups.list(server.name)
-        _forget_former(wiring, server, known)
-        paused = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.PAUSE}
-        if not paused & {server.name, EVERY_SERVER}:
+        _forget_former(wiring, server)
+        if not wiring.catalog.holds.of(server.name, HoldKind.PAUSE):
             for place in server.required:
                 self._consider(wiring, server.name, place, _unverified(known, place), now, always=False)
             for place in server.others:
@@ -233,11 +231,10 @@ def job_for(wiring: Wiring, server: str, place: str) -> JobRecord:
     return replace(queued(wiring, JobKind.REPLICATE, server, arguments={"destination": place}), leg=f"{LEG}{place}")
 
 
-def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRecord, ...]) -> None:
+def _forget_former(wiring: Wiring, server: ServerSettings) -> None:
     """Nothing is expected any more at a place that the policy does not name among the others now."""
-    own = {record.id for record in known}
-    for row in wiring.catalog.replications.list():
-        if row.backup_id in own and row.destination not in server.others:
+    for row in wiring.catalog.replications.of(server.name):
+        if row.destination not in server.others:
             wiring.catalog.replications.forget(row.destination, [row.backup_id])
 
 
@@ -258,12 +255,5 @@ def _unverified(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]
 
 def _retry_at(wiring: Wiring, server: str, place: str) -> datetime | None:
     """When what fails there is tried again; None where nothing does."""
-    mine = {record.id for record in wiring.catalog.backups.list(server)}
-    return min(
-        (
-            row.not_before
-            for row in wiring.catalog.replications.list(place)
-            if row.backup_id in mine and row.not_before is not None
-        ),
-        default=None,
-    )
+    rows = wiring.catalog.replications.of(server, place)
+    return min((row.not_before for row in rows if row.not_before is not None), default=None)

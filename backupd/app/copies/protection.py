@@ -32,10 +32,12 @@ _COMPLETE = str(BackupState.COMPLETE)
 
 def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[BackupRecord]:
     """``records`` with what the policies of their servers say about their copies now."""
-    found = list(records)
-    sites = sites_of(wiring)
+    found, sites = list(records), sites_of(wiring)
+    above = {record.parent for record in found if record.parent is not None} - {record.id for record in found}
+    known = [record for record in (*found, *wiring.catalog.backups.lines(above)) if not record.foreign]
     walks = {
-        server: verified(wiring.catalog.backups.list(server), sites) for server in {record.server for record in found}
+        server: verified((record for record in known if record.server == server), sites)
+        for server in {record.server for record in found}
     }
     return [
         replace(
@@ -129,10 +131,9 @@ def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:
     for copy in record.copies:
         when = f"verified {format_time(copy.verified_at)}" if copy.verified_at else "not verified yet"
         lines.append(f"{copy.destination}: {copy.state}, {when}")
-    for row in wiring.catalog.replications.list():
-        if row.backup_id == record.id:
-            part = f" ({format_size(row.bytes_done)} of {format_size(row.bytes_total)})" if row.bytes_done else ""
-            lines.append(f"{row.destination}: {row.state}{part}{f': {row.message}' if row.message else ''}")
+    for row in wiring.catalog.replications.of_backup(record.id):
+        part = f" ({format_size(row.bytes_done)} of {format_size(row.bytes_total)})" if row.bytes_done else ""
+        lines.append(f"{row.destination}: {row.state}{part}{f': {row.message}' if row.message else ''}")
     return lines
 
 

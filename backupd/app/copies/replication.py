@@ -22,9 +22,8 @@ from backupd.app.copies.log_copies import LogsCopied, copies_of
 from backupd.app.copies.missing_copies import Wanted, above, opened, sources, wanted
 from backupd.app.copies.repairs import Examined, damaged, verify_copies
 from backupd.app.retention.deletion import reconcile, sweep_destination
-from backupd.app.retention.holds import kept_by_catalog
 from backupd.backup.physical import LIMITED, LONG_SECONDS
-from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupRecord, BackupState, Copy, HoldKind
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -195,7 +194,7 @@ class _Round:
             adopt_unknown(self._wiring, target, self._server)
             with self._wiring.removing(wait=False) as held:
                 if held:  # whoever removes now does it, too
-                    reconcile(self._wiring, target)
+                    reconcile(self._wiring, target, self._server)
             failed = self._bring_back(target)
             if copies:
                 self._copy(target, failed)
@@ -262,15 +261,10 @@ class _Round:
         """What has to be copied is in the catalog before it is begun, and what has not is not any more."""
         wiring, place = self._wiring, self._place
         lacking = wanted(wiring, self._server, place, names)
-        ours = {record.id for record in wiring.catalog.backups.list(self._server)}
-        others = {record.id for record in wiring.catalog.backups.list()} - ours
         expected = {record.id for record in lacking.backups}
         # Where no source can be reached nobody can tell what belongs there, so what was expected stays so.
-        gone = [
-            row.backup_id
-            for row in wiring.catalog.replications.list(place)
-            if names and row.backup_id not in expected | others
-        ]
+        rows = wiring.catalog.replications.not_of_others(self._server, place) if names else ()
+        gone = [name for name in rows if name not in expected]
         self._tell_lost(gone, dict(lacking.declined))
         wiring.catalog.replications.forget(place, gone)
         wiring.catalog.replications.expect(
@@ -281,7 +275,7 @@ class _Round:
     def _tell_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
         """Of those that are not expected any more: which were deleted before they came."""
         wiring, place = self._wiring, self._place
-        records = {record.id: record for record in wiring.catalog.backups.list()}
+        records = {record.id: record for record in wiring.catalog.backups.by_ids(gone) if not record.foreign}
         lost = [
             name
             for name in gone
@@ -363,15 +357,14 @@ class _Round:
 
     def _all_wait(self, error: BackupdError) -> None:
         """The destination is out of reach: nothing is forgotten, though nobody can ask what is there."""
-        rows = [row.backup_id for row in self._wiring.catalog.replications.list(self._place)]
-        mine = {record.id for record in self._wiring.catalog.backups.list(self._server)}
-        late = [name for name in rows if name in mine and name not in self._done.waiting]
+        rows = self._wiring.catalog.replications.of(self._server, self._place)
+        late = [row.backup_id for row in rows if row.backup_id not in self._done.waiting]
         self._put_off(late, error)
         self._done = replace(self._done, waiting={**self._done.waiting, **dict.fromkeys(late, error.line)})
 
     def _put_off(self, backups: Sequence[str], error: BackupdError) -> None:
         now = self._wiring.clock()
-        rows = {row.backup_id: row for row in self._wiring.catalog.replications.list(self._place)}
+        rows = {row.backup_id: row for row in self._wiring.catalog.replications.of(self._server, self._place)}
         for name in backups:
             attempts = rows[name].attempts if name in rows else 0
             self._wiring.catalog.replications.failing(
@@ -380,9 +373,9 @@ class _Round:
 
     def _keep(self, target: Destination) -> None:
         """Holds and keeps count at a destination by what is written there."""
-        known, there = kept_by_catalog(self._wiring), kept_at(target)
-        for name, hold in known.holds.items():
-            if name in (self._server, EVERY_SERVER) and name not in there.holds:
+        there = kept_at(target).holds
+        for hold in self._wiring.catalog.holds.of(self._server, HoldKind.HOLD):
+            if hold.server not in there:
                 put_hold(target, hold)
 
     # -- binary logs

@@ -108,7 +108,7 @@ def make_signing(wiring: Wiring) -> Made:
             hint="`backupd keys rotate-signing` replaces it",
         )
     key = _new(settings, wiring.clock)
-    stored = sorted({copy.destination for one in wiring.catalog.backups.list() for copy in one.copies})
+    stored = list(wiring.catalog.backups.destinations_of())
     off = sorted(
         {
             server.policy_name

@@ -122,7 +122,7 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
             hint="to add what it lacks, after an interrupted rebuild or from a second destination: --into-existing",
         )
     with wiring.locked("rebuild", "another process is rebuilding the catalog"), wiring.removing():
-        taken_here = any(record.manifest for record in wiring.catalog.backups.list())
+        taken_here = wiring.catalog.backups.is_any_taken()
         return _Rebuild(wiring, destination, report, adopt=adopt or not taken_here).run()
 
 
@@ -393,7 +393,7 @@ class Succession:
 
     def take(self, moment: datetime, older: Catalog) -> int:
         """How many rows of history came of it."""
-        for record in older.backups.list():
+        for record in older.backups.every():
             if record.id not in self._seen:
                 self._seen.add(record.id)
                 _amend(self._wiring, record, self._name)

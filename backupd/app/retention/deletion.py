@@ -10,7 +10,7 @@ mark, does a person here want it, since when is it seen here) is in the catalog,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -25,8 +25,9 @@ from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, 
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.recovery.chains import chain_of, dependants, lineages
-from backupd.transfer.collection import Collected, HeldBack
+from backupd.transfer.collection import Collected, Expected, HeldBack
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
+from backupd.transfer.deletion_limit import DAY
 from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
 from backupd.transfer.leases import living_intents
 from backupd.transfer.records.manifests import read
@@ -89,8 +90,7 @@ def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
     """Remove backups that ``delete`` has marked at once, without the grace period; one that came back since, or is gone
     by now, is left alone. Gives why something is still there."""
     with wiring.removing():
-        wanted = frozenset(backup_ids)
-        records = [record for record in wiring.catalog.backups.list(foreign=True) if record.id in wanted]
+        records = wiring.catalog.backups.by_ids(backup_ids)
         at_once = frozenset((record.server, record.id) for record in records if _is_dead(record))
         names = dict.fromkeys(copy.destination for record in records for copy in record.copies if copy.state == DELETED)
         return tuple(
@@ -172,7 +172,7 @@ def sweep_locked(
         clock=wiring.clock,
         grace=GRACE,
         sightings=sightings_at(wiring, destination),
-        kept=kept_by_catalog(wiring),
+        kept=lambda marked: kept_by_catalog(wiring, sorted({server for server, _id in marked})),
         at_once=at_once,
         limit=wiring.settings.deletion_limit,
         expected=expected_at(wiring, destination),
@@ -187,7 +187,7 @@ def _record_removed(
     wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup]
 ) -> None:
     """What is gone for good stands in the audit, whoever marked it."""
-    servers = {record.id: record.server for record in wiring.catalog.backups.list(foreign=True)} if removed else {}
+    servers = {record.id: record.server for record in wiring.catalog.backups.by_ids(removed)}
     waived = {name for _server, name in at_once}
     for name in removed:
         audit(
@@ -200,42 +200,47 @@ def _record_removed(
         )
 
 
-def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
+def expected_at(wiring: Wiring, destination: Destination) -> Expected:
     """What the catalog says is there, whole or damaged, and not on its way out. Somebody else's mark that is not due
     does not put it on its way."""
+    name, backups, now = destination.name, wiring.catalog.backups, wiring.clock()
     found, trusted = believed(wiring, destination)
-    return frozenset(
-        owner
-        for record in wiring.catalog.backups.list(foreign=True)
-        for copy in record.copies
-        if copy.destination == destination.name
-        and ((owner := (record.server, record.id)) in found - trusted or DELETED not in (copy.state, str(record.state)))
-    )
+    doubted = {one.owner for one in backups.placed(name, [backup_id for _server, backup_id in found - trusted])}
+    doubted &= found
+
+    def beyond(present: Collection[Backup]) -> set[Backup]:
+        # The rows are younger than the list of what is present, so a backup that ended in between is looked for.
+        return (doubted - set(present)) | {
+            one.owner
+            for one in backups.missing_at(name, present)
+            if one.stored_at < now - DAY or not exists(destination, layout.manifest_key(*one.owner))
+        }
+
+    return beyond
 
 
-def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
+def reconcile(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:
     """Make rows agree with ``destination``: the copy of what carries a mark is deleted, and a deleted copy whose
-    manifest is gone is forgotten. Gives the ids changed. An older catalog, or a process that died, leaves such rows.
+    manifest is gone is forgotten, with ``server`` only if it is one of that server's. Gives the ids changed. An older
+    catalog, or a process that died, leaves such rows.
 
     A removal takes the body after the manifest and the mark last. So where the manifest is gone, and somebody else's
     mark that is not due is there, or none beside a body, nothing was removed: that copy is damaged, and expected."""
     marked, trusted = believed(wiring, destination)
+    backups, name = wiring.catalog.backups, destination.name
+    offered = backups.placed(name, [backup_id for _server, backup_id in marked], offered=True)
     changed = []
-    for record in wiring.catalog.backups.list(foreign=True):
-        copy = next((one for one in record.copies if one.destination == destination.name), None)
-        if copy is None:
-            continue
-        owner = (record.server, record.id)
-        deleted = DELETED in (copy.state, str(record.state))
-        if copy.state != DELETED and (owner in trusted or (owner in marked and read(destination, *owner) is not None)):
-            wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
-            changed.append(record.id)
-        elif deleted and read(destination, *owner) is None:
+    for one in {one.id: one for one in (*offered, *backups.deleted_at(name, server))}.values():
+        owner = one.owner
+        if one.copy != DELETED and (owner in trusted or (owner in marked and read(destination, *owner) is not None)):
+            backups.set_copy_state(one.id, name, DELETED)
+            changed.append(one.id)
+        elif one.is_deleted and read(destination, *owner) is None:
             if owner not in trusted and (owner in marked or exists(destination, layout.body_key(*owner))):
-                wiring.catalog.backups.set_copy_state(record.id, destination.name, str(BackupState.DAMAGED))
+                backups.set_copy_state(one.id, name, str(BackupState.DAMAGED))
             else:
-                forget_swept(wiring, destination, [record.id])
-            changed.append(record.id)
+                forget_swept(wiring, destination, [one.id])
+            changed.append(one.id)
     return changed
 
 
@@ -319,7 +324,7 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
 
 def _require_may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
     """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
-    kept = kept_anywhere(wiring)
+    kept = kept_anywhere(wiring, victims[0].server)
     intents = [
         lease
         for destination in dict.fromkeys(one for victim in victims for one in _holding(wiring, victim))

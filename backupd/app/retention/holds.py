@@ -5,7 +5,8 @@ What the catalog says and what is written at the destinations, by any installati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -60,7 +61,10 @@ def listed(wiring: Wiring) -> tuple[Hold, ...]:
     """Every hold and pause, with the holds of others that are only written at a destination."""
     known = wiring.catalog.holds.all()
     ours = {one.server for one in known if one.kind is HoldKind.HOLD}
-    return known + tuple(one for name, one in sorted(kept_anywhere(wiring).holds.items()) if name not in ours)
+    found: dict[str, Hold] = {}
+    for kept in _kept_at_places(wiring):
+        found = {**kept.holds, **found}
+    return known + tuple(one for name, one in sorted(found.items()) if name not in ours)
 
 
 def pause(wiring: Wiring, server: str, reason: str, by: str, *, stop_running: bool = False) -> Paused:
@@ -93,7 +97,9 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
         if server != EVERY_SERVER:
             require_known(wiring, server)
         others = (
-            holds_of(kept_anywhere(wiring), server) if kind is HoldKind.HOLD else wiring.catalog.holds.of(server, kind)
+            holds_of(kept_anywhere(wiring, server), server)
+            if kind is HoldKind.HOLD
+            else wiring.catalog.holds.of(server, kind)
         )
         word = _WORDS[kind][0]
         command = "hold --all --release" if kind is HoldKind.HOLD else "resume --all"
@@ -149,12 +155,8 @@ def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> H
 
 def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
     """Every configured destination, and where else the catalog knows backups of ``server``."""
-    records = wiring.catalog.backups.list(None if server == EVERY_SERVER else server)
-    return tuple(
-        dict.fromkeys(
-            [*wiring.settings.destinations, *sorted({copy.destination for record in records for copy in record.copies})]
-        )
-    )
+    known = wiring.catalog.backups.destinations_of(None if server == EVERY_SERVER else server)
+    return tuple(dict.fromkeys([*wiring.settings.destinations, *known]))
 
 
 def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
@@ -181,29 +183,33 @@ def _named(server: str) -> str:
     return "every server" if server == EVERY_SERVER else f"server {server}"
 
 
-def kept_by_catalog(wiring: Wiring) -> Kept:
-    """The holds and keeps of this catalog, and the backups that are foreign to it. Raises CatalogError."""
-    holds = {hold.server: hold for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
-    everything = wiring.catalog.backups.list(foreign=True)
+def kept_by_catalog(wiring: Wiring, servers: Collection[str]) -> Kept:
+    """The holds and keeps of this catalog that concern these servers, and the backups of theirs that are foreign to it.
+    Raises CatalogError."""
+    catalog = wiring.catalog
     return Kept(
-        holds,
-        frozenset((record.server, record.id) for record in everything if record.pinned),
-        frozenset((record.server, record.id) for record in everything if record.foreign),
+        {hold.server: hold for server in servers for hold in catalog.holds.of(server, HoldKind.HOLD)},
+        frozenset((server, name) for server in servers for name in catalog.backups.pinned(server)),
+        frozenset((server, record.id) for server in servers for record in catalog.backups.foreign(server)),
     )
 
 
-def kept_anywhere(wiring: Wiring) -> Kept:
-    """By the catalog, or by any destination that can be asked; no sweep goes against what another one says."""
-    known = kept_by_catalog(wiring)
+def kept_anywhere(wiring: Wiring, server: str) -> Kept:
+    """What concerns ``server`` by the catalog, and all by any destination that can be asked; no sweep goes against what
+    another one says."""
+    known = kept_by_catalog(wiring, [server])
     holds, backups = dict(known.holds), set(known.backups)
-    for destination in wiring.usable_destinations():
-        try:
-            found = kept_at(destination)
-        except DestinationError:
-            continue  # nothing can be removed there either
+    for found in _kept_at_places(wiring):
         holds = {**found.holds, **holds}
         backups |= found.backups
     return Kept(holds, frozenset(backups), known.foreign)
+
+
+def _kept_at_places(wiring: Wiring) -> Iterator[Kept]:
+    """What each destination says; nothing can be removed either where one cannot be asked."""
+    for destination in wiring.usable_destinations():
+        with suppress(DestinationError):
+            yield kept_at(destination)
 
 
 def holds_of(kept: Kept, server: str) -> tuple[Hold, ...]:

@@ -97,7 +97,7 @@ class Stock:
         ``awaiting``: what is being read or built on, or is not yet where it has to be copied, stays."""
         keep, zone, unconfigured = self._rules(place)
         reading, building = self._in_use(place) if awaiting else (frozenset[str](), frozenset[str]())
-        kept = kept_anywhere(self.wiring)
+        kept = kept_anywhere(self.wiring, self.server)
         view = View(
             self.server,
             place,

@@ -179,7 +179,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 if any(record.state_at(name) for record in known):
                     troubles.append(error)
         missing = {
-            destination.name: expected_at(wiring, destination) - set(backup_ids(destination)) for destination in opened
+            destination.name: expected_at(wiring, destination)(backup_ids(destination)) for destination in opened
         }
         stock = replace(stock_of(wiring, server, careful(wiring.catalog, wiring.clock())), missing=missing)
         decided = [(destination, stock.decide(destination.name, awaiting=not really)) for destination in opened]
@@ -309,12 +309,12 @@ def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> Dama
 
 def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
     """What the rules of this installation have marked here, by the full backup it builds on, the oldest first."""
-    by_id = {record.id: record for record in wiring.catalog.backups.list(foreign=True)}
+    expired = [owner for owner, note in own(wiring, destination).items() if note.reason.startswith(REASON)]
+    by_id = {record.id: record for record in wiring.catalog.backups.lines([name for _server, name in expired])}
     chains: dict[str, set[tuple[str, str]]] = {}
-    for owner, note in own(wiring, destination).items():
-        if note.reason.startswith(REASON):
-            record = by_id.get(owner[1])
-            chains.setdefault(members_of(record, by_id)[0].id if record else owner[1], set()).add(owner)
+    for owner in expired:
+        record = by_id.get(owner[1])
+        chains.setdefault(members_of(record, by_id)[0].id if record else owner[1], set()).add(owner)
     order = sorted(chains, key=lambda root: (by_id[root].finished_at if root in by_id else wiring.clock(), root))
     return [frozenset(chains[root]) for root in order]
 
@@ -328,7 +328,7 @@ def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
     """The catalog may be wrong in both directions, so the destination is asked first."""
     destination = opened(wiring, name)
     require_single(wiring, destination)
-    reconcile(wiring, destination)
+    reconcile(wiring, destination, server)
     adopt_unknown(wiring, destination, server)
     return destination
 

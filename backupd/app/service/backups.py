@@ -30,9 +30,10 @@ class Backups(Facade):
         """Every backup that the catalog knows, deleted ones (within their grace period) too."""
         from backupd.app.copies.protection import with_protection
 
+        backups = self._wiring.catalog.backups
         if server is not None:
             self._wiring.settings.server(server)
-        found = self._wiring.catalog.backups.list(server, foreign=True)
+        found = backups.every(foreign=True) if server is None else backups.list(server, foreign=True)
         return with_protection(self._wiring, [record for record in found if self._actor.sees(record.server)])
 
     def show(self, backup_id: str) -> BackupDetail:

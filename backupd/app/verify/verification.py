@@ -119,24 +119,22 @@ def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     """Of whom something is there, or should be."""
     found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
-    return sorted(
-        found
-        | {record.server for record in wiring.catalog.backups.list(foreign=True) if record.state_at(destination.name)}
-    )
+    return sorted(found | wiring.catalog.backups.servers_at(destination.name))
 
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
     """Destinations that could not be looked at. That says nothing about the backups there, so nothing is marked."""
+    backups = wiring.catalog.backups
     names = gathered(
         (copy.destination, record.id)
-        for record in wiring.catalog.backups.list(server, foreign=True)
+        for record in (backups.every(foreign=True) if server is None else backups.list(server, foreign=True))
         for copy in record.copies
         if copy.destination not in usable and record.state is not BackupState.DELETED and copy.state != "deleted"
     )
     why = _why_out_of_reach(wiring, names)
     return tuple(
-        Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))
-        for name, backups in sorted(names.items())
+        Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(ids))
+        for name, ids in sorted(names.items())
     )
 
 
@@ -240,47 +238,38 @@ def _forget_gone(wiring: Wiring, destination: Destination) -> None:
     place has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
     a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
     present = set(backup_ids(destination))
-    gone = Counter(server for server, _id in expected_at(wiring, destination) - present)
+    gone = Counter(server for server, _id in expected_at(wiring, destination)(present))
     there = Counter(server for server, _id in present)
-    for record in wiring.catalog.backups.list(foreign=True):
-        if gone[record.server] > there[record.server]:
-            continue
-        states = {copy.destination: copy.state for copy in record.copies}
-        here = states.pop(destination.name, None)
-        if (
-            here is not None
-            and str(BackupState.COMPLETE) in states.values()
-            and (record.server, record.id) not in present
-            and not exists(destination, layout.body_key(record.server, record.id))
+    backups = wiring.catalog.backups
+    absent = [one for one in backups.at(destination.name) if one.owner not in present]
+    for record in backups.by_ids([one.id for one in absent if gone[one.server] <= there[one.server]]):
+        states = {copy.destination: copy.state for copy in record.copies if copy.destination != destination.name}
+        if str(BackupState.COMPLETE) in states.values() and not exists(
+            destination, layout.body_key(record.server, record.id)
         ):
             forget_swept(wiring, destination, [record.id])
 
 
 def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
     """Backups that are marked deleted here while the catalog offers them: a process died, or the catalog is older."""
-    marked = {backup_id for _server, backup_id in marks(destination)}
+    marked = [backup_id for _server, backup_id in marks(destination)]
+    offered = wiring.catalog.backups.placed(destination.name, marked, offered=True)
     return [
         Finding(
             Invariant.MARK_MATCHES_CATALOG,
-            record.id,
-            f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
-            f"{record.id}` keeps it, --repair marks it as deleted in the catalog, too",
+            one.id,
+            f"it is marked deleted here, and {one.copy} in the catalog; `backupd backups undelete "
+            f"{one.id}` keeps it, --repair marks it as deleted in the catalog, too",
             repairable=True,
         )
-        for record in wiring.catalog.backups.list(foreign=True)
-        if record.id in marked and record.state is not BackupState.DELETED
-        for copy in record.copies
-        if copy.destination == destination.name and copy.state != "deleted"
+        for one in sorted(offered, key=lambda one: one.id, reverse=True)
+        if one.state is not BackupState.DELETED
     ]
 
 
 def _views(wiring: Wiring, destination: Destination) -> list[Backup]:
     """What the catalog expects there."""
-    return [
-        (record.server, record.id)
-        for record in wiring.catalog.backups.list(foreign=True)
-        if record.state_at(destination.name)
-    ]
+    return [one.owner for one in wiring.catalog.backups.at(destination.name)]
 
 
 def _body_reader(wiring: Wiring, destination: Destination) -> ReadBody | None:
@@ -301,7 +290,7 @@ def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     ]
     expected += [
         (copy.destination, Invariant.BACKUP_HAS_MANIFEST, record.id, f"this backup of {record.server}")
-        for record in wiring.catalog.backups.list(foreign=True)
+        for record in wiring.catalog.backups.every(foreign=True)
         for copy in record.copies
         if copy.destination not in usable
     ]

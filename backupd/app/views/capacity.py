@@ -29,7 +29,7 @@ from typing import Any
 from backupd.alerts.conditions import Key
 from backupd.alerts.rules import FILLING
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.wiring import Wiring, gathered
+from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -259,15 +259,15 @@ class Forecast:
 def forecast(wiring: Wiring, destination: str) -> Forecast | None:
     """Of a configured destination; None where nothing is stored. Raises DestinationError."""
     now = wiring.clock()
-    records = wiring.catalog.backups.list()
-    here = gathered((record.server, record) for record in records if record.state_at(destination))
-    logged = [server for server in wiring.catalog.binlogs.servers() if wiring.catalog.binlogs.runs(server, destination)]
-    if not here and not logged:
+    backups, binlogs = wiring.catalog.backups, wiring.catalog.binlogs
+    parts = []
+    for server in sorted({*backups.servers(), *binlogs.servers()}):
+        here = [record for record in backups.list(server) if record.state_at(destination)]
+        runs = binlogs.runs(server, destination)
+        if here or runs:
+            parts.append(_part(server, here, runs, destination, now))
+    if not parts:
         return None
-    parts = [
-        _part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
-        for server in sorted({*here, *logged})
-    ]
     tenants = [
         Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth) for part in parts
     ]

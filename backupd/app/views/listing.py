@@ -160,7 +160,7 @@ class Listings(Facade):
         """``; did you mean `...`?`` where something of this kind is called nearly so, among the newest; else ""."""
         catalog = self._wiring.catalog
         newest: dict[str, Callable[[], Iterable[Named]]] = {
-            "backup": lambda: catalog.backups.list(limit=_LOOKED_AT),
+            "backup": lambda: catalog.backups.page(limit=_LOOKED_AT).items,
             "job": lambda: catalog.jobs.list(limit=_LOOKED_AT),
             "incident": lambda: catalog.incidents.list(limit=_LOOKED_AT),
             "token": catalog.tokens.list,

@@ -78,7 +78,7 @@ def test_a_rebuild_goes_on_behind_it(documents: tuple[Any, list[Path]], tmp_path
     edited(manifest, **odd)
     with open_catalog(f"sqlite:///{tmp_path}/new.db") as catalog:
         done = rebuild(replace(wiring, catalog=catalog), "local", silent)
-        assert [one.id for one in catalog.backups.list()] == [backup_id(2)]
+        assert [one.id for one in catalog.backups.every()] == [backup_id(2)]
     (said,) = (problem for problem in done.problems if "manifest.json" in problem)
     assert f"its {next(iter(odd))} is" in said or "surrogates" in said
     shutil.rmtree(tmp_path / "local")

@@ -70,7 +70,7 @@ def state(house: Rig) -> tuple[object, ...]:
         catalog.holds.all(),
         catalog.restores.list(),
         [(one.id, one.revoked_at) for one in catalog.tokens.list()],
-        catalog.backups.list(),
+        tuple(catalog.backups.every()),
         catalog.incidents.list(),
         len(house.reloads),
     )

@@ -252,7 +252,7 @@ class Stage:
     # -- proofs and jobs
 
     def _proofs(self) -> None:
-        backups = {record.server: record for record in reversed(self._catalog.backups.list(None))}
+        backups = {record.server: record for record in reversed(tuple(self._catalog.backups.every()))}
         for days in range(12, -1, -1):
             at = self._ago(days=days, hours=2)
             bad = days == 7

@@ -30,7 +30,7 @@ def test_a_backup_comes_back_exactly_as_it_was_recorded(catalog: Catalog) -> Non
 def test_moments_keep_their_microseconds_and_come_back_in_utc(catalog: Catalog) -> None:
     elsewhere = datetime(2026, 3, 29, 2, 30, 0, 1, tzinfo=timezone(timedelta(hours=12, minutes=45)))
     catalog.backups.add(replace(samples.backup(), started_at=elsewhere))
-    read = catalog.backups.list()[0].started_at
+    read = next(catalog.backups.every()).started_at
     assert read == elsewhere
     assert (read.tzinfo, read.microsecond) == (UTC, 1)
 
@@ -38,7 +38,7 @@ def test_moments_keep_their_microseconds_and_come_back_in_utc(catalog: Catalog) 
 def test_a_moment_without_a_zone_is_refused(catalog: Catalog) -> None:
     with pytest.raises(CatalogError, match="failed"):
         catalog.backups.add(replace(samples.backup(), started_at=datetime(2026, 1, 1)))  # noqa: DTZ001  the point
-    assert catalog.backups.list() == ()
+    assert tuple(catalog.backups.every()) == ()
 
 
 def test_the_same_backup_is_not_added_twice_unless_it_replaces(catalog: Catalog) -> None:
@@ -48,7 +48,7 @@ def test_the_same_backup_is_not_added_twice_unless_it_replaces(catalog: Catalog)
         catalog.backups.add(record)
     other = replace(record, pinned=True, copies=(Copy("offsite", "complete", samples.NOON),))
     catalog.backups.add(other, replace=True)
-    assert catalog.backups.list() == (other,)
+    assert tuple(catalog.backups.every()) == (other,)
 
 
 def test_a_dump_comes_back_with_its_set_and_what_is_missing_in_it(catalog: Catalog) -> None:
@@ -68,16 +68,16 @@ def test_lists_are_newest_first_and_filtered(catalog: Catalog) -> None:
     def numbers(**wanted: object) -> list[int]:
         return [int(record.id[-8:], 16) for record in catalog.backups.list(**wanted)]  # type: ignore[arg-type]  # any filter
 
-    assert numbers() == [6, 5, 4, 3, 2, 1]
+    assert [int(record.id[-8:], 16) for record in catalog.backups.every()] == [6, 5, 4, 3, 2, 1]
     assert numbers(server="shop-db1", kind=BackupKind.PHYSICAL_FULL, state=BackupState.COMPLETE) == [3, 2, 1]
-    assert numbers(limit=2) == [6, 5]
+    assert numbers(server="shop-db1", limit=2) == [6, 5]
     assert catalog.backups.servers() == ("other", "shop-db1")
 
 
 def test_thousands_of_backups_are_listed_with_their_copies(catalog: Catalog) -> None:
     for number in range(1_100):
         catalog.backups.add(samples.backup(number, copies=(Copy("local", "complete", samples.NOON),)))
-    listed = catalog.backups.list()
+    listed = tuple(catalog.backups.every())
     assert len(listed) == 1_100
     assert all(len(record.copies) == 1 for record in listed)
 
@@ -100,7 +100,7 @@ def test_states_pins_and_copies_change_one_by_one(catalog: Catalog) -> None:
     assert [copy.destination for copy in catalog.backups.get(record.id).copies] == ["offsite"]
     catalog.backups.remove(record.id)
     catalog.backups.remove(record.id)
-    assert catalog.backups.list() == ()
+    assert tuple(catalog.backups.every()) == ()
 
 
 def test_what_is_not_there_is_named(catalog: Catalog) -> None:

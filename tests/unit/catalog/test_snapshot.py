@@ -44,7 +44,7 @@ def test_a_snapshot_holds_every_row_in_one_file_that_opens_as_a_catalog(catalog:
     catalog.write_snapshot(file)
     assert list(file.parent.iterdir()) == [file]
     with open_catalog(f"sqlite:///{file}") as copy:
-        assert copy.backups.list() == catalog.backups.list()
+        assert tuple(copy.backups.every()) == tuple(catalog.backups.every())
         assert copy.jobs.list() == catalog.jobs.list()
         assert copy.proofs.list() == catalog.proofs.list()
         assert copy.witnesses.get("w1") == catalog.witnesses.get("w1")
@@ -70,7 +70,7 @@ def test_a_snapshot_can_be_taken_while_somebody_writes(catalog: Catalog, tmp_pat
         writer.join()
     with open_catalog(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert copy.integrity() == []
-        assert copy.backups.list() == catalog.backups.list()
+        assert tuple(copy.backups.every()) == tuple(catalog.backups.every())
 
 
 def test_history_is_taken_once_and_what_was_running_or_held_is_left(catalog: Catalog, fresh: Catalog) -> None:
@@ -80,7 +80,7 @@ def test_history_is_taken_once_and_what_was_running_or_held_is_left(catalog: Cat
     assert [one.id for one in catalog.jobs.list()] == ["job-1"]
     assert [hold.kind for hold in catalog.holds.all()] == [HoldKind.PAUSE]
     assert catalog.proofs.list() == fresh.proofs.list()
-    assert catalog.backups.list() == (), "destinations tell of those"
+    assert tuple(catalog.backups.every()) == (), "destinations tell of those"
     assert catalog.take_history(fresh) == 0
     catalog.events.add(Event(NOON + timedelta(days=2), "after", Severity.INFO, "numbers go on"))
     assert len(catalog.events.list()) == 602

@@ -86,7 +86,7 @@ def test_two_catalogs_of_one_process_and_a_process_that_leaves_see_the_same_rows
     last takes the log with the newest rows away."""
     look = (
         "import sys; from backupd.catalog.session import open_catalog\n"
-        "with open_catalog(sys.argv[1]) as catalog: print(len(catalog.backups.list()))"
+        "with open_catalog(sys.argv[1]) as catalog: print(len(tuple(catalog.backups.every())))"
     )
     with open_catalog(url) as first:
         first.backups.add(samples.backup(0))
@@ -95,7 +95,7 @@ def test_two_catalogs_of_one_process_and_a_process_that_leaves_see_the_same_rows
                 with _python(look, url) as other:
                     assert other.communicate(timeout=600) == (f"{number}\n", "")
                 (first if number % 2 else second).backups.add(samples.backup(number))
-            assert len(first.backups.list()) == len(second.backups.list()) == 4
+            assert len(tuple(first.backups.every())) == len(tuple(second.backups.every())) == 4
 
 
 def test_a_newer_catalog_is_refused(url: str) -> None:
@@ -173,7 +173,7 @@ with database.write() as connection:
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     with open_catalog(url) as catalog:
-        assert len(catalog.backups.list()) == (1 if when == "in a transaction" else 0)
+        assert len(tuple(catalog.backups.every())) == (1 if when == "in a transaction" else 0)
         catalog.backups.add(samples.backup(2))
         assert catalog.integrity() == []
 
@@ -215,7 +215,7 @@ def test_a_damaged_page_is_named_with_the_way_out(tmp_path: Path) -> None:
         content[page : page + 64] = b"\xa5" * 64
     path.write_bytes(content)
     with pytest.raises(CatalogError, match="is damaged") as caught, open_catalog(f"sqlite:///{path}") as catalog:
-        catalog.backups.list()
+        tuple(catalog.backups.every())
     assert str(path) in caught.value.message
     assert "backupd catalog rebuild" in caught.value.hint
 
@@ -278,7 +278,7 @@ def test_a_locked_file_is_named_and_the_wait_is_bounded(tmp_path: Path, monkeypa
             holder.execute("BEGIN IMMEDIATE")
             with pytest.raises(CatalogError, match="stayed locked"):
                 catalog.backups.add(samples.backup())
-            assert other.backups.list() == ()
+            assert tuple(other.backups.every()) == ()
             holder.execute("ROLLBACK")
         holder.close()
         catalog.backups.add(samples.backup())
@@ -359,7 +359,7 @@ def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) 
         postgresql.stop("fast")
         postgresql.start()
         catalog.backups.add(samples.backup(2))
-        assert len(catalog.backups.list()) == 2
+        assert len(tuple(catalog.backups.every())) == 2
 
 
 def test_a_catalog_that_was_moved_away_is_missed_and_no_empty_one_takes_its_place(tmp_path: Path) -> None:

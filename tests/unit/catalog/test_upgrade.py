@@ -54,7 +54,7 @@ def test_an_upgrade_of_the_first_version_keeps_backups_copies_and_jobs(url: str)
     with closing(Database(url)) as database:
         _first_version(database)
     with open_catalog(url) as catalog:
-        backups = catalog.backups.list()
+        backups = tuple(catalog.backups.every())
         assert {record.id for record in backups} == {"b1", "b2"}
         for record in backups:
             assert [copy.destination for copy in record.copies] == ["local", "offsite"]

@@ -185,9 +185,9 @@ def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDest
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
     kept = Kept(backups=frozenset({("shop", backup_id(1))}))
-    assert sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=kept).backups == []
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=lambda _marked: kept).backups == []
     hold = Kept({"shop": Hold("shop", HoldKind.HOLD, "audit", "anna", START)})
-    held = sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=hold)
+    held = sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=lambda _marked: hold)
     assert (held.backups, "audit" in held.held[0]) == ([], True)
     assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
 

@@ -152,11 +152,11 @@ def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_of
     hide(place, layout.backup_folder(*FIRST))
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, limit=DeletionLimit(1.0), expected=[FIRST, SECOND])
+        done = collect(place, clock=clock, limit=DeletionLimit(1.0), expected={FIRST, SECOND}.difference)
         assert (done.missing, done.objects, done.tombstoned) == ([FIRST], 0, 0)
         assert any(FIRST[1] in line and "mounted" in line for line in done.held)
     assert len(pool(place)) == 2
-    done = collect(place, clock=clock, expected=[SECOND])
+    done = collect(place, clock=clock, expected={SECOND}.difference)
     assert (done.missing, done.objects) == ([], 1), "settled: the catalog has forgotten it"
 
 
@@ -164,10 +164,10 @@ def test_side_files_of_an_expected_backup_stay_and_those_of_a_removed_one_go(
     place: MemoryDestination, clock: FakeClock
 ) -> None:
     place.delete(layout.manifest_key(*FIRST))
-    assert collect(place, clock=clock, expected=[FIRST, SECOND]).side_files == []
+    assert collect(place, clock=clock, expected={FIRST, SECOND}.difference).side_files == []
     put(place, layout.mark_key(*FIRST), b"{}")
-    assert collect(place, clock=clock, expected=[FIRST, SECOND]).missing == [FIRST], "whose mark is that?"
-    done = collect(place, clock=clock, expected=[FIRST, SECOND], dying=[FIRST])
+    assert collect(place, clock=clock, expected={FIRST, SECOND}.difference).missing == [FIRST], "whose mark is that?"
+    done = collect(place, clock=clock, expected={FIRST, SECOND}.difference, dying=[FIRST])
     assert (done.missing, done.objects) == ([], 1), "it was being removed: its mark goes last"
 
 
@@ -177,10 +177,14 @@ def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestinat
     mark(place, *FIRST, clock())
     clock.move(days=2)
     done = sweep(
-        place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=[SECOND, ("shop", backup_id(3))]
+        place,
+        clock=clock,
+        grace=timedelta(days=1),
+        sightings=believed,
+        expected={SECOND, ("shop", backup_id(3))}.difference,
     )
     assert (done.backups, done.missing) == ([], [("shop", backup_id(3))])
-    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=[SECOND])
+    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected={SECOND}.difference)
     assert done.backups == [FIRST[1]]
 
 

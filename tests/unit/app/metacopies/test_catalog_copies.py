@@ -72,7 +72,7 @@ def test_every_destination_gets_the_catalog_the_configuration_and_what_to_do(wir
         file = tmp_path / f"{one.destination}.db"
         file.write_bytes(opened(wiring, one.destination, one.catalog))
         with open_catalog(f"sqlite:///{file}") as copy:
-            assert [record.id for record in copy.backups.list()] == [backup().id]
+            assert [record.id for record in copy.backups.every()] == [backup().id]
         with tarfile.open(fileobj=io.BytesIO(opened(wiring, one.destination, one.configuration))) as tar:
             assert tar.getnames() == ["backupd.yaml", "policies/gold.yaml", "public-keys.asc"]
             content = tar.extractfile("backupd.yaml")

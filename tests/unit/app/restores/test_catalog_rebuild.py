@@ -109,7 +109,7 @@ def test_backups_chains_marks_keeps_holds_and_damage_come_back_without_a_private
         assert (done.backups, done.closed, done.damaged, done.holds) == (4, 4, (backup_id(3),), 1)
         (problem,) = done.problems
         assert backup_id(3) in problem
-        records = {record.id: record for record in new.catalog.backups.list()}
+        records = {record.id: record for record in new.catalog.backups.every()}
         assert [(records[backup_id(number)].state, records[backup_id(number)].parent) for number in range(1, 5)] == [
             (BackupState.COMPLETE, None),
             (BackupState.COMPLETE, backup_id(1)),
@@ -320,13 +320,13 @@ def test_a_manifest_that_the_lost_catalog_knows_otherwise_is_told_and_not_used(w
             done = rebuild(new, "local", silent)
             (problem,) = [one for one in done.problems if "knows it as" in one]
             assert backup_id(2) in problem
-            assert {one.id: str(one.state) for one in new.catalog.backups.list()} == {
+            assert {one.id: str(one.state) for one in new.catalog.backups.every()} == {
                 backup_id(1): "complete",
                 backup_id(2): "damaged",
             }
             if signed:
                 rebuild(new, "offsite", silent, merge=True)
-                assert {one.id: str(one.state) for one in new.catalog.backups.list()}[backup_id(2)] == "complete"
+                assert {one.id: str(one.state) for one in new.catalog.backups.every()}[backup_id(2)] == "complete"
                 assert [new.catalog.backups.digest(backup_id(2))] == [house.catalog.backups.digest(backup_id(2))]
 
 
@@ -367,9 +367,9 @@ def test_one_that_broke_off_in_the_middle_is_begun_again(wiring: Wiring, monkeyp
             patch.setattr(new.catalog.backups, "add", add)
             with pytest.raises(DestinationError):
                 rebuild(new, "local", silent)
-        assert len(new.catalog.backups.list()) == 2
+        assert len(tuple(new.catalog.backups.every())) == 2
         assert rebuild(new, "local", silent, merge=True).backups == 4
-        assert len(new.catalog.backups.list()) == 4
+        assert len(tuple(new.catalog.backups.every())) == 4
 
 
 def test_of_very_many_manifests_the_progress_is_told_and_each_is_taken_in(
@@ -384,7 +384,7 @@ def test_of_very_many_manifests_the_progress_is_told_and_each_is_taken_in(
         new._opened["local"] = many
         told: list[Progress] = []
         assert rebuild(new, "local", told.append).backups == count
-        assert len(new.catalog.backups.list()) == count
+        assert len(tuple(new.catalog.backups.every())) == count
         assert told[-1].files_done == told[-1].files_total == count
         assert len(told) > count / 100
 
@@ -396,7 +396,7 @@ def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouche
     store(wiring, keys, logs[:2], places=("local",))
     rebuild(wiring, "local", silent, merge=True)
     beneath = wiring.destination("local")
-    for record in wiring.catalog.backups.list():
+    for record in wiring.catalog.backups.every():
         digest = hashlib.sha256(get_bytes(beneath, layout.manifest_key(SERVER, record.id))).hexdigest()
         wiring.catalog.backups.add(replace(record, manifest=digest), replace=True)
     with signing(wiring) as strict:

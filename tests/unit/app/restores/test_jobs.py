@@ -134,7 +134,7 @@ def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
 ) -> None:
     request = desk.request(start=True)
     plan = desk.service.requests.plan(request)
-    assert plan.document["backup"] == desk.wiring.catalog.backups.list()[0].id
+    assert plan.document["backup"] == next(desk.wiring.catalog.backups.every()).id
     assert plan.made_by == "ann"
     restore_id = ""
     programs = {"fetched": ("gpg", "--decrypt"), "prepared": ("mariadb-backup", "--prepare")}

@@ -54,7 +54,7 @@ def test_what_expired_is_marked_with_its_reasons_and_goes_after_the_grace_period
     one.clock.move(days=2)
     apply(one.wiring, SERVER, one.run())
     assert one.present() == set(ids[:3])
-    assert {record.id for record in one.catalog.backups.list()} == set(ids[:3])
+    assert {record.id for record in one.catalog.backups.every()} == set(ids[:3])
 
 
 def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(shelf: Make) -> None:
@@ -241,7 +241,7 @@ def test_a_backup_that_the_catalog_does_not_know_counts_too(shelf: Make) -> None
     keep(one.wiring, newest, pinned=True)
     apply(one.wiring, SERVER, one.run())
     assert full in one.present()
-    assert "20261121T000002Z-00000002" in {record.id for record in one.catalog.backups.list(foreign=True)}
+    assert "20261121T000002Z-00000002" in {record.id for record in one.catalog.backups.every(foreign=True)}
 
 
 def test_a_server_that_is_no_longer_configured_keeps_what_it_has(shelf: Make) -> None:

@@ -46,7 +46,7 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
     assert "--with-increments" in refused.value.hint
     assert delete(one.wiring, full, now=True, with_increments=True) == Deleted()
     assert one.present() == {other}
-    assert [record.id for record in one.catalog.backups.list()] == [other]
+    assert [record.id for record in one.catalog.backups.every()] == [other]
 
 
 def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf: Make) -> None:
@@ -62,7 +62,7 @@ def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf:
     assert (asked.action, asked.subject, job.id in asked.detail) == ("backup-deleted", full, True)
     assert perform(one.wiring, replace(one.run(), job=job)).problem is None
     assert one.present() == one.present("offsite") == {other}
-    assert [record.id for record in one.catalog.backups.list()] == [other]
+    assert [record.id for record in one.catalog.backups.every()] == [other]
     removed = one.catalog.audit.list(action="backup-removed")
     assert {(entry.subject, entry.detail) for entry in removed} == {
         (name, f"at {place}, without its grace period")
@@ -80,7 +80,7 @@ def test_what_was_undeleted_before_the_job_came_to_it_is_not_removed(shelf: Make
     undelete(one.wiring, first)
     assert perform(one.wiring, replace(one.run(), job=job)).problem is None
     assert one.present() == {full, first, other}
-    assert second not in {record.id for record in one.catalog.backups.list()}
+    assert second not in {record.id for record in one.catalog.backups.every()}
     with pytest.raises(RefusedError, match="needed by"):
         Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(full)
 
@@ -252,7 +252,7 @@ def test_a_lost_catalog_does_not_make_known_damage_good(shelf: Make, empty: Cata
     rot(one, b"rotten")
     other = dataclasses.replace(one.wiring, catalog=empty)
     assert set(adopt_unknown(other, one.at())) == {good, bad}
-    states = {record.id: (record.state, record.copies[0].state) for record in empty.backups.list(foreign=True)}
+    states = {record.id: (record.state, record.copies[0].state) for record in empty.backups.every(foreign=True)}
     assert states == {good: (BackupState.COMPLETE, "complete"), bad: (BackupState.DAMAGED, "damaged")}
 
 
@@ -339,7 +339,7 @@ def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_wi
     assert one.state(older) is BackupState.DELETED
     assert undelete(one.wiring, older) == [older]
     assert delete(one.wiring, only, now=True).held == ()
-    assert only not in {record.id for record in one.catalog.backups.list()}
+    assert only not in {record.id for record in one.catalog.backups.every()}
 
 
 def test_what_is_deleted_comes_back_though_a_destination_of_it_is_not_configured_any_more(shelf: Make) -> None:

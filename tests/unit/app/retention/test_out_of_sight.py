@@ -42,7 +42,7 @@ def test_an_unmounted_folder_of_backups_costs_no_object_and_fails_retention(shel
         assert any("mounted" in line for line in sweep_destination(one.wiring, one.at()))
         assert not fsck(one.wiring, mend=True).ok
     assert len(pool(one.at())) == 4
-    assert {record.id for record in one.catalog.backups.list()} == set(ids), "nothing is forgotten"
+    assert {record.id for record in one.catalog.backups.every()} == set(ids), "nothing is forgotten"
     assert len(one.events("manifests-missing")) == 1
     (one.base / "local" / "servers").rmdir()
     elsewhere.rename(one.base / "local" / "servers")
@@ -58,7 +58,7 @@ def test_a_repair_forgets_nothing_while_most_of_a_server_is_out_of_sight_though_
     unmounted(one)
     assert not fsck(one.wiring, mend=True).ok
     assert len(pool(one.at())) == 3
-    assert all(set(one.copies(record.id)) == {"local", "offsite"} for record in one.catalog.backups.list())
+    assert all(set(one.copies(record.id)) == {"local", "offsite"} for record in one.catalog.backups.every())
 
 
 def test_a_person_who_deletes_what_is_gone_settles_it(shelf: Make) -> None:

@@ -107,5 +107,5 @@ def test_other_servers_rules_make_room_too(full: Callable[[str], Shelf]) -> None
     newer = one.add(21, days=2, server="zoo")
     assert make_room(one.wiring, "local", 0, one.run())
     assert one.present(server="zoo") == {newer}
-    assert older not in {record.id for record in one.catalog.backups.list()}
+    assert older not in {record.id for record in one.catalog.backups.every()}
     assert len(one.present(server=SERVER)) == 3, "it is not configured any more, so nothing of it goes"

@@ -117,7 +117,7 @@ class Site:
         ]
         assert left == []
         manifests = {path.parent.name for path in self.house.repository.rglob("manifest.json")}
-        assert manifests == {record.id for record in self.wiring.catalog.backups.list()}
+        assert manifests == {record.id for record in self.wiring.catalog.backups.every()}
         named = {
             name
             for path in self.house.repository.rglob("manifest.json")
@@ -361,7 +361,7 @@ def test_a_sleeping_process_is_not_abandoned_and_one_that_was_taken_over_commits
         os.kill(child, signal.SIGCONT)
         until(lambda: worker.running() == 0)
     assert site.job(name).state is JobState.ABANDONED
-    assert site.wiring.catalog.backups.list() == ()
+    assert tuple(site.wiring.catalog.backups.every()) == ()
     site.is_clean()
 
 

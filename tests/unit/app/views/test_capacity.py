@@ -119,7 +119,7 @@ def test_room_again_is_told_once_and_the_next_time_begins_anew(house: House) -> 
 
 
 def test_a_place_that_something_else_fills_is_told_without_any_growth(house: House) -> None:
-    for record in house.wiring.catalog.backups.list()[1:]:
+    for record in tuple(house.wiring.catalog.backups.every())[1:]:
         house.wiring.catalog.backups.remove(record.id)
     house.shelf.total = 1000 * GB
     assert house.look(0, 100 * GB) == []

@@ -265,7 +265,7 @@ def test_a_change_shows_which_backups_that_are_there_it_would_expire(tmp_path: P
     assert old.today[0].expired == ()
     assert len(old.ahead[0].kept) == 5 + 14
     assert [one.backup.bytes for one in old.ahead[0].kept][:2] == [GB // 2] * 2
-    assert {record.id for record in wiring.catalog.backups.list()} == {record.id for record in records.values()}
+    assert {record.id for record in wiring.catalog.backups.every()} == {record.id for record in records.values()}
 
 
 def test_whose_policy_it_is_must_be_clear(tmp_path: Path, wiring: Wiring) -> None:
