@@ -94,7 +94,7 @@ def test_what_is_no_cursor_is_refused(catalog: Catalog, cursor: str) -> None:
         catalog.restores.page,
         catalog.events.page,
     ):
-        with pytest.raises(UsageError, match="no cursor"):
+        with pytest.raises(UsageError, match="is not a cursor"):
             look(after=cursor)
 
 

@@ -90,7 +90,7 @@ def test_a_search_goes_on_behind_what_it_found(wiring: Wiring, keys: Keys, logs:
     assert list(search(wiring, SERVER, gtid=gtid, after=first.cursor)) == [second]
     assert list(search(wiring, SERVER, gtid=gtid, after=second.cursor)) == []
     for wrong in ("", "nothing", f"{BRANCH.id}:1", f"{BRANCH.id}:1:x", "elsewhere:1:4"):
-        with pytest.raises(UsageError, match="no cursor"):
+        with pytest.raises(UsageError, match="is not a cursor"):
             search(wiring, SERVER, after=wrong)
 
 

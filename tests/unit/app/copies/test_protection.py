@@ -192,7 +192,7 @@ def test_backups_that_do_not_become_protected_in_time_are_told_once_and_when_the
         look(one.wiring, incidents, SERVER, one.clock())
     (event,) = one.events(PROTECTION.broken)
     assert name in event.message
-    assert "0 of 2 places" in event.message
+    assert "0 of 2 destinations" in event.message
     assert "local: complete, not verified yet" in event.detail
     one.replicate()
     one.replicate("local")
