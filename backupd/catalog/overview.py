@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import Select, case, func, select
 
 from backupd.catalog.alerts import messages
 from backupd.catalog.backups import backups, copies, identities
@@ -23,6 +23,7 @@ from backupd.catalog.database import Rows
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import OPEN, jobs
 from backupd.catalog.proofs import proofs
+from backupd.catalog.row_mapping import narrowed
 from backupd.model.backup_record import BackupState
 from backupd.model.event import MessageState
 from backupd.model.job import JobState
@@ -90,6 +91,11 @@ class Stock:
     bytes: int = 0
 
 
+def _of(servers: Collection[str] | None, query: Select[Any]) -> Select[Any]:
+    """Those rows of ``query`` that are of these servers; None: of all."""
+    return query if servers is None else query.where(query.selected_columns.server.in_(servers))
+
+
 class Glances(Rows):
     """What is read of all servers at once."""
 
@@ -103,15 +109,15 @@ class Glances(Rows):
             return None
         return found.st_mtime_ns, found.st_size
 
-    def markers(self) -> dict[str, Marker]:
-        """By server."""
+    def markers(self, servers: Collection[str] | None = None) -> dict[str, Marker]:
+        """By server, of all or of these."""
         whole = case((copies.c.state == str(BackupState.COMPLETE), 1), else_=0)
         alive = case((backups.c.state == str(BackupState.COMPLETE), 1), else_=0)
         looked = case((backups.c.missing.is_not(None), 1), else_=0)
         doubted = case((backups.c.doubtful != "", 1), else_=0)
         foreign = case((backups.c.foreign, 1), else_=0)
         own = case((identities.c.verdict != str(Verdict.STRANGER), 1), else_=0)
-        queries = (
+        queries: tuple[Select[Any], ...] = (
             select(
                 backups.c.server,
                 func.count(),
@@ -141,11 +147,11 @@ class Glances(Rows):
         found: dict[str, list[object]] = {}
         with self._database.read() as connection:
             for number, query in enumerate(queries):
-                for server, *values in connection.execute(query):
+                for server, *values in connection.execute(_of(servers, query)):
                     found.setdefault(server, []).extend((number, *values))
         return {server: tuple(values) for server, values in found.items()}
 
-    def confirmed(self) -> dict[str, dict[str, datetime]]:
+    def confirmed(self, servers: Collection[str] | None = None) -> dict[str, dict[str, datetime]]:
         """Of each server's present branch: until when, by destination, all that was committed is stored."""
         query = (
             select(
@@ -165,15 +171,17 @@ class Glances(Rows):
             .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
         )
         present: dict[str, tuple[str, dict[str, datetime]]] = {}
-        for server, _noticed, branch, destination, at in self._rows(query):
+        for server, _noticed, branch, destination, at in self._rows(
+            narrowed(query, (binlog_branches.c.server, servers))
+        ):
             if server not in present or present[server][0] != branch:
                 present[server] = (branch, {})
             present[server][1][destination] = at
         return {server: places for server, (_branch, places) in present.items()}
 
-    def streams(self) -> dict[str, tuple[Mapping[str, Any], datetime]]:
+    def streams(self, servers: Collection[str] | None = None) -> dict[str, tuple[Mapping[str, Any], datetime]]:
         """What each stream said of itself last, and when."""
-        return {row.server: (row.status, row.updated_at) for row in self._rows(select(binlog_streams))}
+        return {row.server: (row.status, row.updated_at) for row in self._rows(_of(servers, select(binlog_streams)))}
 
     def lags(self, since: datetime) -> dict[tuple[str, str], float]:
         """By server and destination: the most seconds that it was behind in any hour since then."""
@@ -185,17 +193,12 @@ class Glances(Rows):
         )
         return {(server, place): worst for server, place, worst in self._rows(query)}
 
-    def tests(self) -> dict[str, LastTest]:
+    def tests(self, servers: Collection[str] | None = None) -> dict[str, LastTest]:
         """By server."""
-        newest = (
-            select(proofs.c.server, func.max(proofs.c.finished_at).label("at")).group_by(proofs.c.server).subquery()
-        )
-        good = (
-            select(proofs.c.server, func.max(proofs.c.finished_at).label("at"))
-            .where(proofs.c.outcome.in_([PROVED, RESTORED]) & proofs.c.older.is_not(True))
-            .group_by(proofs.c.server)
-            .subquery()
-        )
+        last = _of(servers, select(proofs.c.server, func.max(proofs.c.finished_at).label("at")))
+        last = last.group_by(proofs.c.server)
+        newest = last.subquery()
+        good = last.where(proofs.c.outcome.in_([PROVED, RESTORED]) & proofs.c.older.is_not(True)).subquery()
         query = (
             select(
                 proofs.c.server,
@@ -215,14 +218,15 @@ class Glances(Rows):
         )
         return {server: LastTest(*rest) for server, *rest in self._rows(query)}
 
-    def last_jobs(self) -> tuple[LastJob, ...]:
+    def last_jobs(self, servers: Collection[str] | None = None) -> tuple[LastJob, ...]:
         """One for each server, kind and leg. Jobs that were cancelled, and runs that a rule skipped, do not count."""
         ended = jobs.c.state.not_in([*map(str, OPEN), *map(str, NOT_COUNTED)])
-        last = select(func.max(jobs.c.id)).where(ended).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+        each = jobs.c.server, jobs.c.kind, jobs.c.leg
+        last = narrowed(select(func.max(jobs.c.id)).where(ended), (jobs.c.server, servers)).group_by(*each)
         good = (
-            select(jobs.c.server, jobs.c.kind, jobs.c.leg, func.max(jobs.c.finished_at).label("at"))
+            _of(servers, select(*each, func.max(jobs.c.finished_at).label("at")))
             .where(jobs.c.state == str(JobState.SUCCEEDED))
-            .group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+            .group_by(*each)
             .subquery()
         )
         query = (

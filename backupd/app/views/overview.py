@@ -48,6 +48,8 @@ from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time
 
 GAP = "binlog-gap"
+FEW = 100
+"""Of so many servers the rows are asked for by their names; beyond that, of all."""
 _FRESH_GAP = timedelta(days=7)
 """A gap that was noticed within this time is worth a warning; an older one is only shown."""
 _T = TypeVar("_T", JobRecord, LastJob, Incident)
@@ -59,12 +61,11 @@ def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = No
     """Of every configured server, or those of ``servers``, in the order of the configuration. Raises CatalogError, and
     NotFoundError for one of ``servers`` that is not configured."""
     known = status_cache(wiring.catalog)
-    found = known.shared(wiring, now, lambda: tuple(_made(wiring, known, now, servers or ())))
-    if servers is None:
-        return found
-    for name in servers:
+    for name in servers or ():
         wiring.settings.server(name)
-    return tuple(one for one in found if one.name in servers)
+    names = tuple(name for name in wiring.settings.servers if servers is None or name in servers)
+    only = names if servers is not None and len(names) <= FEW else None
+    return known.shared(wiring, now, names, lambda: tuple(_made(wiring, known, now, names, only)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,18 @@ class _Around:
     said: tuple[Mapping[str, Any], datetime] | None
 
 
-def _made(wiring: Wiring, known: StatusCache, now: datetime, wanted: Collection[str]) -> Iterator[ServerOverview]:
-    catalog, names = wiring.catalog, tuple(wiring.settings.servers)
-    first = [name for name in names if name in wanted]
-    stands = known.of(wiring, [*first, *(name for name in names if name not in wanted)], now)
-    jobs = _by_server(catalog.jobs.list(state=OPEN))
-    last = _by_server(catalog.glances.last_jobs())
-    incidents = _by_server(reversed(catalog.incidents.open()))
-    tests, streams = catalog.glances.tests(), catalog.glances.streams()
-    absences = {absence.server: absence for absence in catalog.absences.all()}
-    holds = {(one.server, one.kind): one for one in catalog.holds.all()}
+def _made(
+    wiring: Wiring, known: StatusCache, now: datetime, names: Sequence[str], only: Collection[str] | None
+) -> Iterator[ServerOverview]:
+    """Of these names; ``only``: whose rows are read, None: those of every server."""
+    catalog = wiring.catalog
+    stands = known.of(wiring, names, now, only)
+    jobs = _by_server(catalog.jobs.list(only, state=OPEN))
+    last = _by_server(catalog.glances.last_jobs(only))
+    incidents = _by_server(catalog.incidents.list(only, is_open=True))
+    tests, streams = catalog.glances.tests(only), catalog.glances.streams(only)
+    absences = {absence.server: absence for absence in catalog.absences.all(only)}
+    holds = {(one.server, one.kind): one for one in catalog.holds.all(only)}
     schedules = catalog.schedules.all() if any(one.bare for one in stands.values()) else {}
     for name in names:
         server, looked = wiring.settings.server(name), stands.get(name)

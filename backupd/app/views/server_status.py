@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -347,10 +347,9 @@ class StatusCache:
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
     def shared(
-        self, wiring: Wiring, now: datetime, make: Callable[[], tuple[ServerOverview, ...]]
+        self, wiring: Wiring, now: datetime, names: tuple[str, ...], make: Callable[[], tuple[ServerOverview, ...]]
     ) -> tuple[ServerOverview, ...]:
-        """What ``make`` gives, or gave a moment ago, for the servers that are configured in ``wiring``."""
-        names = tuple(wiring.settings.servers)
+        """What ``make`` gives, or gave a moment ago, for the servers of these names."""
         with self._lock:
             if not self._is_same(wiring.settings):
                 self._basis = wiring.settings.policies, wiring.settings.destinations
@@ -372,15 +371,17 @@ class StatusCache:
         policies, destinations = self._basis
         return policies is settings.policies and destinations is settings.destinations
 
-    def of(self, wiring: Wiring, names: Iterable[str], now: datetime) -> dict[str, ServerStatus]:
+    def of(
+        self, wiring: Wiring, names: Iterable[str], now: datetime, only: Collection[str] | None = None
+    ) -> dict[str, ServerStatus]:
         """Those that came or changed are looked at now, as far as BUDGET allows; the rest in the background, and one
         that nobody has looked at yet is missing meanwhile. Raises CatalogError."""
-        markers = wiring.catalog.glances.markers()
+        markers = wiring.catalog.glances.markers(only)
         seen = tuple(sorted(identities(wiring).items()))
         configured = wiring.settings.destinations
         confirmed = {
             name: {place: at for place, at in places.items() if place in configured}
-            for name, places in wiring.catalog.glances.confirmed().items()
+            for name, places in wiring.catalog.glances.confirmed(only).items()
         }
         busy = self._thread is not None and self._thread.is_alive()
         deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)

@@ -52,6 +52,7 @@ class Fleet:
     events: int = 100
     first: int = 0
     asked: int = -1
+    restores: int = 2
 
     @property
     def numbers(self) -> range:
@@ -354,7 +355,7 @@ class Fleet:
             }
 
     def _restores(self, server: int) -> Iterator[Row]:
-        for number in range(2):
+        for number in range(self.restores):
             at = self.now - HOUR * 24 * (10 * number + 3) + timedelta(microseconds=server)
             yield {
                 "id": f"{at:%Y%m%dT%H%M%SZ}-{server:04x}{number:04x}",

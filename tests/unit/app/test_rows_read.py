@@ -11,7 +11,7 @@ import itertools
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +38,7 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState, silent
 from tests.support.catalog.bulk import fill
 from tests.support.catalog.fleet import Fleet
-from tests.support.catalog.postgresql import PostgreSQL
+from tests.support.catalog.postgresql import PostgreSQL, private_postgresql
 from tests.support.catalog.rows import Fetched, counted
 from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop
@@ -60,7 +60,7 @@ class Town:
 
 def _refused(one: Town) -> None:
     one.shop.catalog.backups.pin(one.newest)
-    with pytest.raises(RefusedError, match="kept on purpose"):
+    with pytest.raises(RefusedError, match="is kept"):
         delete(one.shop.wiring, one.newest, now=False)
 
 
@@ -104,7 +104,7 @@ USES: dict[str, Callable[[Town], object]] = {
     "remove at once": _removed_at_once,
     "undelete": _undeleted,
     "keep": lambda one: keep(one.shop.wiring, one.newest, pinned=True),
-    "what is kept": lambda one: kept_by_catalog(one.shop.wiring),
+    "what is kept": lambda one: kept_by_catalog(one.shop.wiring, [SERVER]),
     "holds": lambda one: one.shop.catalog.holds.of(SERVER, HoldKind.HOLD),
     "protection of a backup": lambda one: _listings(one).backup(one.newest),
     "protection, looked at": lambda one: protection.look(
@@ -123,28 +123,18 @@ USES: dict[str, Callable[[Town], object]] = {
     "claim and finish a job": _claimed,
 }
 
-_LIST = "it lists every backup, for "
 GROWING: dict[str, str] = {
-    "retention, shown": _LIST + "what is kept, once for each destination",
-    "retention, applied": _LIST + "what is kept and what is expected, once for each destination",
-    "replicate": _LIST + "those of other servers that the destination waits for, and for what is kept",
-    "delete": _LIST + "what is kept",
-    "delete, refused": _LIST + "what is kept",
-    "remove at once": _LIST + "those to remove, what is kept and what is expected",
-    "undelete": _LIST + "what is kept, when it was deleted",
-    "what is kept": _LIST + "those that are pinned or foreign",
-    "holds": "it lists the holds of every server",
-    "protection, looked at": "it lists what waits to be copied of every server",
-    "page of backups": "it lists every backup of each server on the page",
-    "view of a server": "it looks at every server",
-    "timeline": "it lists the identities of every server",
-    "plan": "it lists the identities of every server",
-    "identities of a server": "it lists those of every server",
-    "does a destination hold backups": _LIST + "one copy at the destination",
-    "check of destinations": _LIST + "the newest one at each destination",
-    "sweep of a destination": _LIST + "what is kept and what is expected",
+    "retention, applied": "it sweeps",
+    "remove at once": "it sweeps",
+    "sweep of a destination": "it lists what is missing there, of whichever server",
     "claim and finish a job": "it lists the whole queue",
 }
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgreSQL]:
+    with private_postgresql() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +177,7 @@ def _fetched(
     """By ``use``, beside so many others."""
     base.mkdir()
     now = FakeClock(START + timedelta(days=400))
-    fleet = Fleet(now(), *size, segments=10, jobs=100, proofs=60, events=10)
+    fleet = Fleet(now(), *size, segments=10, jobs=100, proofs=60, events=10, restores=20)
     with open_catalog(copied(fleet)) as catalog:
         shop = Shop(base, catalog, "{local: {keep_fulls: 3}, offsite: {keep_fulls: 3}}", clock=now)
         shop.write(shop.rules, servers=(SERVER, *fleet.names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -518,9 +518,10 @@ def test_those_who_ask_at_once_share_one_look_until_something_is_written(
         wiring: Wiring,
         names: Iterable[str],
         now: datetime,
+        only: Collection[str] | None = None,
     ) -> dict[str, standing.ServerStatus]:
         made.append(now)
-        return real(self, wiring, names, now)
+        return real(self, wiring, names, now, only)
 
     monkeypatch.setattr(standing.StatusCache, "of", counted)
     threads = [threading.Thread(target=streamed.look) for _ in range(8)]
