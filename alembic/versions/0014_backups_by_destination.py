@@ -1,4 +1,4 @@
-"""Indexes by which backups are found by their destination and their time
+"""Indexes by which backups are found by their destination and their time, and the last jobs
 
 Revision: 0014, after 0013
 """
@@ -29,10 +29,12 @@ def upgrade() -> None:
         sqlite_where=_DELETED,
         postgresql_where=_DELETED,
     )
+    op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"])
 
 
 def downgrade() -> None:
     for name, table in (
+        ("ix_jobs_finished_at", "jobs"),
         ("ix_copies_deleted", "copies"),
         ("ix_backups_deleted", "backups"),
         ("ix_copies_destination_backup_id", "copies"),

@@ -304,7 +304,9 @@ class Backups(Rows):
         gone: ColumnElement[str] = literal_column("'deleted'")  # no parameter, so that the indexes of the few serve
         query = narrowed(_placed(destination), (backups.c.server, server))
         marked = self._records(Placed, query.where(copies.c.state == gone))
-        return (*marked, *self._records(Placed, query.where(backups.c.state == gone, copies.c.state != gone)))
+        of_these = select(backups.c.id).where(backups.c.state == gone)
+        others = query.where(copies.c.backup_id.in_(of_these), copies.c.state != gone)
+        return (*marked, *self._records(Placed, others))
 
     def placed(self, destination: str, ids: Collection[str], *, offered: bool = False) -> tuple[Placed, ...]:
         """The copies of these backups that are known there; ``offered``: that are not on their way out."""

@@ -80,6 +80,17 @@ class Binlogs(Rows):
         )
         return self._scalar(query) or ""
 
+    def in_pieces(self, server: str, branch: str) -> frozenset[int]:
+        """The numbers of the files of which more than one segment is known."""
+        query = (
+            select(_S.number)
+            .join(binlog_branches, binlog_branches.c.number == _S.branch)
+            .where(binlog_branches.c.server == server, binlog_branches.c.id == branch)
+            .group_by(_S.number)
+            .having(func.count() > 1)
+        )
+        return frozenset(self._scalars(query))
+
     def add_segment(self, segment: Segment, destination: str, stored: int, at: datetime) -> None:
         """Record that ``destination`` holds the segment in ``stored`` sealed bytes; the same again changes nothing but
         the copy. A piece whose file turns out to end with it becomes the whole of it, wherever it lies. Raises

@@ -97,6 +97,7 @@ jobs = Table(
     Index(None, "state", "runs_on", "queued_at", "id"),
     Index(None, "queued_at", "id"),
     Index(None, "previous"),
+    Index(None, "finished_at"),
 )
 
 

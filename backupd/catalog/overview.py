@@ -223,12 +223,9 @@ class Glances(Rows):
         ended = jobs.c.state.not_in([*map(str, OPEN), *map(str, NOT_COUNTED)])
         each = jobs.c.server, jobs.c.kind, jobs.c.leg
         last = narrowed(select(func.max(jobs.c.id)).where(ended), (jobs.c.server, servers)).group_by(*each)
-        good = (
-            _of(servers, select(*each, func.max(jobs.c.finished_at).label("at")))
-            .where(jobs.c.state == str(JobState.SUCCEEDED))
-            .group_by(*each)
-            .subquery()
-        )
+        # Not a condition on the state: SQLite would take its index, in which nearly every job is one that succeeded.
+        succeeded = case((jobs.c.state == str(JobState.SUCCEEDED), jobs.c.finished_at))
+        good = _of(servers, select(*each, func.max(succeeded).label("at"))).group_by(*each).subquery()
         query = (
             select(
                 jobs.c.id,

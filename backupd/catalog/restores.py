@@ -395,7 +395,8 @@ class Rates(Rows):
         # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
         # means nothing; so only good ends count.
         for table, state, values in (
-            (jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
+            # Not its bare name: SQLite would sort what its index of states gives, nearly every job, for the last few.
+            (jobs, jobs.c.state.concat(""), (succeeded, str(JobState.PARTIAL))),
             (proofs, proofs.c.outcome, ("proved", "restored")),
         ):
             found.extend(self._recent(table, state.in_(values), server))

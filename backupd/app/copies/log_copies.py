@@ -92,7 +92,7 @@ class LogCopies:
     # -- inside
 
     def _branch(self, relay: Relay, branch: Branch, first: int, names: Collection[str], copied: LogsCopied) -> None:
-        name = self.target.name
+        name, in_pieces = self.target.name, self.catalog.binlogs.in_pieces(self.server, branch.id)
         unbroken = True
         covered: tuple[int, int] = (-1, 0)
         for record in self.catalog.binlogs.each_segment(
@@ -111,7 +111,7 @@ class LogCopies:
                 covered = (key.number, key.end)
             if is_whole(record):
                 unbroken = unbroken and done
-                if done:
+                if done and key.number in in_pieces:
                     self._clear(key, copied)
                 if unbroken:
                     self._reached[branch.id] = key.number
