@@ -48,7 +48,7 @@ from backupd.catalog.row_mapping import (
     page,
     position_fields,
     put_row,
-    record_of,
+    reader,
     row_of,
 )
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
@@ -333,7 +333,8 @@ class Backups(Rows):
                 return ()
             there = set(owners)
             rows = connection.execute(_placed(destination).where(*alive)).mappings()
-            return tuple(record_of(Placed, row) for row in rows if (row["server"], row["id"]) not in there)
+            read = reader(Placed, rows.keys())
+            return tuple(read(row) for row in rows if (row["server"], row["id"]) not in there)
 
     def page(
         self,
@@ -427,12 +428,12 @@ class Backups(Rows):
 
     def _found(self, query: Select[Any]) -> tuple[BackupRecord, ...]:
         with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
+            result = connection.execute(query).mappings()
+            read, rows = reader(BackupRecord, result.keys(), "copies", "apart"), result.all()
             found = _copies_of(connection, [row["id"] for row in rows])
             strangers = _strangers(connection, {row["server"] for row in rows})
         return tuple(
-            record_of(
-                BackupRecord,
+            read(
                 row,
                 copies=tuple(found.get(row["id"], ())),
                 apart=(row["server"], row["server_uuid"]) in strangers,
@@ -512,8 +513,10 @@ def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[
     found: dict[str, list[Copy]] = {}
     for chunk in _chunks(ids):
         query = select(copies).where(copies.c.backup_id.in_(chunk)).order_by(copies.c.destination)
-        for row in connection.execute(query).mappings():
-            found.setdefault(row["backup_id"], []).append(record_of(Copy, row))
+        rows = connection.execute(query).mappings()
+        read = reader(Copy, rows.keys())
+        for row in rows:
+            found.setdefault(row["backup_id"], []).append(read(row))
     return found
 
 

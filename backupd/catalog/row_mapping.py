@@ -148,9 +148,19 @@ def _stored(value: Any) -> Any:
 
 def record_of(kind: Callable[..., R], row: RowMapping, **given: Any) -> R:
     """What ``row_of`` made a row of; ``given``: fields that are not in it."""
-    for name, read, columns in _fields(kind, tuple(row.keys()), tuple(given)):
-        given[name] = row[name] if read is None else read(*[row[column] for column in columns])
-    return kind(**given)
+    return reader(kind, row.keys(), *given)(row, **given)
+
+
+def reader(kind: Callable[..., R], columns: Iterable[str], *given: str) -> Callable[..., R]:
+    """The same for many rows of these columns, which it takes with a value of each of ``given``."""
+    fields_of = _fields(kind, tuple(columns), given)
+
+    def read(row: RowMapping, **values: Any) -> R:
+        for name, made, parts in fields_of:
+            values[name] = row[name] if made is None else made(*[row[part] for part in parts])
+        return kind(**values)
+
+    return read
 
 
 @cache
@@ -186,7 +196,8 @@ def _read(hint: Any) -> Callable[[Any], Any] | None:
 
 def records(connection: Connection, kind: Callable[..., R], query: Select[Any]) -> tuple[R, ...]:
     """What the rows of ``query`` are the rows of, in their order."""
-    return tuple(record_of(kind, row) for row in connection.execute(query).mappings())
+    rows = connection.execute(query).mappings()
+    return tuple(map(reader(kind, rows.keys()), rows))
 
 
 def first_record(connection: Connection, kind: Callable[..., R], query: Select[Any]) -> R | None:

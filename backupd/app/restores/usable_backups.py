@@ -32,8 +32,8 @@ def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) 
     catalog was put back, they are."""
     found = [
         record
-        for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
-        if record.foreign and (since is None or record.finished_at > since)
+        for record in wiring.catalog.backups.foreign(server)
+        if record.state is BackupState.COMPLETE and (since is None or record.finished_at > since)
     ]
     if not found:
         return ()

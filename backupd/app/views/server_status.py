@@ -481,7 +481,7 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
         found.gaps,
         min(later, default=None),
         confirmed,
-        bare=not counted(wiring, name),
+        bare=all(one.apart for one in records),
         doubts=found.doubts,
     )
 
