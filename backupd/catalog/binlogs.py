@@ -383,13 +383,14 @@ def _records(connection: Connection, server: str, query: Select[Any]) -> Iterato
         .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)
     ).mappings()
     segment: Segment | None = None
+    place: tuple[Any, ...] = ()
     copies: dict[str, CopyState] = {}
     for row in rows:
-        found = segment_of(row, server, row["branch_id"])
-        if segment is not None and found.key != segment.key:
-            yield _record(segment, copies)
-            copies = {}
-        segment = found
+        found = row["branch_id"], row["number"], row["start_pos"], row["end_pos"]
+        if found != place:  # a row for each copy: the segment is made of the first
+            if segment is not None:
+                yield _record(segment, copies)
+            segment, place, copies = segment_of(row, server, row["branch_id"]), found, {}
         if row["destination"] is not None:
             copies[row["destination"]] = copy_of(row)
     if segment is not None:
