@@ -22,7 +22,7 @@ import pytest
 from backupd.app.context import destination_identity
 from backupd.app.context.access import command_line
 from backupd.app.context.incidents import Incidents
-from backupd.app.copies import protection
+from backupd.app.copies import missing_copies, protection
 from backupd.app.restores.plan import plan
 from backupd.app.retention.deletion import delete, keep, remove_marked, sweep_destination, undelete
 from backupd.app.retention.holds import kept_by_catalog
@@ -119,6 +119,9 @@ USES: dict[str, Callable[[Town], object]] = {
     "identities of a server": lambda one: one.shop.catalog.identities.of(SERVER),
     "does a destination hold backups": lambda one: one.shop.wiring.holds_backups("local"),
     "check of destinations": lambda one: destination_identity.findings(one.shop.wiring),
+    "check of what waits to be copied": lambda one: missing_copies.findings(
+        one.shop.wiring, one.shop.wiring.settings.server(SERVER)
+    ),
     "sweep of a destination": lambda one: sweep_destination(one.shop.wiring, one.shop.at()),
     "claim and finish a job": _claimed,
 }
