@@ -177,7 +177,7 @@ class Document:
         kind: Any = cls
         return cls(
             **{
-                attribute: read(data if how.inline else data[name])
+                attribute: _value(name, read, data if how.inline else data[name])
                 for (name, attribute, how), read in _readers(kind)
                 if not how.later or name in data
             }
@@ -261,7 +261,14 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     return getattr(hint, "from_json", _text if hint is str else hint)
 
 
+def _value(name: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its {name} is not valid: {error}") from error
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:120]!r} is no text")  # noqa: TRY004  a damaged document is known by it
+        raise ValueError(f"{str(value)[:120]!r} is not text")  # noqa: TRY004  a damaged document is known by it
     return value

@@ -127,7 +127,7 @@ def test_what_is_no_file_is_not_read_and_not_waited_for(place: FilesystemDestina
     os.mkfifo(place.root / MANIFEST)
     with pytest.raises(DestinationError) as failed:
         place.get(MANIFEST)
-    assert "it is no file" in failed.value.detail
+    assert "it is not a file" in failed.value.detail
     for made in ("link", "pipe"):
         (place.root / ".tmp" / made).symlink_to(secret) if made == "link" else os.mkfifo(place.root / ".tmp" / made)
     assert place.clear_leftovers() == 2

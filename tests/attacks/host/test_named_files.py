@@ -124,7 +124,7 @@ def test_files_that_the_server_names_hold_nobody_up(server: PrivateServer, short
             lambda: log_digest(lying, Position(file=pipe.name, pos=4)),
             lambda: has_old_pages(pipe, lsn=1, page_size=16384),
         ):
-            with pytest.raises(OSError, match="no plain file"):
+            with pytest.raises(OSError, match="not a regular file"):
                 attempt()
     finally:
         pipe.unlink()

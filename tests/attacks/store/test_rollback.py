@@ -191,7 +191,7 @@ def test_a_head_of_another_server_of_nobody_or_without_signature_is_not_believed
     file = tmp_path / "local" / layout.head_key(SERVER)
     file.write_bytes(file.read_bytes().replace(b'"counter": 1', b'"counter": 9'))
     (said,) = compare(house).suspicions
-    assert f"the head of {SERVER} at local is not believed" in said
+    assert f"the head of {SERVER} at local is not trusted" in said
     assert "altered after it was signed" in said
     Path(f"{file}.sig").unlink()
     assert "has no signature" in compare(house).suspicions[0]

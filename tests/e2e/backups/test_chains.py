@@ -284,7 +284,7 @@ def test_a_parent_that_is_gone_makes_the_next_increment_a_full_backup_that_says_
     done = house.run("backup", SERVER, "--kind", "incremental")
     assert done.code == 0, done.all
     assert newest in done.all
-    assert "is gone" in done.all
+    assert "is missing" in done.all
     record = house.backups()[0]
     assert (record["kind"], record["parent"]) == ("physical-full", None)
     assert newest in record["reason"]

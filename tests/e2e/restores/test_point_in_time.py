@@ -308,7 +308,7 @@ def test_a_damaged_segment_is_read_from_another_place_and_without_one_refused_wi
     try:
         done = story.house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"))
         assert f"{file}:0" in done.all
-        assert re.search(rf"goes on at {file}:\d+", done.all)
+        assert re.search(rf"continues at {file}:\d+", done.all)
         assert not (short_tmp / "d").exists()
         # Before it, nothing of it is needed.
         story.house.ok("plan", SERVER, "--to", f"before-gtid:{story.gtids['drop']}")

@@ -22,13 +22,14 @@ NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEE
 """States of jobs that no event of that name tells."""
 ELSEWHERE = {
     ("backupd.app.service.daemon", "kind"): "self._event",
+    ("backupd.app.context.wiring", "kind"): "",
     ("backupd.app.jobs.jobs", "kind"): "",
     ("backupd.app.restores.thaw_jobs", "kind"): "",
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
 }
 """Expressions that only a call can tell: what tells them is the name of a call's function, or of a module's value;
-where it is empty, they are of calls of one ``ABOUT_A_JOB``."""
+where it is empty, they are of calls of one ``ABOUT_A_JOB``, or of ``Wiring.note``."""
 ABOUT_A_JOB = ("event_of", "_event", "_warn")
 """Functions of jobs whose third argument is the kind of an event."""
 
@@ -36,7 +37,7 @@ ABOUT_A_JOB = ("event_of", "_event", "_warn")
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(ROOT.glob("app/**/*.py")):
         text = path.read_text()
-        if "model.event import" in text or "alerts.rules import" in text or "event_of(" in text:
+        if "model.event import" in text or "alerts.rules import" in text or "event_of(" in text or ".note(" in text:
             yield ".".join(("backupd", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(text)
 
 
@@ -52,6 +53,8 @@ def kinds() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Event":
                 given = [word.value for word in node.keywords if word.arg == "kind"] or node.args[1:2]
                 yield from ((kind, name) for kind in resolved(module, tree, given[0]))
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("wiring.note", "self.note")):
+                yield from ((kind, name) for kind in resolved(module, tree, node.args[0]))
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ABOUT_A_JOB and hasattr(module, "event_of"):
                 yield from ((kind, name) for kind in resolved(module, tree, node.args[2]))
 

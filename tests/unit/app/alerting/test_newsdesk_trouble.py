@@ -197,7 +197,7 @@ def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:
     desk.go(HOUR, 30)
     desk.go(HOUR, 30)
     assert sorted(word.split(" db1")[0].split(" since")[0] for word in desk.told()) == [
-        "ERROR what happened",
+        "ERROR summary",
         "RECOVERED",
     ]
 

@@ -123,7 +123,7 @@ def test_a_holder_proves_the_key_with_plain_gpg_and_the_phrase_is_stored_nowhere
     assert (ann.proved_at, ann.proved_by, ann.waiting) == (safe.now, "ann", ())
     assert ann.due_at == safe.now + timedelta(days=90)
     assert (bank.proved_at, len(bank.waiting)) == (None, 1)
-    with pytest.raises(NotFoundError, match="no recipient"):
+    with pytest.raises(NotFoundError, match="not a recipient"):
         challenge(safe.wiring, "eve@example.com")
 
 

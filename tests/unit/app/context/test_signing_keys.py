@@ -102,9 +102,12 @@ def test_the_service_stands_still_from_the_line_in_the_configuration_until_what_
 ) -> None:
     """Else everything that was stored unsigned would be found damaged meanwhile."""
     house.catalog.backups.add(replace(backup(), server=SERVER, copies=(Copy("local", "complete", house.clock()),)))
-    steps = [step.partition(" ")[0] for step in make_signing(house).steps]
-    assert steps[0] == "stop"
-    assert steps.index("in") < steps.index("sign") < steps.index("start")
+    steps = make_signing(house).steps
+    stop, name, sign, start = (
+        next(number for number, step in enumerate(steps) if words in step)
+        for words in ("systemctl stop", "signing_key:", "sign ", "systemctl start")
+    )
+    assert 0 == stop < name < sign < start
     assert not any("reload" in step for step in make_signing(house).steps)
 
 

@@ -63,8 +63,8 @@ FIVE = [placed(f"d{number}", number + 0.1, 100 - 10 * number) for number in rang
 def test_logs_stay_from_the_file_of_the_oldest_kept_backup_on() -> None:
     decisions = solved(view(FIVE, runs=(run(40, 105, 6, 0),)), daily=3)
     assert told(decisions) == [(40, 79, False), (80, 105, True)]
-    assert "before file 80" in decisions.runs[0].reason
-    assert "go on from d2" in decisions.runs[1].reason
+    assert "file 80 is the first that is still needed" in decisions.runs[0].reason
+    assert "replay from d2" in decisions.runs[1].reason
 
 
 def test_outside_the_window_a_backup_is_one_moment_only_where_the_policy_says_so() -> None:
@@ -101,7 +101,7 @@ def test_a_backup_whose_place_is_not_certain_keeps_what_may_be_its_own() -> None
     unsure = [*FIVE[:2], stored("lost", days_ago(3.5))]
     decisions = solved(view(unsure, runs=(run(1, 20, 9, 6), run(40, 105, 6, 0))), daily=9)
     assert told(decisions) == [(1, 20, False), (40, 105, True)]
-    assert "not certain" in decisions.runs[1].reason
+    assert "is uncertain" in decisions.runs[1].reason
 
 
 def test_nothing_of_the_branch_that_the_server_is_on_goes_before_a_backup_lies_on_it() -> None:

@@ -236,7 +236,7 @@ def test_a_request_is_the_same_after_it_was_kept() -> None:
         assert RestoreRequest.from_json(request.as_json()) == request
     for nowhere, said in (
         (RestoreRequest("db1", "latest"), "no data directory given"),
-        (RestoreRequest("db1", "latest", mode="tables", tables=("a.b",)), "where to"),
+        (RestoreRequest("db1", "latest", mode="tables", tables=("a.b",)), "no target given"),
     ):
         with pytest.raises(UsageError, match=said):
             nowhere.check_place()

@@ -67,7 +67,7 @@ def test_the_secret_stands_alone_on_its_line_so_that_it_can_be_copied(
     [
         (("--role", "root", "--name", "x"), "roles are viewer, operator, admin"),
         (("--role", "viewer", "--name", "x", "--expires", "soon"), "write 90d"),
-        (("--role", "viewer", "--name", "x", "--expires", "2020-01-01T00:00:00Z"), "already"),
+        (("--role", "viewer", "--name", "x", "--expires", "2020-01-01T00:00:00Z"), "in the past"),
         (("--role", "viewer", "--name", "x", "--server", "db9"), "no server 'db9'"),
     ],
 )

@@ -59,7 +59,7 @@ def test_entries_that_contradict_the_manifest_are_all_named(keys: Keys) -> None:
         check_entries(header, wrong)
     text = "\n".join(refused.value.damages)
     for says in (
-        "'one': the digest",
+        "'one': its digest",
         "'two': its parts",
         "'three': listed twice",
         "a file and a folder",

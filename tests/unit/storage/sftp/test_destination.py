@@ -110,7 +110,7 @@ def test_a_folder_without_a_parent_is_not_made(ssh_server: SshServer, tmp_path: 
     assert not destination.is_initialised()
     with pytest.raises(DestinationError, match="no parent") as caught:
         destination.initialise(now())
-    assert f"make {tmp_path}/not there first" in caught.value.hint
+    assert f"create {tmp_path}/not there first" in caught.value.hint
     destination.close()
 
 
@@ -399,7 +399,7 @@ def test_a_host_that_shows_another_key_than_before_is_not_talked_to(own: SshServ
     assert "its host key has changed" in error.detail
     for public in (own.host_key.with_suffix(".pub"), other.with_suffix(".pub")):
         assert fingerprint(public) in error.detail
-    assert "intercept the connection" in error.hint
+    assert "connection may be intercepted" in error.hint
     line = own.host_key.with_suffix(".pub").read_text()
     own.write_known_hosts(own.host_key)
     own.known_hosts.write_text(own.known_hosts.read_text() + f"@revoked * {line}")
