@@ -26,6 +26,8 @@ def _moved():
 class _Any(type):
     def __instancecheck__(cls, one):
         return isinstance(one, _datetime)
+    def __subclasscheck__(cls, kind):
+        return issubclass(kind, _datetime)
 class datetime_(_datetime, metaclass=_Any):
     @classmethod
     def now(cls, tz=None):
