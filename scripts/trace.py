@@ -294,7 +294,7 @@ def jobs(settings: Any, environment: dict[str, str]) -> dict[str, Any]:
                 wiring = Wiring(settings, catalog)
                 wiring.destination("local").initialise(now := wiring.clock())
                 job = replace(
-                    queued(now, JobKind(kind), "db1", by="figures", arguments=arguments),
+                    queued(wiring, JobKind(kind), "db1", by="figures", arguments=arguments),
                     state=JobState.RUNNING,
                     started_at=now,
                     heartbeat_at=now,
