@@ -132,8 +132,8 @@ OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 _CLAIMING = 0x6261636B75706A
 """Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
 
-_LOOKED_AT = 50
-"""Queued jobs that are read at a time."""
+_FIRST, _MORE = 4, 50
+"""Queued jobs that are read at once: mostly the oldest may start."""
 
 Allowed = Callable[[JobRecord, Sequence[JobRecord]], bool]
 """May this queued job start now, with those running? Asked from the oldest one on, for one look at the queue."""
@@ -420,12 +420,11 @@ def _waiting(
         _in_state(JobState.QUEUED)
         .where(jobs.c.runs_on == runs_on, or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
         .order_by(jobs.c.queued_at, jobs.c.id)
-        .limit(_LOOKED_AT)
     )
-    query = queue
+    query = queue.limit(_FIRST)
     while found := records(connection, JobRecord, query.where(*(not_(_fits(bar)) for bar in bars()))):
         yield from found
-        query = queue.where(tuple_(jobs.c.queued_at, jobs.c.id) > (found[-1].queued_at, found[-1].id))
+        query = queue.where(tuple_(jobs.c.queued_at, jobs.c.id) > (found[-1].queued_at, found[-1].id)).limit(_MORE)
 
 
 def _fits(bar: Bar) -> ColumnElement[bool]:

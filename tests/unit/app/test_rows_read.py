@@ -130,7 +130,6 @@ GROWING: dict[str, str] = {
     "retention, applied": "it sweeps",
     "remove at once": "it sweeps",
     "sweep of a destination": "it lists what is missing there, of whichever server",
-    "claim and finish a job": "it lists the whole queue",
 }
 
 
