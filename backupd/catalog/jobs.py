@@ -177,7 +177,8 @@ class Jobs(Rows):
                     text("SELECT pg_advisory_xact_lock(hashtextextended(:host, :key))"),
                     {"host": runs_on, "key": _CLAIMING},
                 )
-            readdress(connection, "", runs_on)  # of before hosts had names
+            if runs_on:
+                readdress(connection, "", runs_on)  # of before hosts had names
             running = records(connection, JobRecord, _in_state(JobState.RUNNING))
             for job in _waiting(connection, runs_on, now, partial(bars, running)):
                 if not allowed(job, running):
