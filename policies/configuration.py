@@ -302,11 +302,6 @@ class Server(Section):
     policy: Name = Field(
         description="The policy that it follows: the name of a file in the folder of policies.", examples=["gold"]
     )
-    runs_on: Name | None = optional(
-        description="The host that runs its jobs: the name of that host in the catalog. By default the host that reads "
-        "this file.",
-        examples=["backup1"],
-    )
     owner: Words = Field(
         "mysql", description="The operating system's user that restored files belong to.", examples=["mysql"]
     )
@@ -526,7 +521,7 @@ class Configuration(Section):
     )
     host: Name | None = optional(
         description="Name of this host in the catalog: jobs are addressed to it. By default what the machine is called "
-        "when it first uses the catalog. Two hosts that take each other's place (`--standby`) have the same name here.",
+        "when it first uses the catalog. Give two hosts of which one stands by (`--standby`) the same name.",
         examples=["backup1"],
     )
     programs: dict[Name, LocalPath] = Field(

@@ -139,6 +139,7 @@ def _pages() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,
     )
     made.filters.update(clean=clean, line=one_line)
     made.globals.update(longest=_LONGEST, subject=_SUBJECT)

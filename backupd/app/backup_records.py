@@ -79,6 +79,9 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
         found = read(destination, *owner)
         if found is None or not isinstance(found.header, Header):
             continue
+        row = wiring.catalog.backups.find(owner[1])  # whoever copies it may have recorded that meanwhile
+        if row is not None and row.state_at(destination.name):
+            continue
         try:
             _adopt(wiring, destination, found.header, deleted=owner in deleted, pinned=owner in kept)
         except TamperedError as error:

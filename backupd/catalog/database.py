@@ -104,7 +104,9 @@ class Database:
             raise CatalogError(
                 f"the catalog {self.name} needs the Python package psycopg", hint="pip install 'backupd[postgresql]'"
             ) from error
-        self._reading = self.engine.execution_options(backupd_reading=True)
+        # Repeatable read: what several statements of one block ask is of one moment, as in SQLite.
+        view = {} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reading = self.engine.execution_options(backupd_reading=True, **view)
 
     def _sqlite_engine(self) -> Engine:
         address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself

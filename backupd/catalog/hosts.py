@@ -24,9 +24,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from backupd.catalog.database import Database, Rows
 from backupd.catalog.jobs import readdress
-from backupd.catalog.row_mapping import UtcTime, first_record, metadata, row_of
+from backupd.catalog.row_mapping import UtcTime, first_record, metadata, records, row_of
 from backupd.model.document import Document
-from backupd.model.errors import CatalogError, RefusedError
+from backupd.model.errors import CatalogError
 from backupd.model.job import HOST
 
 hosts = Table(
@@ -38,6 +38,7 @@ hosts = Table(
     Column("served_at", UtcTime),
 )
 
+_LONGEST = 57
 SERVED = timedelta(minutes=5)
 """A host whose service has not reported for longer has none."""
 
@@ -56,13 +57,14 @@ class Host(Document):
 class Hosts(Rows):
     """Hosts, by name and by identity."""
 
-    def join(self, name: str, identity: str, now: datetime, *, named: bool) -> str:
+    def join(self, name: str, identity: str, now: datetime, *, named: bool, leads: bool = False) -> str:
         """Record this machine; gives the name that it has in the catalog.
 
-        ``named``: the configuration gives the name, so that a host with another one is renamed, its jobs included.
-        Otherwise a host keeps the name that it had at first: a container has a new host name after each start. The name
-        of a host that no service serves any more passes on to the machine that claims it, with the jobs that wait
-        there. Raises RefusedError where another host's service has it.
+        ``named``: the configuration gives the name; without, a host keeps the one that it had at first, because a
+        container has a new host name after each start. ``leads``: its service is the one that acts, so that it takes
+        the name, and the jobs that wait for its former one, whoever had it. A command does neither while a service
+        serves that name: of a pair of hosts with one configured name it uses the name, and a machine that is only
+        called like another one gets a name of its own.
         """
         with self._database.read() as connection:
             mine = first_record(connection, Host, select(hosts).where(hosts.c.identity == identity))
@@ -71,12 +73,12 @@ class Hosts(Rows):
         with self._database.write() as connection:
             clock = self._database.clock(connection, now)
             other = first_record(connection, Host, select(hosts).where(hosts.c.name == name))
-            if other is not None and other.served_at is not None and clock - other.served_at < SERVED:
-                raise RefusedError(
-                    f"another host is called {name} in the catalog, and its service runs",
-                    detail=f"its service last reported at {other.served_at:%Y-%m-%d %H:%M:%S} UTC",
-                    hint="give this host a name of its own: `host: NAME` in the configuration",
-                )
+            if not leads and mine is not None and _is_served(mine, clock):
+                return mine.name  # its service renames it when it reads its configuration
+            if not leads and other is not None and other.identity != identity and _is_served(other, clock):
+                if named:
+                    return name
+                name = f"{name[:_LONGEST]}-{identity[:6]}"
             connection.execute(delete(hosts).where(or_(hosts.c.name == name, hosts.c.identity == identity)))
             connection.execute(insert(hosts).values(row_of(hosts, Host(name, identity, now))))
             if mine is not None:
@@ -96,12 +98,17 @@ class Hosts(Rows):
     def served(self, now: datetime) -> frozenset[str]:
         """Names of the hosts on which a service runs, as far as the catalog knows."""
         with self._database.read() as connection:
-            since = self._database.clock(connection, now) - SERVED
-            return frozenset(connection.scalars(select(hosts.c.name).where(hosts.c.served_at > since)))
+            clock = self._database.clock(connection, now)
+            return frozenset(one.name for one in records(connection, Host, select(hosts)) if _is_served(one, clock))
 
     def all(self) -> tuple[Host, ...]:
         """Every host, by name."""
         return self._records(Host, select(hosts).order_by(hosts.c.name))
+
+
+def _is_served(host: Host, clock: datetime) -> bool:
+    """Has its service reported? A time ahead of ours was written by a clock that was wrong."""
+    return host.served_at is not None and abs(clock - host.served_at) < SERVED
 
 
 _TRY = text("SELECT pg_try_advisory_lock(:key)")

@@ -8,7 +8,7 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -149,6 +149,8 @@ class Jobs(Rows):
         with self._database.write() as connection:
             if connection.scalar(select(exists().where(jobs.c.id == record.id))):
                 raise RefusedError(f"job {record.id} is in the catalog already")
+            if record.heartbeat_at is not None:
+                record = replace(record, heartbeat_at=self._database.clock(connection, record.heartbeat_at))
             insert_jobs(connection, [record])
 
     enqueue = add
@@ -288,6 +290,16 @@ class Jobs(Rows):
     def say_waiting(self, job_id: str, message: str, hint: str) -> None:
         """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
         self._do(_changed(job_id, JobState.QUEUED, message=message, hint=hint))
+
+    def addresses(self) -> tuple[str, ...]:
+        """What queued jobs are addressed to, each once."""
+        queued = select(jobs.c.runs_on).where(jobs.c.state == str(JobState.QUEUED)).distinct()
+        return tuple(row.runs_on for row in self._rows(queued))
+
+    def readdress(self, before: str, after: str) -> None:
+        """Jobs that are not over and are addressed to ``before`` are addressed to ``after``."""
+        with self._database.write() as connection:
+            readdress(connection, before, after)
 
     def late(self, before: datetime, limit: int) -> tuple[JobRecord, ...]:
         """Queued jobs that could have started at ``before``, those that have waited longest first."""

@@ -19,7 +19,6 @@ from backupd.catalog.backups import identities
 from backupd.catalog.binlog_tables import binlog_branches
 from backupd.catalog.database import Database
 from backupd.catalog.destinations import binlog_lags
-from backupd.catalog.hosts import hosts
 from backupd.catalog.jobs import holds, jobs, schedules
 from backupd.catalog.people import audit, challenges
 from backupd.catalog.proofs import proofs, witnesses
@@ -33,7 +32,7 @@ every_table = binlog_branches.metadata
 _BATCH = 250
 _FINISHED = (jobs, restores)
 """Of these only what has ended: nobody is at the rest any more."""
-_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities, hosts)
+_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities)
 """Tables whose rows are told apart by their keys."""
 
 

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 
 from backupd.model.errors import (
     ArchivedError,
+    BackupdError,
     BusyError,
     DamagedError,
     LockedError,
@@ -165,7 +166,7 @@ def collect(
         return not_begun(error)
 
 
-def not_begun(error: BusyError | LockedError) -> Collected:
+def not_begun(error: BackupdError) -> Collected:
     """What to say when nothing could be done."""
     locked = isinstance(error, LockedError)
     lock = error.line if locked else ""

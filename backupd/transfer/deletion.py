@@ -15,6 +15,7 @@ from backupd.model.backup_record import BackupKind, Sighting
 from backupd.model.errors import (
     ArchivedError,
     BusyError,
+    CatalogError,
     DamagedError,
     LockedError,
     NewerFormatError,
@@ -172,7 +173,7 @@ def sweep(
                 removable -= _needed(outlines, removable, held)
                 removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
             explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
-            result = GarbageCollection(
+            collection = GarbageCollection(
                 destination,
                 clock,
                 alive,
@@ -182,7 +183,13 @@ def sweep(
                 asked.dying,
                 explained,
                 locks,
-            ).run()
+            )
+            try:
+                result = collection.run()
+            except CatalogError as error:
+                if not removed:
+                    raise
+                result = not_begun(error)  # what is gone is recorded all the same
             result.backups = [name for _server, name in removed]
             result.held_back = held + result.held_back
             result.over_limit = [one.why for one in over_limit] + result.over_limit

@@ -415,7 +415,7 @@ def _catalog(view: _View, catalog: Collection[Backup], busy: set[tuple[str, str]
             backup_id,
             f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
             "manifest of it; until that is resolved no object is removed there. Check that all of it is mounted. From "
-            "another destination `backupd verify {server}` restores a single manifest, `backupd replicate {server} "
-            "--to {view.destination.name}` whole backups; `backupd backups delete {backup_id}` removes it from the "
+            f"another destination `backupd verify {server}` restores a single manifest, `backupd replicate {server} "
+            f"--to {view.destination.name}` whole backups; `backupd backups delete {backup_id}` removes it from the "
             "catalog",
         )

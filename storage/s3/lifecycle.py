@@ -49,8 +49,6 @@ _NOT_ARCHIVED = "InvalidObjectState"
 def coldness_of(key: str, head: Mapping[str, Any], now: datetime) -> Coldness:
     """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
     in removing it."""
-    """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
-    in removing it."""
     storage_class = head.get("StorageClass") or "STANDARD"
     header = head.get("Restore") or ""
     size = int(head["ContentLength"])

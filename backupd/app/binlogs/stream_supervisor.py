@@ -75,7 +75,7 @@ class StreamWatch(ProcessWatch):
         troubles: list[Exception] = []
         self._safely(self._look_at_pauses, troubles)
         wiring = self._wiring
-        wanted = _wanted(wiring.settings, self._paused, lambda name: wiring.runs_on(name) == wiring.here)
+        wanted = _wanted(wiring.settings, self._paused)
         for name in [*wanted, *(name for name in self._streams if name not in wanted)]:
             one = self._streams.setdefault(name, _Stream())
             self._safely(partial(self._look, name, one, wanted.get(name)), troubles)
@@ -183,14 +183,14 @@ class StreamWatch(ProcessWatch):
             troubles.append(error)
 
 
-def _wanted(settings: Settings, paused: frozenset[str], is_here: Callable[[str], bool]) -> dict[str, str]:
-    """Servers that have a stream on this host, each with all of the settings that it goes by."""
+def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:
+    """Servers that have a stream, each with all of the settings that it goes by."""
     if EVERY_SERVER in paused:
         return {}
     found = {}
     for name in settings.servers:
         server = settings.server(name)
-        if name not in paused and server.usable and streams(server.policy) and is_here(name):
+        if name not in paused and server.usable and streams(server.policy):
             found[name] = _basis(settings, name)
     return found
 

@@ -272,20 +272,14 @@ class Wiring:
 
     @cached_property
     def here(self) -> str:
-        """What jobs of this host are addressed to. Raises RefusedError where another host has its name."""
-        settings = self.settings
-        name = self.catalog.hosts.join(
-            host_name(settings),
-            host_identity(settings.spool),
-            self.clock(),
-            named=settings.configuration.host is not None,
-        )
-        return f"{HOST}{name}"
+        """What jobs of this host are addressed to."""
+        return f"{HOST}{self.join(leads=False)}"
 
-    def runs_on(self, server: str) -> str:
-        """What jobs of ``server`` are addressed to: the host that its configuration names, else this one."""
-        named = self.settings.servers[server].runs_on if server in self.settings.servers else None
-        return self.here if named is None else f"{HOST}{named}"
+    def join(self, *, leads: bool) -> str:
+        """The name of this host in the catalog, recorded where it is new; see ``Hosts.join``."""
+        named = self.settings.configuration.host
+        name, identity = host_name(self.settings), host_identity(self.settings.spool)
+        return self.catalog.hosts.join(name, identity, self.clock(), named=named is not None, leads=leads)
 
     def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING, job_id: str = "") -> Settled:
         """Record what a look found now (see ``alerts.conditions``). Raises CatalogError."""

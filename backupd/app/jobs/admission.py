@@ -13,7 +13,7 @@ from backupd.backup.finding import Finding, warning
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Severity
-from backupd.model.job import HOST, Bar, JobKind, JobRecord, JobState
+from backupd.model.job import Bar, JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 
 _COPY = JobKind.REPLICATE
@@ -140,7 +140,7 @@ NOTED = timedelta(minutes=1)
 """A job that has waited for so long has the reason in its row."""
 LONG = timedelta(hours=1)
 """A job that has waited for so long deserves a look."""
-_OLDEST = 100
+_OLDEST = 1000
 """Of a long queue, the jobs that have waited longest are told with their reasons."""
 
 NOTHING = "nothing blocks it, the service has not started it yet"
@@ -174,14 +174,7 @@ def waiting(wiring: Wiring, now: datetime, span: timedelta) -> list[tuple[JobRec
         return []
     running = wiring.catalog.jobs.list(state=JobState.RUNNING)
     paused = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.PAUSE}
-    served = {wiring.here, *(f"{HOST}{name}" for name in wiring.catalog.hosts.served(now))}
-
-    def why(job: JobRecord) -> str:
-        if job.runs_on and job.runs_on not in served:
-            return f"it runs on {job.runs_on}, where no backupd service runs"
-        return obstacle(wiring.settings, paused, job, running) or NOTHING
-
-    return [(job, f"waits: {why(job)}") for job in queued]
+    return [(job, f"waits: {obstacle(wiring.settings, paused, job, running) or NOTHING}") for job in queued]
 
 
 def findings(wiring: Wiring) -> list[Finding]:

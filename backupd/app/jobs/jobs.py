@@ -181,8 +181,7 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
 def queued(
     wiring: Wiring, kind: JobKind, server: str, *, by: str = "", arguments: Mapping[str, Any] | None = None
 ) -> JobRecord:
-    """A new job for the queue, not recorded yet, addressed to the host that runs jobs of ``server``. ``by`` whom it is
-    asked for."""
+    """A new job for the queue, not recorded yet, addressed to this host. ``by`` whom it is asked for."""
     now = wiring.clock()
     return JobRecord(
         id=new_id(now),
@@ -192,19 +191,19 @@ def queued(
         queued_at=now,
         requested_by=by,
         arguments=dict(arguments or {}),
-        runs_on=wiring.runs_on(server),
+        runs_on=wiring.here,
     )
 
 
-def require_served(wiring: Wiring, job: JobRecord) -> None:
-    """Raises RefusedError where ``job`` would wait for another host on which no service runs."""
-    name = job.runs_on.removeprefix(HOST)
-    if job.runs_on == wiring.here or name in wiring.catalog.hosts.served(wiring.clock()):
-        return
-    raise RefusedError(
-        f"jobs of {job.server} run on host {name}, and no backupd service runs there: the job would only wait",
-        hint=f"start the service on {name}, or change servers.{job.server}.runs_on in {wiring.settings.file}",
-    )
+def take_over(wiring: Wiring) -> None:
+    """Queued jobs that wait for a host on which no service runs any more wait for this one: it has another name than
+    before, or took the place of that host."""
+    served = {f"{HOST}{name}" for name in wiring.catalog.hosts.served(wiring.clock())}
+    for before in wiring.catalog.jobs.addresses():
+        if before not in (wiring.here, *served):
+            wiring.catalog.jobs.readdress(before, wiring.here)
+            if before:
+                say("jobs-moved", f"queued jobs of {before}, on which no service runs, go to {wiring.here}")
 
 
 def repetition(wiring: Wiring, job: JobRecord, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:

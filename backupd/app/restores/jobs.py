@@ -14,7 +14,7 @@ from typing import Any
 
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import JobRun, Result, Wiring
-from backupd.app.jobs.jobs import queued, require_served
+from backupd.app.jobs.jobs import queued
 from backupd.app.restores.allowed_folders import (
     at_real_place,
     refuse_changed,
@@ -196,7 +196,6 @@ def _queue(
     restore_id = earlier.id if earlier is not None else new_id(now)
     arguments = {"restore": restore_id, "target": request.target}
     job = queued(wiring, JobKind.RESTORE, request.server, by=actor.name, arguments=arguments)
-    require_served(wiring, job)
     return wiring.catalog.restores.queue(replace(row_of(request, chosen, job), id=restore_id), job), job
 
 

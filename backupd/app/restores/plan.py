@@ -152,10 +152,10 @@ def _replayable(
                 return _replayable(
                     wiring, server, other, replace(options, accept_inexact=False), tuple, narrowed=narrowed
                 )
-    except (ConfigurationError, KeyUnusableError):
+    except (ConfigurationError, KeyUnusableError) as error:
         unseen = (
             "could not check whether statements use temporary tables from before the backup or create files outside "
-            "the data directory: {error.message}"
+            f"the data directory: {error.message}"
         )
         return replace(found, warnings=(*found.warnings, unseen))
     if impossible is not None:

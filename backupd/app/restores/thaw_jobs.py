@@ -401,7 +401,7 @@ def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str
         return
     late = DestinationError(
         f"the thaw is late: {stands}, and the rest was expected by {format_time(expected)}",
-        hint="backupd keeps waiting. Ask the operator of the destination, or make it to speed it up at a "
+        hint="backupd keeps waiting. Ask the operator of the destination, or have it done faster at a "
         f"higher price: backupd thaw --raise {job.id} --tier TIER",
     )
     _warn(wiring, job, LATE, late)

@@ -297,8 +297,8 @@ class Timetable:
     A leg that cannot be computed stops no other: it is told once, and tried again.
     """
 
-    def __init__(self, catalog: Catalog, runs_on: Callable[[str], str] = lambda _server: "") -> None:
-        """``runs_on``: what jobs of a server are addressed to."""
+    def __init__(self, catalog: Catalog, runs_on: Callable[[], str] = str) -> None:
+        """``runs_on``: what jobs are addressed to."""
         self._catalog, self._runs_on = catalog, runs_on
         self._legs: dict[Key, Leg] = {}
         self._rows: dict[Key, Schedule] = {}
@@ -397,7 +397,7 @@ class Timetable:
         events: Iterable[Event],
     ) -> tuple[JobRecord, ...]:
         made = records(tuple(actions), now)
-        jobs = tuple(replace(job, runs_on=self._runs_on(job.server)) for job in made.jobs)
+        jobs = tuple(replace(job, runs_on=self._runs_on()) for job in made.jobs)
         events = (*self._events, *events, *made.events)
         if after or events or jobs:
             self._catalog.schedules.settle(before, after, jobs=jobs, events=events, skipped=made.skipped, now=now)

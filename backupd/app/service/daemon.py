@@ -30,7 +30,7 @@ from backupd.app.context.settings_problems import left_out, refuse_newly_broken,
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.jobs.admission import QueueWatch
-from backupd.app.jobs.jobs import abandon_dead, prune
+from backupd.app.jobs.jobs import abandon_dead, prune, take_over
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.metacopies.copy_check import of_today
 from backupd.app.metacopies.signed_heads import HeadWatch
@@ -114,7 +114,7 @@ class Daemon:
         self._notifier = notifier
         self._waker = waker
         self._asked = asked
-        self._timetable = Timetable(wiring.catalog, self._runs_on)
+        self._timetable = Timetable(wiring.catalog, self._here)
         self._clockwatch = ClockWatch(wiring.clock)
         self._steps: list[timedelta] = []
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
@@ -191,7 +191,7 @@ class Daemon:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
-        wiring.catalog.hosts.serves(wiring.here.removeprefix(HOST), wiring.clock())
+        self._serve_here()
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
@@ -217,7 +217,7 @@ class Daemon:
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
                 self._prove_writing()
-                self._wiring.catalog.hosts.serves(self._wiring.here.removeprefix(HOST), self._wiring.clock())
+                self._serve_here()
                 self._refreshed = time.monotonic()
                 self._timetable.refresh(self._wiring.clock())
                 self._notifier.status(self._status())
@@ -290,16 +290,20 @@ class Daemon:
         """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
         only just."""
         self._notifier.reloading()
-        old = self._wiring.settings
+        before, old = self._wiring, self._wiring.settings
         try:
             new = load_settings(old.file, strict=False)
             refuse_newly_broken(old, new)
             _same_place(old, new)
+            self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
+                self._serve_here()
                 self._log_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
         except BackupdError as error:
+            self._wiring = before
             self._report_refused(error, str(error))
         except Exception as error:  # noqa: BLE001  no file may end the service; all is told
+            self._wiring = before
             first = (str(error).splitlines() or [""])[0]
             self._report_refused(
                 BackupdError(
@@ -312,7 +316,6 @@ class Daemon:
                 "".join(traceback.format_exception(error)),
             )
         else:
-            self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
                 worker.reload(self._wiring)
             for one in watches:
@@ -370,15 +373,21 @@ class Daemon:
             say("daemon-stopped", "the catalog did not respond during the stop", level=logging.ERROR)
             return 1
         self._record(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
-        with suppress(CatalogError):  # then nobody reports here any more, and five minutes tell as much
+        with suppress(BackupdError):  # then nobody reports here any more, and five minutes tell as much
             self._wiring.catalog.hosts.stops(self._wiring.here.removeprefix(HOST))
         say("daemon-stopped", "bye")
         return 0
 
     # -- small things
 
-    def _runs_on(self, server: str) -> str:
-        return self._wiring.runs_on(server)
+    def _here(self) -> str:
+        return self._wiring.here
+
+    def _serve_here(self) -> None:
+        """This host is served: by this service, which alone acts."""
+        wiring = self._wiring
+        wiring.catalog.hosts.serves(wiring.join(leads=True), wiring.clock())
+        take_over(wiring)
 
     def _log_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:

@@ -282,11 +282,6 @@ def run_here(
     policy_of(wiring, server, kind)  # a broken one is told before there is a row
     abandon_dead(wiring)
     job = queued(wiring, kind, server, by=caller.by if caller else user(), arguments=arguments)
-    if job.runs_on != wiring.here:
-        raise RefusedError(
-            f"jobs of {server} run on another host: {job.runs_on}, and this is {wiring.here}",
-            hint=f"run the command there, or change servers.{server}.runs_on in {wiring.settings.file}",
-        )
     now = job.queued_at
     # Taken by this process as it is queued: no worker may be faster.
     job = replace(job, state=JobState.RUNNING, started_at=now, heartbeat_at=now, owner=owner(), token=1)

@@ -181,10 +181,9 @@ class Requests(Facade):
         self, kind: JobKind, server: str, arguments: dict[str, Any], told: AuditedAction | None = None
     ) -> JobRecord:
         """``told``: the audited action whose subject the job is."""
-        from backupd.app.jobs.jobs import queued, require_served
+        from backupd.app.jobs.jobs import queued
 
         job = queued(self._wiring, kind, server, by=self._actor.name, arguments=arguments)
-        require_served(self._wiring, job)
         self._wiring.catalog.jobs.enqueue(job)
         if told is not None:
             told.subject = job.id

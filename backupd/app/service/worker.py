@@ -168,8 +168,8 @@ class Worker:
         if self._held or time.monotonic() < self._next_start:
             return
         paused = {hold.server for hold in self._wiring.catalog.holds.all() if hold.kind == "pause"}
-        admission = Admission(self._wiring.settings, paused)
         while not self._held and not self._ending.is_set() and time.monotonic() >= self._next_start:
+            admission = Admission(self._wiring.settings, paused)
             job = self._wiring.catalog.jobs.claim(
                 self._owner,
                 self._wiring.clock(),

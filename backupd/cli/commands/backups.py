@@ -201,7 +201,7 @@ def retention(
     if not found:
         run.screen.line("no destination holds backups of this server")
     elif not apply and any(decisions.expired for decisions in found):
-        run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply`marks the expired ones")
+        run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks the expired ones")
 
 
 def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:

@@ -12,13 +12,12 @@ import pytest
 
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, host_identity
-from backupd.app.jobs.admission import LONG, Admission, waiting
-from backupd.app.jobs.jobs import queued, require_served
-from backupd.app.service.dispatch import run_here
+from backupd.app.jobs.admission import Admission
+from backupd.app.jobs.jobs import queued, take_over
 from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import ConfigurationError, RefusedError
-from backupd.model.job import JobKind, JobRecord, JobState, silent
+from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.samples import NOON
 from tests.support.dice import rounds, thrown
 from tests.support.service.house import GOLD, Clock, Office
@@ -110,79 +109,73 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
         yield opened
 
 
-def host(catalog: Catalog, clock: Clock, folder: Path, name: str, more: str = "") -> Wiring:
+def host(catalog: Catalog, clock: Clock, folder: Path, name: str) -> Wiring:
     """One more machine with this catalog: a spool, and so an identity, of its own."""
-    folder.mkdir()
-    office = Office(folder, {"db1": "gold", "db2": "gold"}, catalog=f"sqlite:///{folder.parent}/catalog.db")
-    office.write(extra=f"host: {name}\n" if name else "", gold=GOLD)
-    office.file.write_text(office.file.read_text().replace("  db2: {", f"  db2: {{{more}"))
-    return Wiring(load_settings(office.file), catalog, clock)
+    folder.mkdir(exist_ok=True)
+    office = Office(folder, {"db1": "gold"}, catalog=f"sqlite:///{folder.parent}/catalog.db")
+    return Wiring(office.write(extra=f"host: {name}\n" if name else "", gold=GOLD), catalog, clock)
 
 
-def test_jobs_are_addressed_to_the_host_that_the_configuration_names(
-    catalog: Catalog, clock: Clock, tmp_path: Path
-) -> None:
-    here = host(catalog, clock, tmp_path / "a", "shop1", "runs_on: shop2, ")
-    there = host(catalog, clock, tmp_path / "b", "shop2")
-    assert (here.here, here.runs_on("db1"), here.runs_on("db2")) == ("host:shop1", "host:shop1", "host:shop2")
-    catalog.jobs.enqueue(queued(here, JobKind.FULL, "db2"))
-    assert catalog.jobs.claim("me", clock(), runs_on=here.here) is None
-    claimed = catalog.jobs.claim("me", clock(), runs_on=there.here)
-    assert claimed is not None
-    assert claimed.server == "db2"
+def serve(one: Wiring) -> None:
+    """What its service does when it begins, and each time it looks around."""
+    one.catalog.hosts.serves(one.join(leads=True), one.clock())
+    take_over(one)
 
 
-def test_a_command_that_would_wait_for_a_host_without_a_service_is_refused(
-    catalog: Catalog, clock: Clock, tmp_path: Path
-) -> None:
-    here = host(catalog, clock, tmp_path / "a", "shop1", "runs_on: shop2, ")
-    job = queued(here, JobKind.FULL, "db2")
-    with pytest.raises(RefusedError, match="run on host shop2, and no backupd service runs there") as refused:
-        require_served(here, job)
-    assert "start the service on shop2" in refused.value.hint
-    with pytest.raises(RefusedError, match="run on another host: host:shop2, and this is host:shop1"):
-        run_here(here, JobKind.FULL, "db2", lambda _run: pytest.fail("it ran here"), report=silent)
-    there = host(catalog, clock, tmp_path / "b", "shop2")
-    catalog.hosts.serves(there.here.removeprefix("host:"), clock())
-    require_served(here, job)
-    clock.sleep(SERVED)
-    with pytest.raises(RefusedError):
-        require_served(here, job)
-    # What waits there all the same is told with the reason.
-    catalog.jobs.enqueue(job)
-    clock.sleep(LONG)
-    assert [why for _job, why in waiting(here, clock(), LONG)] == [
-        "waits: it runs on host:shop2, where no backupd service runs"
-    ]
-
-
-def test_a_container_keeps_its_name_and_a_lost_machine_gives_it_to_its_successor(
+def test_a_container_keeps_its_name_and_a_machine_called_like_another_gets_one_of_its_own(
     catalog: Catalog, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "4f2a.example.com")
     first = host(catalog, clock, tmp_path / "a", "")
     assert first.here == "host:4f2a"
-    catalog.jobs.enqueue(queued(first, JobKind.FULL, "db1"))
+    serve(first)
+    twin = host(catalog, clock, tmp_path / "b", "")
+    assert twin.here.startswith("host:4f2a-")
     monkeypatch.setattr("socket.gethostname", lambda: "9c01")
     assert replace(first).here == "host:4f2a"  # the same spool, in the next container
-    named = host(catalog, clock, tmp_path / "b", "backup1")
-    catalog.jobs.enqueue(queued(named, JobKind.LOGICAL, "db1"))
-    catalog.hosts.serves("backup1", clock())
-    with pytest.raises(RefusedError, match="another host is called backup1") as refused:
-        _ = host(catalog, clock, tmp_path / "c", "backup1").here
-    assert "`host: NAME`" in refused.value.hint
-    clock.sleep(SERVED)
-    successor = host(catalog, clock, tmp_path / "d", "backup1")
-    claimed = catalog.jobs.claim("me", clock(), runs_on=successor.here)
+    assert replace(twin).here == twin.here
+
+
+def test_the_second_of_a_pair_takes_the_name_and_the_jobs_at_once(
+    catalog: Catalog, clock: Clock, tmp_path: Path
+) -> None:
+    first, second = (host(catalog, clock, tmp_path / name, "backup1") for name in "ab")
+    serve(first)
+    catalog.jobs.enqueue(queued(first, JobKind.FULL, "db1"))
+    # By hand on the host that stands by, a restore say: it neither takes the name nor is it refused.
+    assert second.here == "host:backup1"
+    assert [one.identity for one in catalog.hosts.all()] == [host_identity(first.settings.spool)]
+    serve(second)  # the first one was killed, and has reported a moment ago
+    assert [one.identity for one in catalog.hosts.all()] == [host_identity(second.settings.spool)]
+    claimed = catalog.jobs.claim("me", clock(), runs_on=second.here)
     assert claimed is not None
-    assert claimed.kind == JobKind.LOGICAL
-    renamed = Wiring(load_settings(tmp_path / "a/backupd.yaml"), catalog, clock)
-    file = renamed.settings.file
-    file.write_text(f"{file.read_text()}host: main\n")
-    renamed = Wiring(load_settings(file), catalog, clock)
-    assert renamed.here == "host:main"
-    assert [job.runs_on for job in catalog.jobs.list(state=JobState.QUEUED)] == ["host:main"]
-    assert [one.name for one in catalog.hosts.all()] == ["backup1", "main"]
+
+
+def test_jobs_of_a_host_that_no_service_serves_any_more_go_to_the_one_that_acts(
+    catalog: Catalog, clock: Clock, tmp_path: Path
+) -> None:
+    gone, here = host(catalog, clock, tmp_path / "a", "old"), host(catalog, clock, tmp_path / "b", "new")
+    serve(gone)
+    catalog.jobs.enqueue(queued(gone, JobKind.FULL, "db1"))
+    serve(here)
+    assert [job.runs_on for job in catalog.jobs.list()] == ["host:old"]  # its service reported a moment ago
+    clock.sleep(SERVED)
+    serve(here)
+    assert [job.runs_on for job in catalog.jobs.list()] == ["host:new"]
+    clock.sleep(-SERVED * 9)  # by a clock that was ahead
+    assert catalog.hosts.served(clock()) == frozenset()
+
+
+def test_a_command_renames_no_host_under_its_service(catalog: Catalog, clock: Clock, tmp_path: Path) -> None:
+    service = host(catalog, clock, tmp_path / "a", "old")
+    serve(service)
+    catalog.jobs.enqueue(queued(service, JobKind.FULL, "db1"))
+    edited = host(catalog, clock, tmp_path / "a", "main")
+    assert edited.here == "host:old"
+    serve(edited := replace(edited))  # the service has read its configuration again
+    assert edited.join(leads=False) == "main"
+    assert [job.runs_on for job in catalog.jobs.list()] == ["host:main"]
+    assert [one.name for one in catalog.hosts.all()] == ["main"]
 
 
 def test_an_identity_that_is_damaged_or_cannot_be_written_is_said(tmp_path: Path) -> None:
