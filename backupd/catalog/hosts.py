@@ -23,11 +23,11 @@ from sqlalchemy import Column, Connection, String, Table, delete, insert, or_, s
 from sqlalchemy.exc import SQLAlchemyError
 
 from backupd.catalog.database import Database, Rows
-from backupd.catalog.jobs import readdress
+from backupd.catalog.jobs import jobs, readdress
 from backupd.catalog.row_mapping import UtcTime, first_record, metadata, records, row_of
 from backupd.model.document import Document
 from backupd.model.errors import CatalogError
-from backupd.model.job import HOST
+from backupd.model.job import HOST, JobState
 
 hosts = Table(
     "hosts",
@@ -100,6 +100,17 @@ class Hosts(Rows):
         with self._database.read() as connection:
             clock = self._database.clock(connection, now)
             return frozenset(one.name for one in records(connection, Host, select(hosts)) if _is_served(one, clock))
+
+    def take_over(self, name: str, now: datetime) -> tuple[str, ...]:
+        """Queued jobs that wait for a host on which no service runs any more wait for ``name``; gives what they were
+        addressed to."""
+        served = {f"{HOST}{one}" for one in (name, *self.served(now))}
+        with self._database.write() as connection:
+            queued = select(jobs.c.runs_on).where(jobs.c.state == str(JobState.QUEUED)).distinct()
+            found = sorted(set(connection.scalars(queued)) - served)
+            for before in found:
+                readdress(connection, before, f"{HOST}{name}")
+        return tuple(found)
 
     def all(self) -> tuple[Host, ...]:
         """Every host, by name."""

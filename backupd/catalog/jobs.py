@@ -156,8 +156,6 @@ class Jobs(Rows):
     enqueue = add
     """The same, as those call it who leave the work to a worker."""
 
-    # -- the lease
-
     def claim(
         self,
         owner: str,
@@ -170,8 +168,8 @@ class Jobs(Rows):
         """Take the oldest queued job of ``runs_on`` whose time has come and which ``allowed`` lets start, as running
         for ``owner``. Those of ``bars`` are passed over unseen.
 
-        Claimers of one host take turns, so no job is taken twice and ``allowed`` sees every job that others have just
-        taken. Reads the jobs that run and, of the queue, as far as the first that may start, not all of it.
+        Claimers of one host take turns, so no job is taken twice and ``allowed`` sees every job just taken. Reads the
+        jobs that run, and the queue as far as the first that may start.
         """
         with self._database.write() as connection:
             if not self._database.sqlite:
@@ -290,16 +288,6 @@ class Jobs(Rows):
     def say_waiting(self, job_id: str, message: str, hint: str) -> None:
         """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
         self._do(_changed(job_id, JobState.QUEUED, message=message, hint=hint))
-
-    def addresses(self) -> tuple[str, ...]:
-        """What queued jobs are addressed to, each once."""
-        queued = select(jobs.c.runs_on).where(jobs.c.state == str(JobState.QUEUED)).distinct()
-        return tuple(row.runs_on for row in self._rows(queued))
-
-    def readdress(self, before: str, after: str) -> None:
-        """Jobs that are not over and are addressed to ``before`` are addressed to ``after``."""
-        with self._database.write() as connection:
-            readdress(connection, before, after)
 
     def late(self, before: datetime, limit: int) -> tuple[JobRecord, ...]:
         """Queued jobs that could have started at ``before``, those that have waited longest first."""

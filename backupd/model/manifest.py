@@ -336,12 +336,14 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
         with io.BytesIO(raw) as stream:
             stream.readline()
             entries = tuple(decode_entry(parsed(line)) for line in stream)
+        if empty := [name for name in ("dump", "inventory") if first.get(name, True) is None]:
+            raise ValueError(f"its {empty[0]} is empty")
         facts = replace(
             BodyFacts.from_json(first),
             missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())),
             header=_digest(first["header"]) if version > 1 else "",
         )
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedError(
             f"{where} is damaged", [f"{where}: {error}"], hint="restore from another destination's copy of this backup"
         ) from error

@@ -97,7 +97,7 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
         raise RefusedError(
             f"{len(twice)} tables would all become {twice[0].target.shown}",
             detail=", ".join(goal.source.shown for goal in twice[:20]),
-            hint="with more than one table --as needs a `*`in place of the old name: --as '*_restored'",
+            hint="with more than one table --as needs a `*` in place of the old name: --as '*_restored'",
         )
     for goal in found:
         for half in (goal.target.schema, goal.target.table):

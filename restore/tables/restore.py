@@ -97,7 +97,8 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
 
 def discard(path: Path, restore_id: str) -> None:
     """Remove what a restore that nobody goes on with kept below ``path``, unless somebody is at it."""
-    remove_dead(path, f"{_PREFIX}{restore_id}")
+    name = f"{_PREFIX}{restore_id}"
+    remove_dead(path, name, condemned=lambda folder: folder.name in (name, f"{name}{_OVER}"))
 
 
 def _is_forgotten(folder: Path) -> bool:

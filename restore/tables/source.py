@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from backupd.engine.physical.tablespace_transport import Known
 from backupd.engine.server.definitions import TableDefinition, read_definition
 from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.tables import ForeignKey, list_tables
+from backupd.engine.sql.tables import list_tables
 from backupd.model.document import HIDDEN, Document, made_of
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Entry
@@ -236,18 +237,17 @@ class _Extraction:
     def _needed_of_dump(
         self, folder: Path, dumped: Mapping[TableName, DumpedTable], *, lower: bool
     ) -> tuple[TableName, ...]:
-        keys: list[ForeignKey] = []
+        above: dict[TableName, list[TableName]] = defaultdict(list)
         triggers: dict[TableName, str] = {}
         for name in dumped:
             definition = read_files(folder, name)
-            keys += definition.foreign_keys
+            for key in definition.foreign_keys:
+                if key.acts:  # the copy does without keys that do not
+                    above[key.child].append(key.parent)
             if definition.triggers:
                 triggers[name] = definition.triggers
 
-        def parents(name: TableName) -> list[TableName]:  # the copy does without keys that do not act
-            return [key.parent for key in keys if key.child == name and key.acts]
-
-        return self._needed(parents, triggers, None, tuple(dumped), lower=lower)
+        return self._needed(lambda name: above.get(name, ()), triggers, None, tuple(dumped), lower=lower)
 
     # -- both
 

@@ -32,7 +32,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.job import HOST, JobKind, JobRecord, JobState, Progress, Report
+from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_duration, new_id
 from policies.policy import Policy
 
@@ -193,17 +193,6 @@ def queued(
         arguments=dict(arguments or {}),
         runs_on=wiring.here,
     )
-
-
-def take_over(wiring: Wiring) -> None:
-    """Queued jobs that wait for a host on which no service runs any more wait for this one: it has another name than
-    before, or took the place of that host."""
-    served = {f"{HOST}{name}" for name in wiring.catalog.hosts.served(wiring.clock())}
-    for before in wiring.catalog.jobs.addresses():
-        if before not in (wiring.here, *served):
-            wiring.catalog.jobs.readdress(before, wiring.here)
-            if before:
-                say("jobs-moved", f"queued jobs of {before}, on which no service runs, go to {wiring.here}")
 
 
 def repetition(wiring: Wiring, job: JobRecord, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:

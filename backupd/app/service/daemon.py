@@ -30,7 +30,7 @@ from backupd.app.context.settings_problems import left_out, refuse_newly_broken,
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.jobs.admission import QueueWatch
-from backupd.app.jobs.jobs import abandon_dead, prune, take_over
+from backupd.app.jobs.jobs import abandon_dead, prune
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.metacopies.copy_check import of_today
 from backupd.app.metacopies.signed_heads import HeadWatch
@@ -385,9 +385,10 @@ class Daemon:
 
     def _serve_here(self) -> None:
         """This host is served: by this service, which alone acts."""
-        wiring = self._wiring
-        wiring.catalog.hosts.serves(wiring.join(leads=True), wiring.clock())
-        take_over(wiring)
+        hosts, name, now = self._wiring.catalog.hosts, self._wiring.join(leads=True), self._wiring.clock()
+        hosts.serves(name, now)
+        if moved := [host for host in hosts.take_over(name, now) if host]:
+            say("jobs-moved", f"queued jobs of {', '.join(moved)}, on which no service runs, go to {self._wiring.here}")
 
     def _log_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:

@@ -13,7 +13,7 @@ import pytest
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, host_identity
 from backupd.app.jobs.admission import Admission
-from backupd.app.jobs.jobs import queued, take_over
+from backupd.app.jobs.jobs import queued
 from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import ConfigurationError, RefusedError
@@ -118,8 +118,9 @@ def host(catalog: Catalog, clock: Clock, folder: Path, name: str) -> Wiring:
 
 def serve(one: Wiring) -> None:
     """What its service does when it begins, and each time it looks around."""
-    one.catalog.hosts.serves(one.join(leads=True), one.clock())
-    take_over(one)
+    name = one.join(leads=True)
+    one.catalog.hosts.serves(name, one.clock())
+    one.catalog.hosts.take_over(name, one.clock())
 
 
 def test_a_container_keeps_its_name_and_a_machine_called_like_another_gets_one_of_its_own(

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
-from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_facts, encode_header
+from backupd.model.manifest import (
+    Body,
+    Header,
+    StoredObject,
+    bound,
+    decode_body,
+    decode_header,
+    encode_facts,
+    encode_header,
+)
 from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
 from backupd.transfer.deletion import mark, sweep
@@ -62,6 +71,19 @@ def rewritten(raw: bytes, **changes: Any) -> bytes:
     plain = (json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n").encode()
     document["checksum"] = hashlib.sha256(plain).hexdigest()
     return (json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+
+@pytest.mark.parametrize("odd", [{"server": {"variables": []}}, {"dump": None}, {"inventory": None}, {"server": 7}])
+def test_a_body_with_another_sort_of_value_is_damaged(
+    place: MemoryDestination, keys: Keys, odd: dict[str, Any]
+) -> None:
+    header, body = stored(place, keys)
+    first, _end, rest = bound(header, body)[1].partition(b"\n")
+    document = json.loads(first)
+    for name, value in odd.items():
+        document[name] = {**document[name], **value} if isinstance(value, dict) else value
+    with pytest.raises(DamagedError, match="is damaged"):
+        decode_body(json.dumps(document).encode() + b"\n" + rest)
 
 
 @pytest.mark.parametrize(
