@@ -96,7 +96,7 @@ def test_the_whole_server_as_it_was_right_before_the_statement_that_did_it(story
         expect(page.get_by_label("Target")).to_have_value(re.compile("^before-gtid:"))
         page.get_by_label("Folder on the restoring host").fill(str(datadir))
         page.get_by_role("button", name="Show the plan").click()
-        expect(page.get_by_text("What happens")).to_be_visible()
+        expect(page.get_by_role("heading", name="Steps")).to_be_visible()
         assert not datadir.exists(), "a plan moves nothing"
         page.get_by_role("button", name="Start the restore").click()
         watch(page)

@@ -141,7 +141,7 @@ def _asked_by_rest(house: House, datadir: Path, option: str, *, refused: str) ->
         assert made.status_code == 201, made.text
         started = client.post("/v1/restores", json={"plan": made.json()["id"]})
         assert started.status_code == 202, started.text
-        claimed = api.catalog.jobs.claim("a worker", utc_now())
+        claimed = api.catalog.jobs.claim("a worker", utc_now(), runs_on=started.json()["job"]["runs_on"])
         assert claimed is not None
         assert claimed.id == started.json()["job"]["id"]
         house.run("run-job", claimed.id, "--token", str(claimed.token))

@@ -78,7 +78,7 @@ def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: 
     assert len(warnings) == 2, warnings
     assert "no SELECT privilege on *.*, and *.* asks for more than the schemas that it may read (shop)" in warnings[0]
     assert warnings[1].startswith("schema shop: poor@localhost has no privilege that shows those of others")
-    assert "routines that it may not see are missing" in warnings[1]
+    assert "routines hidden from it are missing" in warnings[1]
     with shelf.connection.connect() as session:
 
         def checked(*include: str) -> list[str]:

@@ -85,7 +85,7 @@ def test_statements_about_the_same_table_conflict(logs: Logs) -> None:
         if one.statement.startswith("INSERT INTO s (t) VALUES ('statement')")
     )
     _, found = told(logs, "statements", number)
-    assert {one.table for one in found if "something that" in one.why} == {"shop.s"}
+    assert {one.table for one in found if "an object that" in one.why} == {"shop.s"}
     assert {one.excluded for one in found} == {changed.gtid}
 
 

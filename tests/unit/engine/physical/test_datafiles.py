@@ -47,7 +47,7 @@ def test_missing_tables_and_dropped_ones_that_came_back_are_named(tmp_path: Path
     verify_tables(tmp_path, ["d/a.frm", "d/a.ibd.delta", "d/a.ibd.meta", "d/gone.frm", "d/gone.del"])
     with pytest.raises(DamagedError) as wrong:
         verify_tables(tmp_path, ["d/a.frm", "d/a.ibd.delta", "d/b.new"])
-    assert [text.split(",")[0] for text in wrong.value.damages] == ["d/b.ibd is missing", "d/gone.frm is there"]
+    assert [text.split(",")[0] for text in wrong.value.damages] == ["d/b.ibd is missing", "d/gone.frm exists"]
 
 
 def test_a_tablespace_whose_table_is_gone_at_the_position_need_not_be_there_and_that_of_any_other_must(
