@@ -66,11 +66,16 @@ class Hosts(Rows):
         serves that name: of a pair of hosts with one configured name it uses the name, and a machine that is only
         called like another one gets a name of its own.
         """
-        with self._database.read() as connection:
-            mine = first_record(connection, Host, select(hosts).where(hosts.c.identity == identity))
+        recorded = select(hosts).where(hosts.c.identity == identity)
+        mine = self._record(Host, recorded)
         if mine is not None and (mine.name == name or not named):
             return mine.name
         with self._database.write() as connection:
+            if not self._database.sqlite:  # two threads of a service that begins may come here at once
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _NAMING})
+            mine = first_record(connection, Host, recorded)
+            if mine is not None and (mine.name == name or not named):
+                return mine.name
             clock = self._database.clock(connection, now)
             other = first_record(connection, Host, select(hosts).where(hosts.c.name == name))
             if not leads and mine is not None and _is_served(mine, clock):
@@ -127,6 +132,8 @@ _NOTICED_WITHIN = 5.0
 """Seconds for a session of ours to end that was told to."""
 _KEY = 0x6261636B757064
 """The letters ``backupd``."""
+_NAMING = 0x6261636B757068
+"""Key of the advisory lock under which hosts are named: the letters ``backuph``."""
 
 
 class Watch:

@@ -1,9 +1,11 @@
-"""Of all services of a catalog one is on watch."""
+"""Of all services of a catalog one is on watch; hosts agree on their names."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -12,6 +14,7 @@ from sqlalchemy import Engine, event
 
 from backupd.catalog.session import Catalog, open_catalog
 from tests.support.catalog.postgresql import PostgreSQL
+from tests.support.catalog.samples import NOON
 from tests.support.stores.gate import until
 
 
@@ -81,3 +84,15 @@ def test_a_session_of_its_own_whose_death_the_server_has_not_noticed_is_in_nobod
             ours.watch.leave()
     finally:
         event.remove(Engine, "connect", remember)
+
+
+def test_threads_that_record_one_host_at_once_agree_on_its_name(url: str) -> None:
+    with open_catalog(url) as catalog, ThreadPoolExecutor(8) as pool:
+        start = threading.Barrier(8)
+
+        def join(number: int) -> str:
+            start.wait()
+            return catalog.hosts.join("shop1", "0" * 32, NOON, named=True, leads=number % 2 == 0)
+
+        assert set(pool.map(join, range(8))) == {"shop1"}
+        assert [one.name for one in catalog.hosts.all()] == ["shop1"]
