@@ -176,7 +176,7 @@ def restore_asked(house: Any, server: str) -> tuple[Stack, list[str]]:
         )
         if answer.status_code != 202:
             raise RuntimeError(answer.text)
-        job = running.catalog.jobs.claim("figures", running.wiring.clock())
+        job = running.catalog.jobs.claim("figures", running.wiring.clock(), runs_on=running.wiring.here)
         if job is None:
             raise RuntimeError("the restore is not in the queue")
         return found[0], ["run-job", job.id, "--token", str(job.token)]
