@@ -47,6 +47,8 @@ _FIELDS: Sequence[tuple[str, int, int, Sequence[str]]] = (
 _ERA = date(2000, 1, 1)
 _YEARS = timedelta(days=8 * 366)
 """Long enough that a leap day comes twice."""
+_WEEKS = timedelta(days=15)
+"""Long enough that each day of the week comes twice."""
 
 _ITEM = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?")
 
@@ -85,13 +87,16 @@ def times_of_day(text: str) -> tuple[int, ...]:
     return tuple(sorted(hour * 60 + minute for hour in hours for minute in minutes))
 
 
+@cache
 def gaps(text: str) -> tuple[timedelta, timedelta]:
     """The shortest and the longest time between two of its moments, by the clock on the wall."""
     times = times_of_day(text)
     found = [timedelta(minutes=after - before) for before, after in pairwise(times)]
     over_night = timedelta(minutes=times[0] - times[-1])
     last: date | None = None
-    for number in range(_YEARS.days):
+    _minutes, _hours, days, months, _weekdays = parse_cron(text)
+    each_week_is_alike = len(days) == max(_LONGEST) and len(months) == len(_MONTHS)
+    for number in range((_WEEKS if each_week_is_alike else _YEARS).days):
         day = _ERA + timedelta(days=number)
         if comes_on(text, day):
             if last is not None:

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.text import is_name
 from policies.configuration import Configuration
-from policies.document import Model, Node, limited, place, read_document, read_text, suggestion, validate
+from policies.document import Model, Node, limited, place, suggestion, validate
 from policies.fields import BASE, local_path
 from policies.lint import contradictions
 from policies.policy import Policy
+from policies.yaml_tree import read_document, read_text
 
 SUFFIX = ".yaml"
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from backupd.app.context.settings import Settings, load_settings
 from backupd.engine.sql.client import Connection
@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::\?[^}]*)?\}")
 
 
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe").load(FILE)
+    found: dict[str, Any] = yaml.safe_load(FILE.read_text())
     return found
 
 
@@ -107,7 +107,7 @@ def test_every_name_in_it_is_declared_in_it(tmp_path: Path) -> None:
     assert urlsplit(email.smtp).hostname == "mail"
     assert urlsplit(settings.destinations["objects"].model_dump()["endpoint_url"]).hostname == "objects"
     assert services["backupd"]["hostname"] == "backupd", "Prometheus asks for it by this name, and it knows its own"
-    (targets,) = YAML(typ="safe").load(files_of("prometheus")["/etc/prometheus/prometheus.yml"])["scrape_configs"]
+    (targets,) = yaml.safe_load(files_of("prometheus")["/etc/prometheus/prometheus.yml"])["scrape_configs"]
     assert targets["static_configs"] == [{"targets": [f"backupd:{settings.api.listen.rpartition(':')[2]}"]}]
 
 

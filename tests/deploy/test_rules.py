@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from backupd.metrics import METRICS
 
@@ -93,7 +93,7 @@ AS_WELL: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def rules() -> list[dict[str, Any]]:
-    (group,) = YAML(typ="safe").load(RULES)["groups"]
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
 
@@ -131,7 +131,7 @@ def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> No
     }
     file = tmp_path / "test.yml"
     with file.open("w") as out:
-        YAML().dump({"rule_files": [str(RULES)], "evaluation_interval": "1h", "tests": [test]}, out)
+        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1h", "tests": [test]}, out)
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -12,7 +12,7 @@ import pytest
 from api.events import MOST_OF_ONE
 from api.server import Http
 from backupd.model.access import Role
-from policies.document import read_text
+from policies.yaml_tree import read_text
 from tests.support.service.rig import Rig, rig
 from tests.unit.api.test_routes_events import listening
 

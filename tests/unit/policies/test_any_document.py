@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from backupd.model.errors import ConfigurationError
 from policies.configuration import Configuration
@@ -89,7 +89,7 @@ def _error_of(attempt: Callable[[], object]) -> ConfigurationError | None:
 
 def _dump(value: object, path: Path) -> bytes:
     with path.open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump(value, stream)
+        yaml.safe_dump(value, stream)
     return path.read_bytes()
 
 

@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from policies.document import MAX_BYTES, Node, parse_document, read_document
+from policies import yaml_tree
+from policies.document import Node
+from policies.yaml_tree import MAX_BYTES, parse_document, read_document
 
 
 def _only(text: str) -> tuple[int | None, str]:
@@ -86,7 +89,8 @@ def test_aliases_mean_what_they_name() -> None:
         ("a: 'b\x07'\n", 1, "control character U+0007"),
         ("a: 1\nb: \ud800\n", 2, "control character U+D800"),
         ('a: "b\\0"\n', 1, "control character U+0000"),
-        ('a: "b\\ud83d"\n', 1, "control character U+D83D"),
+        ("a: 1 # one\x85b: 2\n", 1, "line separator U+0085"),
+        ("a: 1\n# one\u2028b: 2\n", 2, "line separator U+2028"),
         ("a: @b\n", 1, "is not YAML"),
         ("%YAML 9.9.9\n---\na: 1\n", 1, "is not YAML"),
         ("a: " + "[" * 100_000, 1, "nested deeper"),
@@ -95,12 +99,22 @@ def test_aliases_mean_what_they_name() -> None:
         ('a: "\\UFFFFFFFF"\n', None, "is not YAML"),
     ],
 )
-def test_what_is_wrong_is_said_once_with_its_line(text: str, line: int | None, message: str) -> None:
+@pytest.mark.parametrize("loader", [yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
+def test_what_is_wrong_is_said_once_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, loader: type[object], text: str, line: int | None, message: str
+) -> None:
+    monkeypatch.setattr(yaml_tree, "_LOADER", loader)
     found_line, found = _only(text)
     assert message in found
     assert "\n" not in found
     if line is not None:
         assert found_line == line
+
+
+def test_half_of_a_character_is_refused() -> None:
+    line, message = _only('a: "b\\ud83d"\n')
+    assert line == 1
+    assert "invalid Unicode character escape code" in message
 
 
 def test_several_duplicates_are_all_reported() -> None:
