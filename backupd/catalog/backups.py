@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -179,6 +181,27 @@ class Placed:
         return BackupState.DELETED in (self.state, self.copy)
 
 
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A backup that others build on. ``verified``: the destinations that hold a complete copy which was read again."""
+
+    server: str
+    id: str
+    kind: str
+    parent: str | None
+    verified: frozenset[str]
+
+    @classmethod
+    def of(cls, record: BackupRecord) -> Ancestor:
+        """What its record says."""
+        verified = frozenset(
+            copy.destination
+            for copy in record.copies
+            if copy.state == BackupState.COMPLETE and copy.verified_at is not None
+        )
+        return cls(record.server, record.id, record.kind, record.parent, verified)
+
+
 class Backups(Rows):
     """Backups and their copies."""
 
@@ -228,11 +251,19 @@ class Backups(Rows):
 
     def every(self, *, foreign: bool = False) -> Iterator[BackupRecord]:
         """Of all servers, newest first; a batch of them is in memory at a time. ``foreign``: as with ``list``."""
-        query = select(backups).order_by(*_NEWEST).limit(_BATCH)
+        for batch in self.batches(foreign=foreign):
+            yield from batch
+
+    def batches(
+        self, servers: str | Collection[str] | None = None, *, foreign: bool = False
+    ) -> Iterator[tuple[BackupRecord, ...]]:
+        """Of one server, of several, or of all, newest first, as many at a time as are read by one statement.
+        ``foreign``: as with ``list``."""
+        query = narrowed(select(backups), (backups.c.server, servers)).order_by(*_NEWEST).limit(_BATCH)
         query = query if foreign else query.where(~backups.c.foreign)
         found = self._found(query)
         while found:
-            yield from found
+            yield found
             found = self._found(query.where(_KEY.op("<")((found[-1].finished_at, found[-1].id))))
 
     def by_ids(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
@@ -245,11 +276,25 @@ class Backups(Rows):
         """These and what they build on, however many steps away, foreign ones too."""
         found: dict[str, BackupRecord] = {}
         for chunk in _chunks(ids):
-            line = select(backups.c.id, backups.c.parent).where(backups.c.id.in_(chunk)).cte("line", recursive=True)
-            line = line.union(select(backups.c.id, backups.c.parent).join(line, backups.c.id == line.c.parent))
-            rows = self._found(select(backups).where(backups.c.id.in_(select(line.c.id))))
+            rows = self._found(select(backups).where(_in_lines_of(chunk)))
             found |= {record.id: record for record in rows}
         return tuple(found.values())
+
+    def lineage(self, ids: Collection[str]) -> Iterator[Ancestor]:
+        """The same as ``lines`` but for foreign ones, and of each only what its protection depends on."""
+        for chunk in _chunks(ids):
+            good = (copies.c.state == str(BackupState.COMPLETE)) & copies.c.verified_at.is_not(None)
+            query = (
+                select(backups.c.server, backups.c.id, backups.c.kind, backups.c.parent, copies.c.destination)
+                .join(copies, (copies.c.backup_id == backups.c.id) & good, isouter=True)
+                .where(_in_lines_of(chunk), ~backups.c.foreign)
+                .order_by(backups.c.id)
+            )
+            with self._database.read() as connection:
+                for backup_id, same in groupby(connection.execute(query), key=attrgetter("id")):
+                    rows = tuple(same)
+                    places = frozenset(row.destination for row in rows if row.destination is not None)
+                    yield Ancestor(rows[0].server, backup_id, rows[0].kind, rows[0].parent, places)
 
     def foreign(self, server: str | None = None) -> tuple[BackupRecord, ...]:
         """Those that nobody here took or adopted, of one server or of all, newest first."""
@@ -477,6 +522,13 @@ def _not_found(backup_id: str) -> NotFoundError:
 
 _KEY = tuple_(backups.c.finished_at, backups.c.id)
 _NEWEST = (backups.c.finished_at.desc(), backups.c.id.desc())
+
+
+def _in_lines_of(ids: Collection[str]) -> ColumnElement[bool]:
+    """Is it one of these, or something that they build on?"""
+    line = select(backups.c.id, backups.c.parent).where(backups.c.id.in_(ids)).cte("line", recursive=True)
+    line = line.union(select(backups.c.id, backups.c.parent).join(line, backups.c.id == line.c.parent))
+    return backups.c.id.in_(select(line.c.id))
 
 
 def _alive_at(destination: str) -> tuple[Any, ...]:

@@ -9,19 +9,21 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
 from backupd.model.errors import BackupdError, ConfigurationError, DamagedError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
 
 
 _HINTS = {
@@ -158,6 +160,21 @@ _LAYOUT = "\n\t"
 _UNINDENTED = re.compile(r"\n(?=\S)")
 
 
+_ROWS = 1000
+"""So many rows of a list are in memory at a time."""
+T = TypeVar("T")
+
+
+def _in_batches(values: Iterable[T], size: int) -> Iterator[Sequence[T]]:
+    given = iter(values)
+    while batch := tuple(islice(given, size)):
+        yield batch
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
 def complain(lines: Iterable[tuple[str, str]]) -> None:
     """Lines on stderr, each with its style; a line end within one is written out. Without a stderr there is nobody to
     tell, and nothing fails."""
@@ -188,6 +205,7 @@ class Screen:
         self.as_json = as_json
         self.done = ""
         self._lost = False
+        self._is_open = False
 
     @contextmanager
     def _stdout(self) -> Iterator[TextIO]:
@@ -224,8 +242,24 @@ class Screen:
         """Print ``value`` as the command's only document; nothing unless JSON was asked for."""
         if self.as_json:
             with self._stdout() as stream:
-                json.dump(value, stream, indent=2, ensure_ascii=False)
-                stream.write("\n")
+                stream.write(_json(value) + "\n")
+
+    def documents(self, values: Iterable[Any]) -> None:
+        """Print ``values`` as the command's only document, an array, while they are given: of a long list only a part
+        is in memory. Where they end with an error, the array stays open, so that nobody takes it for the whole list.
+        Nothing unless JSON was asked for."""
+        if not self.as_json:
+            return
+        opening = "["
+        for some in _in_batches(values, _ROWS):
+            text = ",".join(f"\n{_json(value)}".replace("\n", "\n  ") for value in some)
+            with self._stdout() as stream:
+                self._is_open = True
+                stream.write(opening + text)
+            opening = ","
+        with self._stdout() as stream:
+            stream.write("\n]\n" if self._is_open else "[]\n")
+        self._is_open = False
 
     def text(self, text: str) -> None:
         """``text`` word for word, for people."""
@@ -240,18 +274,29 @@ class Screen:
             self._print(_UNINDENTED.sub("\n  ", visible(text, keep=_LAYOUT)), style=style, soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-        """A table for people. Long values fold instead of being cut; ``right`` names columns of numbers."""
+        """A table for people, printed while its rows are given, ``_ROWS`` at a time. Long values fold instead of being
+        cut; ``right`` names columns of numbers."""
         if self.as_json:
             return
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(Text(column), overflow="fold", justify="right" if column in right else "left")
-        for row in rows:
-            table.add_row(*(Text(visible(value)) for value in row))
-        self._print(table)
+        room = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns
+        widths = [0] * len(columns)
+        batches = _in_batches(rows, _ROWS)
+        for number, some in enumerate(chain([next(batches, ())], batches)):
+            told = [Text(column) for column in columns]
+            cells = [[Text(visible(value)) for value in row] for row in some]
+            aligned = sum(widths) + len(widths) <= room
+            table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_header=not number)
+            for column, width in zip(told, widths, strict=True):
+                side: JustifyMethod = "right" if column.plain in right else "left"
+                table.add_column(column, overflow="fold", justify=side, min_width=width if aligned else None)
+            for row in cells:
+                table.add_row(*row)
+            lengths = (max(cell.cell_len for cell in column) for column in zip(told, *cells, strict=True))
+            widths = list(map(max, widths, lengths))
+            self._print(table)
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values under each other, for people."""
@@ -271,7 +316,7 @@ class Screen:
         if error.hint:
             lines.append((f"hint: {error.hint}", "cyan"))
         complain(lines)
-        if not self._lost:
+        if not self._lost and not self._is_open:
             # The error is told already; that stdout fails too is no news that anybody could use.
             with contextlib.suppress(BackupdError, typer.Exit):
                 self.document({"error": error_as_json(error)})

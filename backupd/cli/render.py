@@ -22,26 +22,16 @@ _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no 
 _MARKS = {"error": ("FAIL", "bold red"), "warning": ("warn", "yellow"), "ok": ("ok", "green")}
 
 
-def show_backups(screen: Screen, records: Sequence[BackupRecord]) -> None:
-    """One row each, newest as the service orders them. The id starts with the time (UTC) of the backup."""
-    if not records:
-        screen.line("no backups")
-        return
-    screen.table(
-        ("ID", "SERVER", "KIND", "STATE", "DATA", "NEW", "AT"),
-        (
-            (
-                record.id,
-                record.server,
-                _kind_text(record),
-                _state_text(record),
-                format_size(record.stats.bytes_source),
-                format_size(record.stats.bytes_new),
-                _places_text(record),
-            )
-            for record in records
-        ),
-        right=("DATA", "NEW"),
+def backup_row(record: BackupRecord) -> tuple[str, ...]:
+    """Of the list. The id starts with the time (UTC) of the backup."""
+    return (
+        record.id,
+        record.server,
+        _kind_text(record),
+        _state_text(record),
+        format_size(record.stats.bytes_source),
+        format_size(record.stats.bytes_new),
+        _places_text(record),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,17 +141,21 @@ class Run:
 
     def show_list(
         self,
-        found: Sequence[Any],
+        found: Iterable[Any],
         nothing: str,
         columns: Sequence[str],
         row: Callable[[Any], Sequence[str]],
         *,
         right: Sequence[str] = (),
     ) -> None:
-        """Show the documents of a list; for people a table with a row of each, or the sentence ``nothing``."""
-        self.screen.document([one.as_json() for one in found])
-        if found:
-            self.screen.table(columns, map(row, found), right=right)
+        """Show the documents of a list while it is read; for people a table with a row of each, or the sentence
+        ``nothing``."""
+        if self.screen.as_json:
+            self.screen.documents(one.as_json() for one in found)
+            return
+        rows = map(row, found)
+        if (first := next(rows, None)) is not None:
+            self.screen.table(columns, chain([first], rows), right=right)
         else:
             self.screen.line(nothing)
 

@@ -8,45 +8,73 @@ What is stored beside a backup (its details, its runbook) is read here, too, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import PROTECTION
 from backupd.app.context.destination_identity import identities
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
+from backupd.catalog.backups import Ancestor
 from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
 from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size, format_time
-from backupd.recovery.restorable import Restorability
+from backupd.recovery.restorable import M, Restorability
 from policies.policy import Protection
-
-if TYPE_CHECKING:
-    pass
-
-_COMPLETE = str(BackupState.COMPLETE)
 
 
 def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[BackupRecord]:
     """``records`` with what the policies of their servers say about their copies now."""
-    found, sites = list(records), sites_of(wiring)
-    above = {record.parent for record in found if record.parent is not None} - {record.id for record in found}
-    known = [record for record in (*found, *wiring.catalog.backups.lines(above)) if not record.foreign]
-    walks = {
-        server: verified((record for record in known if record.server == server), sites)
-        for server in {record.server for record in found}
-    }
-    return [
-        replace(
-            record,
-            protected=record.state is BackupState.COMPLETE
-            and is_protected(record, walks[record.server], protection_of(wiring, record.server), sites),
-        )
-        for record in found
-    ]
+    return ProtectionOfBatches(wiring).of(list(records))
+
+
+class ProtectionOfBatches:
+    """Says of one batch of backups after the other, newest first, what the policies of their servers say about their
+    copies. What a batch builds on is kept for the batches that follow, and let go when it was listed itself."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring, self._sites = wiring, sites_of(wiring)
+        self._known: dict[str, Ancestor | None] = {}
+
+    def of(self, records: Sequence[BackupRecord]) -> list[BackupRecord]:
+        """The same backups, with that. Raises CatalogError."""
+        known = self._known
+        known |= {record.id: None if record.foreign else Ancestor.of(record) for record in records}
+        self._read({record.parent for record in records if record.parent is not None} - known.keys())
+        servers = {record.server for record in records}
+        walks = {server: Restorability(self._finder(server), self._places) for server in servers}
+        wanted = {server: protection_of(self._wiring, server) for server in servers}
+        told = [
+            replace(
+                record,
+                protected=record.state is BackupState.COMPLETE
+                and is_protected(Ancestor.of(record), walks[record.server], wanted[record.server], self._sites),
+            )
+            for record in records
+        ]
+        for record in records:
+            del known[record.id]
+        return told
+
+    def _read(self, ids: Collection[str]) -> None:
+        self._known |= dict.fromkeys(ids)
+        self._known |= {one.id: one for one in self._wiring.catalog.backups.lineage(ids)}
+
+    def _finder(self, server: str) -> Callable[[str], Ancestor | None]:
+        """Another server's backup is none that this one could be restored with."""
+
+        def find(backup_id: str) -> Ancestor | None:
+            if backup_id not in self._known:
+                self._read([backup_id])
+            found = self._known[backup_id]
+            return found if found is not None and found.server == server else None
+
+        return find
+
+    def _places(self, backup: Ancestor) -> frozenset[str]:
+        return self._sites.of(backup.verified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +85,12 @@ class Sites:
     places: Mapping[str, str]
     away: frozenset[str]
 
+    def of(self, destinations: Iterable[str]) -> frozenset[str]:
+        """Which places these names are."""
+        return frozenset(self.places[name] for name in destinations if name in self.places)
 
-def is_protected(record: BackupRecord, walk: Restorability[BackupRecord], wanted: Protection, sites: Sites) -> bool:
+
+def is_protected(record: M, walk: Restorability[M], wanted: Protection, sites: Sites) -> bool:
     """``walk``: over the backups of the same server (``verified``)."""
     places = walk.of(record).destinations
     return len(places) >= wanted.copies and len(places & sites.away) >= wanted.off_site
@@ -66,15 +98,8 @@ def is_protected(record: BackupRecord, walk: Restorability[BackupRecord], wanted
 
 def verified(records: Iterable[BackupRecord], sites: Sites) -> Restorability[BackupRecord]:
     """Tells the places that hold a backup and all that it builds on, verified. ``records``: all of one server."""
-
-    def places(record: BackupRecord) -> frozenset[str]:
-        return frozenset(
-            sites.places[copy.destination]
-            for copy in record.copies
-            if copy.destination in sites.places and copy.state == _COMPLETE and copy.verified_at is not None
-        )
-
-    return Restorability({record.id: record for record in records}.get, places)
+    by_id = {record.id: record for record in records}
+    return Restorability(by_id.get, lambda record: sites.of(Ancestor.of(record).verified))
 
 
 def sites_of(wiring: Wiring) -> Sites:

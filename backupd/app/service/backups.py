@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from backupd.app.context.access import Facade
+from backupd.app.context.access import Facade, seen
 from backupd.app.runtime.clock_check import careful
 from backupd.model.backup_record import EVERY_SERVER
 from backupd.model.errors import BackupdError
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
 class Backups(Facade):
     """Stored backups."""
 
-    def list(self, server: str | None) -> Sequence[BackupRecord]:
-        """Every backup that the catalog knows, deleted ones (within their grace period) too."""
-        from backupd.app.copies.protection import with_protection
+    def list(self, server: str) -> Sequence[BackupRecord]:
+        """Every backup of a server that the catalog knows, newest first, deleted ones (within their grace period) too.
+        Raises NotFoundError."""
+        return tuple(self.each(server))
 
-        backups = self._wiring.catalog.backups
+    def each(self, server: str | None) -> Iterator[BackupRecord]:
+        """The same, or those of all servers, while they are read from the catalog: a batch of them is in memory at a
+        time. Raises NotFoundError."""
+        from backupd.app.copies.protection import ProtectionOfBatches
+
         if server is not None:
             self._wiring.settings.server(server)
-        found = backups.every(foreign=True) if server is None else backups.list(server, foreign=True)
-        return with_protection(self._wiring, [record for record in found if self._actor.sees(record.server)])
+        protection = ProtectionOfBatches(self._wiring)
+        batches = self._wiring.catalog.backups.batches(seen(self._actor, server), foreign=True)
+        return chain.from_iterable(map(protection.of, batches))
 
     def show(self, backup_id: str) -> BackupDetail:
         """With what its manifest says, from the first copy that can be read. Raises NotFoundError."""

@@ -51,11 +51,10 @@ app = Commands(cls=ListByDefault, help="List backups; show, keep, delete or unde
 @app.command("list")
 def list_(run: Run, server: AnyServer = None) -> None:
     """List backups, newest first (also without the word `list`)."""
-    records = sorted(run.service.backups.list(server), key=lambda record: record.id, reverse=True)
-    run.screen.document([record.as_json() for record in records])
-    from backupd.cli.render import show_backups
+    from backupd.cli.render import backup_row
 
-    show_backups(run.screen, records)
+    columns = ("ID", "SERVER", "KIND", "STATE", "DATA", "NEW", "AT")
+    run.show_list(run.service.backups.each(server), "no backups", columns, backup_row, right=("DATA", "NEW"))
 
 
 @app.command()

@@ -121,7 +121,7 @@ class FakeService:
     @property
     def backups(self) -> SimpleNamespace:
         return SimpleNamespace(
-            list=self._backups,
+            each=self._backups,
             show=self.show,
             keep=self.keep,
             delete=self.delete,
@@ -144,7 +144,7 @@ class FakeService:
 
     def _backups(self, server: str | None) -> list[BackupRecord]:
         self._note("backups", server)
-        return self.records
+        return sorted(self.records, key=lambda one: one.id, reverse=True)
 
     def show(self, backup_id: str) -> Document:
         self._note("show", backup_id)

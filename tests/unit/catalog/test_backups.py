@@ -8,6 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from backupd.catalog import backups as rows_of_backups
+from backupd.catalog.backups import Ancestor
 from backupd.catalog.destinations import FAILING, WAITING
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
@@ -24,7 +28,11 @@ def _fill(catalog: Catalog, rng: Random) -> list[BackupRecord]:
     ids = [samples.backup(number).id for number in range(60)]
     for number in range(60):
         states = [(place, rng.choice(("complete", "complete", "damaged", "deleted"))) for place in PLACES[:2]]
-        copies = tuple(Copy(place, state, samples.NOON) for place, state in states if rng.random() < 0.7)
+        copies = tuple(
+            Copy(place, state, samples.NOON, verified_at=rng.choice((None, samples.NOON)))
+            for place, state in states
+            if rng.random() < 0.7
+        )
         kind = rng.choice((BackupKind.PHYSICAL_FULL, BackupKind.PHYSICAL_INCREMENTAL))
         catalog.backups.add(
             replace(
@@ -51,7 +59,10 @@ def _line(record: BackupRecord, by_id: dict[str, BackupRecord]) -> set[str]:
     return found
 
 
-def test_whole_lists_come_in_the_same_order_with_the_same_rows(catalog: Catalog) -> None:
+def test_whole_lists_come_in_the_same_order_with_the_same_rows(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_of_backups, "_BATCH", 5)
     everything = _fill(catalog, thrown("lists"))
     assert list(catalog.backups.every(foreign=True)) == everything
     ours = [one for one in everything if not one.foreign]
@@ -65,6 +76,9 @@ def test_whole_lists_come_in_the_same_order_with_the_same_rows(catalog: Catalog)
     assert catalog.backups.foreign() == tuple(one for one in everything if one.foreign)
     for server in SERVERS:
         assert catalog.backups.list(server) == tuple(one for one in ours if one.server == server)
+        batches = tuple(catalog.backups.batches([server, "crm"], foreign=True))
+        assert sum(batches, ()) == tuple(one for one in everything if one.server in {server, "crm"})
+        assert {len(batch) for batch in batches[:-1]} == {5}
         assert catalog.backups.pinned(server) == {one.id for one in everything if one.pinned and one.server == server}
         assert catalog.backups.foreign(server) == tuple(
             one for one in everything if one.foreign and one.server == server
@@ -81,6 +95,8 @@ def test_chosen_backups_and_what_they_build_on(catalog: Catalog) -> None:
         assert {one.id: one for one in catalog.backups.by_ids([*ids, "gone"])} == {one.id: one for one in chosen}
         lines = set().union(*(_line(one, by_id) for one in chosen))
         assert {one.id: one for one in catalog.backups.lines(ids)} == {name: by_id[name] for name in lines}
+        ancestors = {one.id: one for one in catalog.backups.lineage(ids)}
+        assert ancestors == {name: Ancestor.of(by_id[name]) for name in lines if not by_id[name].foreign}
 
 
 def test_what_lies_at_a_destination(catalog: Catalog) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -71,3 +71,48 @@ def test_a_transaction_with_hostile_names_stays_on_its_lines(capsys: pytest.Capt
     assert lines[2].strip() == f"DROP {WRITTEN_OUT}"
     assert """--to 'bin '"'"'log.000001:4' --tables 'sho\\np.""" in lines[3]
     assert lines[3].endswith(" --into db1 --compare")
+
+
+LONG = 2500
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, LONG])
+def test_a_long_list_is_one_array(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [{"name": f"line\n{number}", "of": [{}, [number], {"größe": None}]} for number in range(count)]
+    Screen(as_json=True).documents(iter(values))
+    assert capsys.readouterr().out == json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    Screen(as_json=False).documents(values)
+    assert capsys.readouterr().out == ""
+
+
+def _failing(after: int) -> Iterator[dict[str, int]]:
+    yield from ({"number": number} for number in range(after))
+    raise BackupdError("the catalog is gone")
+
+
+def _shown(screen: Screen, values: Iterator[dict[str, int]]) -> None:
+    try:
+        screen.documents(values)
+    except BackupdError as error:
+        screen.error(error)
+
+
+def test_a_list_that_fails_on_its_way_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
+    _shown(Screen(as_json=True), _failing(LONG))
+    told = capsys.readouterr()
+    assert told.out.startswith('[\n  {\n    "number": 0\n')
+    assert "error: the catalog is gone" in told.err
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(told.out)
+    _shown(Screen(as_json=True), _failing(3))
+    assert json.loads(capsys.readouterr().out)["error"]["message"] == "the catalog is gone"
+
+
+def test_a_long_table_has_one_head_and_straight_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen(as_json=False).table(("NAME", "SIZE", "END"), ((f"n{row}", str(row), "x") for row in range(LONG)))
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(lines), lines[0].split()) == (LONG + 1, ["NAME", "SIZE", "END"])
+    assert [line.split() for line in lines[1:]] == [[f"n{row}", str(row), "x"] for row in range(LONG)]
+    assert {line.index("x") for line in lines[1001:]} == {lines[1001].index("x")}
+    Screen(as_json=False).table(("NAME", "SIZE"), ())
+    assert capsys.readouterr().out.split() == ["NAME", "SIZE"]

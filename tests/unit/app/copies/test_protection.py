@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import BinaryIO
 
 from backupd.alerts.rules import PROTECTION, REPLICATION
 from backupd.app.context.incidents import Incidents
-from backupd.app.copies.protection import look, with_protection
+from backupd.app.copies.protection import (
+    ProtectionOfBatches,
+    is_protected,
+    look,
+    protection_of,
+    sites_of,
+    verified,
+    with_protection,
+)
+from backupd.model.backup_record import BackupKind, BackupState, Copy
 from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
 from storage.destination import Capability
+from tests.support.catalog import samples
 from tests.support.catalog.shelf import SERVER
+from tests.support.dice import thrown
 from tests.support.service.shop import Shop
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import named, put
 
 Make = Callable[..., Shop]
+STATES = (*["complete"] * 19, "damaged")
+TIMES = (None, *[samples.NOON] * 19)
 
 
 class Checked(MemoryDestination):
@@ -78,6 +92,33 @@ def test_an_increment_is_as_protected_as_what_it_builds_on(shop: Make) -> None:
     assert protected(one) == {full: True, child: True}
     one.catalog.backups.mark_copy_damaged(full, "offsite")
     assert protected(one) == {full: False, child: False}
+
+
+def test_lists_in_batches_say_of_each_backup_what_a_look_at_all_says(shop: Make) -> None:
+    one, rng = shop(), thrown("protection")
+    for number in range(1, 120):
+        parent = rng.choice([*(samples.backup(number - back).id for back in (1, 1, 1, 1, 2, 2, 3, 0, -4)), "gone"])
+        copies = [Copy(place, rng.choice(STATES), samples.NOON, rng.choice(TIMES)) for place in ("local", "offsite")]
+        taken = samples.backup(number, server=SERVER if number % 9 else "another", copies=tuple(copies))
+        kind = BackupKind.PHYSICAL_INCREMENTAL if number % 5 else BackupKind.PHYSICAL_FULL
+        increment = {"parent": parent, "kind": kind} if number % 5 else {"parent": None, "kind": kind}
+        state = BackupState.DELETED if number % 17 == 0 else BackupState.COMPLETE
+        one.catalog.backups.add(replace(taken, state=state, foreign=number % 13 == 0, **increment))
+    everything = tuple(one.catalog.backups.every(foreign=True))
+    sites, wanted = sites_of(one.wiring), dict[str, bool]()
+    for server in (SERVER, "another"):
+        walk = verified([record for record in everything if record.server == server and not record.foreign], sites)
+        policy = protection_of(one.wiring, server)
+        for record in everything:
+            if record.server == server:
+                good = record.state is BackupState.COMPLETE and is_protected(record, walk, policy, sites)
+                wanted[record.id] = good
+    assert 9 < sum(wanted.values()) < 110, "some are, some are not"
+    for size in (1, 2, 7, 120):
+        batches, told = ProtectionOfBatches(one.wiring), dict[str, bool]()
+        for start in range(0, len(everything), size):
+            told |= {record.id: record.protected for record in batches.of(everything[start : start + size])}
+        assert told == wanted
 
 
 def test_a_copy_that_is_not_what_was_stored_is_damaged_and_its_object_is_not_used_again(shop: Make) -> None:

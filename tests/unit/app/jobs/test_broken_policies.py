@@ -45,7 +45,7 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
         load_settings(office.file)
     with Service.open(office.file) as service:
         assert service.jobs.list(None) == ()
-        assert service.backups.list("db2") == []
+        assert service.backups.list("db2") == ()
         service.retention.hold("db2", "look at it")
         assert service.retention.pause("*", "a typo", stop_running=True).stopped == ()
         service.retention.release("*", HoldKind.PAUSE)

@@ -160,7 +160,7 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
     assert bob.listings.servers() == ("db1",)
     assert [job.server for job in bob.listings.jobs().items] == [job.server for job in bob.jobs.list(None)] == ["db1"]
     assert [event.server for event in bob.listings.events().items] == ["db1"]
-    assert [one.id for one in bob.listings.backups().items] == [one.id for one in bob.backups.list(None)] == [ours]
+    assert [one.id for one in bob.listings.backups().items] == [one.id for one in bob.backups.each(None)] == [ours]
     assert [policy.name for policy in bob.listings.policies()] == ["gold"]
     assert bob.listings.policy("gold").servers == ("db1",)
     for look in (
@@ -176,6 +176,7 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
         lambda: bob.listings.jobs("db2"),
         lambda: bob.listings.policy("bad"),
         lambda: bob.retention.hold("db2", "x"),
+        lambda: bob.backups.each("db2"),
         lambda: bob.backups.list("db2"),
         lambda: bob.retention.preview("db2"),
         lambda: bob.servers.timeline("db2"),
