@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -53,7 +53,7 @@ from backupd.catalog.row_mapping import (
     reader,
     row_of,
 )
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import Ancestor, BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.server_facts import Identity, Verdict
 
@@ -155,6 +155,7 @@ _PAIRS = 450
 _BATCH = 1000
 """Rows in memory where all of them are passed through."""
 
+Batch = tuple[BackupRecord, ...]
 Owner = tuple[str, str]
 """(server, backup id)"""
 
@@ -179,27 +180,6 @@ class Placed:
     def is_deleted(self) -> bool:
         """Is the copy on its way out, or the whole backup?"""
         return BackupState.DELETED in (self.state, self.copy)
-
-
-@dataclass(frozen=True, slots=True)
-class Ancestor:
-    """A backup that others build on. ``verified``: the destinations that hold a complete copy which was read again."""
-
-    server: str
-    id: str
-    kind: str
-    parent: str | None
-    verified: frozenset[str]
-
-    @classmethod
-    def of(cls, record: BackupRecord) -> Ancestor:
-        """What its record says."""
-        verified = frozenset(
-            copy.destination
-            for copy in record.copies
-            if copy.state == BackupState.COMPLETE and copy.verified_at is not None
-        )
-        return cls(record.server, record.id, record.kind, record.parent, verified)
 
 
 class Backups(Rows):
@@ -251,14 +231,10 @@ class Backups(Rows):
 
     def every(self, *, foreign: bool = False) -> Iterator[BackupRecord]:
         """Of all servers, newest first; a batch of them is in memory at a time. ``foreign``: as with ``list``."""
-        for batch in self.batches(foreign=foreign):
-            yield from batch
+        return chain.from_iterable(self.batches(foreign=foreign))
 
-    def batches(
-        self, servers: str | Collection[str] | None = None, *, foreign: bool = False
-    ) -> Iterator[tuple[BackupRecord, ...]]:
-        """Of one server, of several, or of all, newest first, as many at a time as are read by one statement.
-        ``foreign``: as with ``list``."""
+    def batches(self, servers: Collection[str] | None = None, *, foreign: bool = False) -> Iterator[Batch]:
+        """Of these servers, or of all, newest first, as many at a time as one statement reads."""
         query = narrowed(select(backups), (backups.c.server, servers)).order_by(*_NEWEST).limit(_BATCH)
         query = query if foreign else query.where(~backups.c.foreign)
         found = self._found(query)
@@ -274,11 +250,8 @@ class Backups(Rows):
 
     def lines(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
         """These and what they build on, however many steps away, foreign ones too."""
-        found: dict[str, BackupRecord] = {}
-        for chunk in _chunks(ids):
-            rows = self._found(select(backups).where(_in_lines_of(chunk)))
-            found |= {record.id: record for record in rows}
-        return tuple(found.values())
+        queries = (select(backups).where(_in_lines_of(chunk)) for chunk in _chunks(ids))
+        return tuple({record.id: record for query in queries for record in self._found(query)}.values())
 
     def lineage(self, ids: Collection[str]) -> Iterator[Ancestor]:
         """The same as ``lines`` but for foreign ones, and of each only what its protection depends on."""
@@ -291,10 +264,10 @@ class Backups(Rows):
                 .order_by(backups.c.id)
             )
             with self._database.read() as connection:
-                for backup_id, same in groupby(connection.execute(query), key=attrgetter("id")):
-                    rows = tuple(same)
-                    places = frozenset(row.destination for row in rows if row.destination is not None)
-                    yield Ancestor(rows[0].server, backup_id, rows[0].kind, rows[0].parent, places)
+                for _id, same in groupby(connection.execute(query), key=attrgetter("id")):
+                    first, *others = same
+                    places = frozenset(one.destination for one in (first, *others)) - {None}
+                    yield Ancestor(first.server, first.id, first.kind, first.parent, places)
 
     def foreign(self, server: str | None = None) -> tuple[BackupRecord, ...]:
         """Those that nobody here took or adopted, of one server or of all, newest first."""
@@ -326,9 +299,8 @@ class Backups(Rows):
 
     def destinations_of(self, server: str | None = None) -> tuple[str, ...]:
         """Where copies are known of a server, or of any, but for foreign backups, by name."""
-        query = select(copies.c.destination).distinct().join(backups, backups.c.id == copies.c.backup_id)
-        query = narrowed(query.where(~backups.c.foreign), (backups.c.server, server))
-        return tuple(self._scalars(query.order_by(copies.c.destination)))
+        query = select(copies.c.destination).distinct().join(backups).where(~backups.c.foreign)
+        return tuple(self._scalars(narrowed(query, (backups.c.server, server)).order_by(copies.c.destination)))
 
     def servers_at(self, destination: str) -> frozenset[str]:
         """Those of which a copy is known there, in whatever state."""

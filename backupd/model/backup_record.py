@@ -140,6 +140,27 @@ def partial_words(backup_id: str, names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A backup that others build on. ``verified``: the destinations that hold a complete copy which was read again."""
+
+    server: str
+    id: str
+    kind: str
+    parent: str | None
+    verified: frozenset[str]
+
+    @classmethod
+    def of(cls, record: BackupRecord) -> Ancestor:
+        """What its record says."""
+        verified = frozenset(
+            copy.destination
+            for copy in record.copies
+            if copy.state == BackupState.COMPLETE and copy.verified_at is not None
+        )
+        return cls(record.server, record.id, record.kind, record.parent, verified)
+
+
+@dataclass(frozen=True, slots=True)
 class BackupDetail(Document):
     """A backup's record with what its manifest adds."""
 

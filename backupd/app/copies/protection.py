@@ -17,8 +17,7 @@ from backupd.alerts.rules import PROTECTION
 from backupd.app.context.destination_identity import identities
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.backups import Ancestor
-from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState
+from backupd.model.backup_record import Ancestor, BackupDetail, BackupRecord, BackupState
 from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.restorable import M, Restorability

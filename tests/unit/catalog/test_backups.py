@@ -11,10 +11,9 @@ from random import Random
 import pytest
 
 from backupd.catalog import backups as rows_of_backups
-from backupd.catalog.backups import Ancestor
 from backupd.catalog.destinations import FAILING, WAITING
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import Ancestor, BackupKind, BackupRecord, BackupState, Copy
 from tests.support.catalog import samples
 from tests.support.dice import thrown
 
