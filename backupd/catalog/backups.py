@@ -29,7 +29,6 @@ from sqlalchemy import (
     delete,
     exists,
     false,
-    func,
     insert,
     literal_column,
     select,
@@ -150,8 +149,6 @@ absences = Table(
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""
-_PAIRS = 450
-"""The same, of a server and an id each."""
 _BATCH = 1000
 """Rows in memory where all of them are passed through."""
 
@@ -245,17 +242,17 @@ class Backups(Rows):
     def by_ids(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
         """Those of them that there are, foreign ones too."""
         return tuple(
-            record for chunk in _chunks(ids) for record in self._found(select(backups).where(backups.c.id.in_(chunk)))
+            record for chunk in chunks(ids) for record in self._found(select(backups).where(backups.c.id.in_(chunk)))
         )
 
     def lines(self, ids: Collection[str]) -> tuple[BackupRecord, ...]:
         """These and what they build on, however many steps away, foreign ones too."""
-        queries = (select(backups).where(_in_lines_of(chunk)) for chunk in _chunks(ids))
+        queries = (select(backups).where(_in_lines_of(chunk)) for chunk in chunks(ids))
         return tuple({record.id: record for query in queries for record in self._found(query)}.values())
 
     def lineage(self, ids: Collection[str]) -> Iterator[Ancestor]:
         """The same as ``lines`` but for foreign ones, and of each only what its protection depends on."""
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             good = (copies.c.state == str(BackupState.COMPLETE)) & copies.c.verified_at.is_not(None)
             query = (
                 select(backups.c.server, backups.c.id, backups.c.kind, backups.c.parent, copies.c.destination)
@@ -302,15 +299,10 @@ class Backups(Rows):
         query = select(copies.c.destination).distinct().join(backups).where(~backups.c.foreign)
         return tuple(self._scalars(narrowed(query, (backups.c.server, server)).order_by(copies.c.destination)))
 
-    def servers_at(self, destination: str) -> frozenset[str]:
-        """Those of which a copy is known there, in whatever state."""
-        query = select(backups.c.server).distinct().join(copies, copies.c.backup_id == backups.c.id)
-        return frozenset(self._scalars(query.where(copies.c.destination == destination)))
-
     def at(self, destination: str, server: str | None = None) -> Iterator[Placed]:
         """Copies of one server or of all that are known there, by id, foreign ones too; a batch of them is in memory at
         a time."""
-        query = narrowed(_placed(destination), (backups.c.server, server)).order_by(copies.c.backup_id).limit(_BATCH)
+        query = narrowed(placed_at(destination), (backups.c.server, server)).order_by(copies.c.backup_id).limit(_BATCH)
         found = self._records(Placed, query)
         while found:
             yield from found
@@ -319,7 +311,7 @@ class Backups(Rows):
     def deleted_at(self, destination: str, server: str | None = None) -> tuple[Placed, ...]:
         """Copies there, of one server or of all, that are on their way out, or whose backup is."""
         gone: ColumnElement[str] = literal_column("'deleted'")  # no parameter, so that the indexes of the few serve
-        query = narrowed(_placed(destination), (backups.c.server, server))
+        query = narrowed(placed_at(destination), (backups.c.server, server))
         marked = self._records(Placed, query.where(copies.c.state == gone))
         of_these = select(backups.c.id).where(backups.c.state == gone)
         others = query.where(copies.c.backup_id.in_(of_these), copies.c.state != gone)
@@ -327,31 +319,12 @@ class Backups(Rows):
 
     def placed(self, destination: str, ids: Collection[str], *, offered: bool = False) -> tuple[Placed, ...]:
         """The copies of these backups that are known there; ``offered``: that are not on their way out."""
-        query = _placed(destination)
+        query = placed_at(destination)
         if offered:
             query = query.where(copies.c.state != str(BackupState.DELETED))
         return tuple(
-            one for chunk in _chunks(ids) for one in self._records(Placed, query.where(copies.c.backup_id.in_(chunk)))
+            one for chunk in chunks(ids) for one in self._records(Placed, query.where(copies.c.backup_id.in_(chunk)))
         )
-
-    def missing_at(self, destination: str, present: Collection[Owner]) -> tuple[Placed, ...]:
-        """The copies that are known there, and not on their way out, of all backups but those that are ``present``.
-        Where there is none, they are counted and no row is read."""
-        alive = _alive_at(destination)
-        count = select(func.count()).select_from(backups.join(copies, copies.c.backup_id == backups.c.id)).where(*alive)
-        name, owners = backups.c.server + "/" + backups.c.id, sorted(set(present))
-        with self._database.read() as connection:
-            left = connection.execute(count).scalar_one()
-            for start in range(0, len(owners), _PAIRS):
-                chunk = owners[start : start + _PAIRS]
-                ids, names = [one for _server, one in chunk], ["/".join(one) for one in chunk]
-                left -= connection.execute(count.where(backups.c.id.in_(ids), name.in_(names))).scalar_one()
-            if not left:
-                return ()
-            there = set(owners)
-            rows = connection.execute(_placed(destination).where(*alive)).mappings()
-            read = reader(Placed, rows.keys())
-            return tuple(read(row) for row in rows if (row["server"], row["id"]) not in there)
 
     def page(
         self,
@@ -503,13 +476,8 @@ def _in_lines_of(ids: Collection[str]) -> ColumnElement[bool]:
     return backups.c.id.in_(select(line.c.id))
 
 
-def _alive_at(destination: str) -> tuple[Any, ...]:
-    """Of a backup and a copy of it: it is there, and neither is on its way out."""
-    deleted = str(BackupState.DELETED)
-    return copies.c.destination == destination, copies.c.state != deleted, backups.c.state != deleted
-
-
-def _placed(destination: str) -> Select[Any]:
+def placed_at(destination: str) -> Select[Any]:
+    """Copies there, as ``Placed`` tells them."""
     return (
         select(backups.c.server, backups.c.id, backups.c.state, copies.c.state.label("copy"), copies.c.stored_at)
         .join(copies, copies.c.backup_id == backups.c.id)
@@ -517,7 +485,8 @@ def _placed(destination: str) -> Select[Any]:
     )
 
 
-def _chunks(ids: Collection[str]) -> Iterator[Sequence[str]]:
+def chunks(ids: Collection[str]) -> Iterator[Sequence[str]]:
+    """As many of ``ids`` at a time as one statement takes."""
     found = sorted(set(ids))
     for start in range(0, len(found), _CHUNK):
         yield found[start : start + _CHUNK]
@@ -528,14 +497,14 @@ def _strangers(connection: Connection, servers: Collection[str]) -> frozenset[tu
     query = select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
     return frozenset(
         (row.server, row.uuid)
-        for chunk in _chunks(servers)
+        for chunk in chunks(servers)
         for row in connection.execute(query.where(identities.c.server.in_(chunk)))
     )
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
     found: dict[str, list[Copy]] = {}
-    for chunk in _chunks(ids):
+    for chunk in chunks(ids):
         query = select(copies).where(copies.c.backup_id.in_(chunk)).order_by(copies.c.destination)
         rows = connection.execute(query).mappings()
         read = reader(Copy, rows.keys())

@@ -1,8 +1,9 @@
-"""What the catalog knows of each destination: copies to be made, objects to be thawed, what was read again, marks of
-deletion, and how far it was behind."""
+"""What the catalog knows of each destination: copies that are there and to be made, objects to be thawed, what was read
+again, marks of deletion, and how far it was behind."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,9 +18,11 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
+    Select,
     String,
     Table,
     bindparam,
+    case,
     delete,
     exists,
     func,
@@ -29,11 +32,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.backups import backups
+from backupd.catalog.backups import Owner, Placed, backups, chunks, copies, placed_at
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, row_of
-from backupd.model.backup_record import Sighting
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, records, row_of
+from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.document import Document, json_key
 from backupd.model.job import JobRecord
 from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState
@@ -463,3 +466,77 @@ class Lags(Rows):
     def forget(self, before: datetime) -> None:
         """Remove hours that began before then."""
         self._do(delete(binlog_lags).where(binlog_lags.c.hour < before))
+
+
+_PAIRS = 450
+"""Backups, by a server and an id each, in one statement; see ``chunks``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Copies that are known at a destination and not found there. ``missing``: those of the servers that were asked
+    about; ``others``: how many of any other server, and of these the ``young`` ones."""
+
+    missing: tuple[Placed, ...] = ()
+    others: int = 0
+    young: int = 0
+
+
+class Inventory(Rows):
+    """Copies of backups that are known to be at a destination."""
+
+    def servers(self, destination: str) -> frozenset[str]:
+        """Those of which a copy is known there, in whatever state."""
+        query = select(backups.c.server).distinct().join(copies, copies.c.backup_id == backups.c.id)
+        return frozenset(self._scalars(query.where(copies.c.destination == destination)))
+
+    def absent(self, destination: str, present: Collection[Owner], servers: Collection[str], since: datetime) -> Absent:
+        """The copies that are known there, and not on their way out, of all backups but those that are ``present``, of
+        which all belong to ``servers``. They are counted, and rows are read only of those servers that lack some."""
+        count = _counted_at(destination, backups.c.server, func.count()).group_by(backups.c.server)
+        name, there = backups.c.server + "/" + backups.c.id, frozenset(present)
+        owners = sorted(there)
+        left: Counter[str] = Counter()
+        with self._database.read() as connection:
+            for start in range(0, len(owners), _PAIRS):
+                pairs = owners[start : start + _PAIRS]
+                ids, names = [one for _server, one in pairs], ["/".join(one) for one in pairs]
+                known = count.where(backups.c.id.in_(ids), name.in_(names))
+                left.subtract({row[0]: row[1] for row in connection.execute(known)})
+            if connection.execute(_counted_at(destination, func.count())).scalar_one() + left.total() == 0:
+                return Absent()
+            for chunk in chunks(servers):
+                left.update({row[0]: row[1] for row in connection.execute(count.where(backups.c.server.in_(chunk)))})
+            query = placed_at(destination).where(*_alive_at(destination))
+            missing = [
+                one
+                for server in sorted(name for name, number in left.items() if number)
+                for one in records(connection, Placed, query.where(backups.c.server == server))
+                if one.owner not in there
+            ]
+            young = func.coalesce(func.sum(case((copies.c.stored_at >= since, 1), else_=0)), 0)
+            others = _counted_at(destination, func.count(), young).where(backups.c.server.not_in(sorted(servers)))
+            return Absent(tuple(missing), *connection.execute(others).one())
+
+    def others(self, destination: str, servers: Collection[str], *, after: str = "", limit: int) -> tuple[Placed, ...]:
+        """The first copies, by id ``after`` this one, that are known there, and not on their way out, of other servers
+        than these."""
+        query = placed_at(destination).where(
+            *_alive_at(destination), backups.c.server.not_in(sorted(servers)), copies.c.backup_id > after
+        )
+        return self._records(Placed, query.order_by(copies.c.backup_id).limit(limit))
+
+
+def _alive_at(destination: str) -> tuple[Any, ...]:
+    """Of a backup and a copy of it: it is there, and neither is on its way out."""
+    deleted = str(BackupState.DELETED)
+    return copies.c.destination == destination, copies.c.state != deleted, backups.c.state != deleted
+
+
+def _counted_at(destination: str, *what: Any) -> Select[Any]:
+    """``what`` of the copies there that are not on their way out."""
+    return (
+        select(*what)
+        .select_from(backups.join(copies, copies.c.backup_id == backups.c.id))
+        .where(*_alive_at(destination))
+    )

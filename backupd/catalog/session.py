@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages
     from backupd.catalog.backups import Absences, Backups, Identities
     from backupd.catalog.binlogs import Binlogs
-    from backupd.catalog.destinations import Deposits, Lags, Marks, Replications, Scrubs, Thaws
+    from backupd.catalog.destinations import Deposits, Inventory, Lags, Marks, Replications, Scrubs, Thaws
     from backupd.catalog.hosts import Hosts, Watch
     from backupd.catalog.jobs import Holds, Jobs, Schedules
     from backupd.catalog.overview import Glances
@@ -63,6 +63,7 @@ class Catalog:
     schedules: Schedules = _of("jobs")
     scrubs: Scrubs = _of("destinations")
     binlogs: Binlogs = _of("binlogs")
+    inventory: Inventory = _of("destinations")
     lags: Lags = _of("destinations")
     marks: Marks = _of("destinations")
     deposits: Deposits = _of("destinations")

@@ -45,9 +45,43 @@ _TRACES = (layout.SERVERS, layout.BINLOGS, layout.PROOFS, layout.CATALOGS)
 _BATCH = 512
 """Objects that are removed between two looks whether we are still the one who removes."""
 
-Expected = Callable[[Collection[Backup]], set[Backup]]
-"""What a catalog says is here, without the backups that it is given: the ``difference`` of a set."""
-NOTHING: Expected = set[Backup]().difference
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """``count`` backups that a catalog says are here, and are not. ``backups``: all of them of the servers that were
+    asked about, and some of the others, so that a destination which lacks a million is told of without all their
+    names."""
+
+    count: int = 0
+    backups: frozenset[Backup] = frozenset()
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    @property
+    def names(self) -> str:
+        """Of all of them, or of as many as are known by name."""
+        known = [f"{name} of {server}" for server, name in sorted(self.backups)]
+        return ", ".join([*known, *([f"{self.count - len(known)} more"] if self.count > len(known) else [])])
+
+
+Expected = Callable[[Collection[Backup], Collection[str]], Missing]
+"""What a catalog says is here beyond the backups that it is given; asked about their servers and those named besides.
+"""
+
+
+def expecting(backups: Collection[Backup]) -> Expected:
+    """Of a catalog that says that these are here."""
+    known = frozenset(backups)
+
+    def beyond(present: Collection[Backup], _servers: Collection[str]) -> Missing:
+        left = known.difference(present)
+        return Missing(len(left), left)
+
+    return beyond
+
+
+NOTHING = expecting(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +125,7 @@ class Collected:
     """Nothing was done: somebody else removes here, or nothing may be removed."""
     over_limit: list[str] = field(default_factory=list)
     """What the mass-deletion limit held back; each is among ``held``, too."""
-    missing: list[Backup] = field(default_factory=list)
+    missing: Missing = field(default_factory=Missing)
     """What was expected here and is not, so that no object was collected; ``held`` says it."""
 
     @property
@@ -281,7 +315,7 @@ class GarbageCollection:
         pool, _ = pooled(self.destination)
         tombs = _tombstones(self.destination)
         running = self._look()
-        missing = self._missing(marks, running)
+        missing = self._missing(marks, {*trees, *(info.key for info in sides)}, running)
         self._clear_unfinished(trees, sides, running, missing)
         if missing:
             return
@@ -316,20 +350,22 @@ class GarbageCollection:
         self._references.load(self.destination)
         return running
 
-    def _missing(self, marks: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
-        """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
-        running_now = {one for lease in running for one in lease.backups}
-        missing = self.expected(self._references.backups | running_now)
-        missing -= {
+    def _missing(self, marks: list[ObjectInfo], unfinished: Collection[str], running: list[Lease]) -> Missing:
+        """What is expected and has no manifest, and that is not because it was being removed: its mark goes last.
+        ``unfinished``: keys of what may belong to it."""
+        known = self._references.backups | {one for lease in running for one in lease.backups}
+        known |= {
             owner
             for info in marks
-            if (owner := layout.backup_of(info.key)) in missing
-            and owner is not None
+            if (owner := layout.backup_of(info.key)) is not None
+            and owner not in known
             and self._tells_of_removal(owner, info.key)
         }
+        servers = {owner[0] for key in unfinished if (owner := layout.backup_of(key)) is not None}
+        self._result.missing = missing = self.expected(known, servers)
         if missing:
-            self._result.missing = sorted(missing)
-            self._hold(missing_backups_text(self.destination.name, missing), (name for _server, name in missing))
+            names = (name for _server, name in missing.backups)
+            self._hold(missing_backups_text(self.destination.name, missing.backups, missing.count), names)
         return missing
 
     def _tells_of_removal(self, owner: Backup, key: str) -> bool:
@@ -356,11 +392,11 @@ class GarbageCollection:
         self._result.held_back.append(HeldBack(why, frozenset(about)))
 
     def _clear_unfinished(
-        self, trees: list[str], sides: list[ObjectInfo], running: list[Lease], missing: set[Backup]
+        self, trees: list[str], sides: list[ObjectInfo], running: list[Lease], missing: Missing
     ) -> None:
         if any(lease.owner is None for lease in running):
             return  # an intent that cannot be read: whose backup it protects is unknown
-        kept = self._references.backups | {backup for lease in running for backup in lease.backups} | missing
+        kept = self._references.backups | {backup for lease in running for backup in lease.backups} | missing.backups
         kept |= self._headless(sides, kept)
         tree = as_tree(self.destination)
         for name in dict.fromkeys(trees):

@@ -168,8 +168,10 @@ def sweep(
             removed: list[Backup] = []
             if removable:
                 removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
-                missing = expected(asked.dying | {one.backup for one in stock.outlines})
-                outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
+                missing = expected(
+                    asked.dying | {one.backup for one in stock.outlines}, {server for server, _id in removable}
+                )
+                outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing.backups))]
                 removable -= _needed(outlines, removable, held)
                 removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
             explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
@@ -179,7 +181,7 @@ def sweep(
                 alive,
                 limit,
                 lease.assert_held,
-                lambda present: expected({*present, *removed}),
+                lambda present, servers: expected({*present, *removed}, servers),
                 asked.dying,
                 explained,
                 locks,

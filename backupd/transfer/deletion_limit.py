@@ -63,13 +63,13 @@ def is_most(going: int, present: int, *, backups: int) -> bool:
     return backups > FEW and 2 * going > present
 
 
-def missing_backups_text(place: str, missing: Collection[Backup]) -> str:
-    """What to say where backups should be at ``place`` and are not, though nothing that was deleted here explains it:
-    an unmounted file system looks like this."""
+def missing_backups_text(place: str, missing: Collection[Backup], count: int) -> str:
+    """What to say where ``count`` backups, some of them ``missing``, should be at ``place`` and are not, though nothing
+    that was deleted here explains it: an unmounted file system looks like this."""
     names = [f"{name} of {server}" for server, name in sorted(missing)[:_NAMED]]
-    names += [f"{len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
+    names += [f"{count - len(names)} more"] if count > len(names) else []
     return (
-        f"objects: no object is collected at destination {place}: the catalog expects {len(missing)} backups there "
+        f"objects: no object is collected at destination {place}: the catalog expects {count} backups there "
         f"that have no manifest: {', '.join(names)}. Check that all of it is mounted and no folder was moved. `backupd "
         "verify` restores what another destination has; `backupd backups delete ID` removes a lost backup from the "
         "catalog"

@@ -41,7 +41,7 @@ from backupd.model.errors import DamagedError, DestinationError, ObjectMissingEr
 from backupd.model.manifest import Body, Header, StoredObject
 from backupd.model.text import Clock
 from backupd.transfer import log_segments
-from backupd.transfer.collection import References, collect, entombed, orphans, pooled, unfinished
+from backupd.transfer.collection import References, collect, entombed, expecting, orphans, pooled, unfinished
 from backupd.transfer.deletion import marks
 from backupd.transfer.holds_and_locks import Backup, kept_at
 from backupd.transfer.leases import Alive, intents, is_alive, living_intents, pins, sweeps
@@ -198,7 +198,7 @@ def repair(
     """
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
     wrong = {item.subject for item in before if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
-    collect(destination, clock=clock, alive=alive, expected=set(catalog or ()).difference, dying=dying)
+    collect(destination, clock=clock, alive=alive, expected=expecting(catalog or ()), dying=dying)
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
         for found in committed(destination):

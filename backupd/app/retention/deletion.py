@@ -10,9 +10,10 @@ mark, does a person here want it, since when is it seen here) is in the catalog,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import LOCKED, MISSING, OVER_LIMIT
@@ -21,21 +22,27 @@ from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
+from backupd.catalog.backups import Placed
+from backupd.catalog.destinations import Absent
 from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.recovery.chains import chain_of, dependants, lineages
-from backupd.transfer.collection import Collected, Expected, HeldBack
+from backupd.transfer.collection import Collected, Expected, HeldBack, Missing
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
 from backupd.transfer.deletion_limit import DAY
 from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
 from backupd.transfer.leases import living_intents
-from backupd.transfer.records.manifests import read
+from backupd.transfer.records.manifests import backup_ids, read
 from storage import layout
 from storage.destination import Destination, exists
 
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""
+_MANY = 16
+"""More young backups than these are looked for by listing all, rather than one by one."""
+_SHOWN = 20
+"""Missing backups that are named of servers of which nothing is at the destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +215,46 @@ def expected_at(wiring: Wiring, destination: Destination) -> Expected:
     doubted = {one.owner for one in backups.placed(name, [backup_id for _server, backup_id in found - trusted])}
     doubted &= found
 
-    def beyond(present: Collection[Backup]) -> set[Backup]:
-        # The rows are younger than the list of what is present, so a backup that ended in between is looked for.
-        return (doubted - set(present)) | {
-            one.owner
-            for one in backups.missing_at(name, present)
-            if one.stored_at < now - DAY or not exists(destination, layout.manifest_key(*one.owner))
-        }
+    def beyond(present: Collection[Backup], besides: Collection[str]) -> Missing:
+        servers = {server for server, _id in (*present, *doubted)}.union(besides)
+        absent = wiring.catalog.inventory.absent(name, present, servers, now - DAY)
+        missing = {one.owner for one in _not_there(destination, absent.missing, now)}
+        lost = doubted.difference(present, missing)
+        others = _others_missing(wiring, destination, servers, absent)
+        return Missing(len(missing) + len(lost) + others.count, others.backups.union(missing, lost))
 
     return beyond
+
+
+def _not_there(destination: Destination, absent: Sequence[Placed], now: datetime) -> Iterator[Placed]:
+    """Without those that have come meanwhile: the rows are younger than the list of what is present, so a backup that
+    ended in between is looked for."""
+    young = [one for one in absent if one.stored_at >= now - DAY]
+    listed = set(backup_ids(destination)) if len(young) > _MANY else None
+    for one in absent:
+        if one.stored_at < now - DAY:
+            yield one
+        elif listed is None:
+            if not exists(destination, layout.manifest_key(*one.owner)):
+                yield one
+        elif one.owner not in listed:
+            yield one
+
+
+def _others_missing(wiring: Wiring, destination: Destination, servers: Collection[str], absent: Absent) -> Missing:
+    """Of servers of which nothing is there. Where all are ``young``, they may have come meanwhile, and are looked for
+    until one is missing: one is as bad as all, and the rest only counts."""
+    look = partial(wiring.catalog.inventory.others, destination.name, servers, limit=_SHOWN)
+    if absent.others > absent.young:
+        return Missing(absent.others, frozenset(one.owner for one in look()))
+    looked, batch = 0, look() if absent.young else ()
+    while batch:
+        for one in batch:
+            if not exists(destination, layout.manifest_key(*one.owner)):
+                return Missing(max(absent.young - looked, 1), frozenset({one.owner}))
+            looked += 1
+        batch = look(after=batch[-1].id)
+    return Missing()
 
 
 def reconcile(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:
@@ -520,8 +558,8 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             MISSING,
             swept.missing,
             Severity.ERROR,
-            f"{len(swept.missing)} backups are missing at destination {name}, but the catalog lists them",
-            ", ".join(f"{backup_id} of {server}" for server, backup_id in swept.missing),
+            f"{swept.missing.count} backups are missing at destination {name}, but the catalog lists them",
+            swept.missing.names,
             MISSING_HINT,
             f"destination {name} has every backup that the catalog expects there",
         ),

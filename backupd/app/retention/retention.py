@@ -7,7 +7,7 @@ confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import islice
@@ -44,9 +44,10 @@ from backupd.model.event import Severity
 from backupd.model.text import format_size
 from backupd.recovery.restorable import members_of
 from backupd.transfer import log_segments as segments
+from backupd.transfer.collection import Missing
 from backupd.transfer.deletion import marked
 from backupd.transfer.deletion_limit import is_most
-from backupd.transfer.holds_and_locks import Backup, each
+from backupd.transfer.holds_and_locks import each
 from backupd.transfer.leases import living_pins
 from backupd.transfer.records.manifests import backup_ids
 from storage.destination import Capability, Destination
@@ -179,9 +180,11 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 if any(record.state_at(name) for record in known):
                     troubles.append(error)
         missing = {
-            destination.name: expected_at(wiring, destination)(backup_ids(destination)) for destination in opened
+            destination.name: expected_at(wiring, destination)(backup_ids(destination), [server])
+            for destination in opened
         }
-        stock = replace(stock_of(wiring, server, careful(wiring.catalog, wiring.clock())), missing=missing)
+        gone = {name: one.backups for name, one in missing.items()}
+        stock = replace(stock_of(wiring, server, careful(wiring.catalog, wiring.clock())), missing=gone)
         decided = [(destination, stock.decide(destination.name, awaiting=not really)) for destination in opened]
         if not really:
             refuse_mass(wiring, decided, run)
@@ -190,9 +193,9 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         for destination, decisions in decided:
             run.check()
             run.fence()
-            if gone := missing[destination.name]:
+            if lacks := missing[destination.name]:
                 # The rules would count on what is not there. The sweep tells it and collects nothing.
-                troubles.append(_out_of_sight(destination, gone))
+                troubles.append(_out_of_sight(destination, lacks))
                 sweep_locked(wiring, destination)
                 continue
             report_stopped(wiring, decisions, run)
@@ -298,11 +301,11 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
     ) from error
 
 
-def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> DamagedError:
+def _out_of_sight(destination: Destination, missing: Missing) -> DamagedError:
     return DamagedError(
-        f"the rules were not applied at destination {destination.name}: {len(missing)} backups that the catalog "
+        f"the rules were not applied at destination {destination.name}: {missing.count} backups that the catalog "
         "expects there have no manifest",
-        [f"{name} of {server}" for server, name in sorted(missing)],
+        [f"{name} of {server}" for server, name in sorted(missing.backups)],
         hint=MISSING_HINT,
     )
 

@@ -119,7 +119,7 @@ def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     """Of whom something is there, or should be."""
     found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
-    return sorted(found | wiring.catalog.backups.servers_at(destination.name))
+    return sorted(found | wiring.catalog.inventory.servers(destination.name))
 
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
@@ -238,7 +238,8 @@ def _forget_gone(wiring: Wiring, destination: Destination) -> None:
     place has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
     a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
     present = set(backup_ids(destination))
-    gone = Counter(server for server, _id in expected_at(wiring, destination)(present))
+    known = expected_at(wiring, destination)(present, wiring.catalog.inventory.servers(destination.name))
+    gone = Counter(server for server, _id in known.backups)
     there = Counter(server for server, _id in present)
     backups = wiring.catalog.backups
     absent = [one for one in backups.at(destination.name) if one.owner not in present]

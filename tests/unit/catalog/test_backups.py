@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from backupd.catalog import backups as rows_of_backups
+from backupd.catalog.backups import Owner
 from backupd.catalog.destinations import FAILING, WAITING
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import Ancestor, BackupKind, BackupRecord, BackupState, Copy
@@ -27,8 +28,9 @@ def _fill(catalog: Catalog, rng: Random) -> list[BackupRecord]:
     ids = [samples.backup(number).id for number in range(60)]
     for number in range(60):
         states = [(place, rng.choice(("complete", "complete", "damaged", "deleted"))) for place in PLACES[:2]]
+        stored = samples.NOON + timedelta(minutes=number)
         copies = tuple(
-            Copy(place, state, samples.NOON, verified_at=rng.choice((None, samples.NOON)))
+            Copy(place, state, stored, verified_at=rng.choice((None, samples.NOON)))
             for place, state in states
             if rng.random() < 0.7
         )
@@ -98,6 +100,29 @@ def test_chosen_backups_and_what_they_build_on(catalog: Catalog) -> None:
         assert ancestors == {name: Ancestor.of(by_id[name]) for name in lines if not by_id[name].foreign}
 
 
+def _assert_absent(
+    catalog: Catalog, place: str, alive: set[Owner], present: set[Owner], here: dict[str, BackupRecord]
+) -> None:
+    servers = {server for server, _id in present}
+    left = alive - present
+    since = samples.NOON + timedelta(minutes=30)
+    stored = {
+        (one.server, one.id): copy.stored_at
+        for one in here.values()
+        for copy in one.copies
+        if copy.destination == place
+    }
+    found = catalog.inventory.absent(place, present, servers, since)
+    others = sorted((one for one in left if one[0] not in servers), key=lambda one: one[1])
+    assert {one.owner for one in found.missing} == {one for one in left if one[0] in servers}
+    assert (found.others, found.young) == (len(others), sum(stored[one] >= since for one in others))
+    assert [one.owner for one in catalog.inventory.others(place, servers, limit=3)] == others[:3]
+    if len(others) > 1:
+        assert [one.owner for one in catalog.inventory.others(place, servers, after=others[0][1], limit=9)] == others[
+            1:10
+        ]
+
+
 def test_what_lies_at_a_destination(catalog: Catalog) -> None:
     rng = thrown("places")
     everything = _fill(catalog, rng)
@@ -117,7 +142,7 @@ def test_what_lies_at_a_destination(catalog: Catalog) -> None:
         assert {one.id for one in backups.deleted_at(place, "shop")} == {
             name for name in gone if here[name].server == "shop"
         }
-        assert backups.servers_at(place) == {one.server for one in here.values()}
+        assert catalog.inventory.servers(place) == {one.server for one in here.values()}
         assert backups.newest_at(place) == next(
             (one for one in everything if one.state_at(place) == "complete" and not one.foreign), None
         )
@@ -128,9 +153,10 @@ def test_what_lies_at_a_destination(catalog: Catalog) -> None:
         }
         alive = {(one.server, one.id) for one in here.values() if one.id not in gone}
         for present in (set(), alive, {*alive, ("zoo", "gone")}, {("of nobody", name) for name in here}):
-            assert {one.owner for one in backups.missing_at(place, present)} == alive - present
+            _assert_absent(catalog, place, alive, present, here)
         half = set(rng.sample(sorted(alive), len(alive) // 2))
-        assert {one.owner for one in backups.missing_at(place, half)} == alive - half
+        _assert_absent(catalog, place, alive, half, here)
+        _assert_absent(catalog, place, alive, {one for one in half if one[0] == "shop"}, here)
     for server in (None, *SERVERS):
         assert backups.destinations_of(server) == tuple(
             sorted(

@@ -12,7 +12,7 @@ import pytest
 
 from backupd.model.errors import RefusedError
 from backupd.model.job import silent
-from backupd.transfer.collection import collect
+from backupd.transfer.collection import collect, expecting
 from backupd.transfer.copies import Order, replicate
 from backupd.transfer.dedup import Presence, confirm, load_known, unusable_objects
 from backupd.transfer.deletion import is_whole, mark, marked, marks, restorable_at, unmark
@@ -94,7 +94,7 @@ def test_a_mark_that_was_taken_back_does_not_explain_that_an_expected_backup_is_
     mark(place, *owner, START)
     unmark(place, *owner, now=START, grace=GRACE)
     del place._blobs[layout.manifest_key(*owner)]
-    assert collect(place, clock=FakeClock(), expected={owner}.difference).missing == [owner]
+    assert collect(place, clock=FakeClock(), expected=expecting({owner})).missing.backups == {owner}
 
 
 def test_a_lease_that_cannot_be_deleted_is_dead_for_other_processes_and_machines_too(

@@ -13,7 +13,7 @@ from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Header
 from backupd.transfer import log_segments
-from backupd.transfer.collection import collect
+from backupd.transfer.collection import Missing, collect, expecting
 from backupd.transfer.deletion import is_whole, mark, marks, sweep
 from backupd.transfer.deletion_limit import DeletionLimit
 from backupd.transfer.fsck import Invariant, examine, repair
@@ -152,23 +152,25 @@ def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_of
     hide(place, layout.backup_folder(*FIRST))
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, limit=DeletionLimit(1.0), expected={FIRST, SECOND}.difference)
-        assert (done.missing, done.objects, done.tombstoned) == ([FIRST], 0, 0)
+        done = collect(place, clock=clock, limit=DeletionLimit(1.0), expected=expecting({FIRST, SECOND}))
+        assert (set(done.missing.backups), done.objects, done.tombstoned) == ({FIRST}, 0, 0)
         assert any(FIRST[1] in line and "mounted" in line for line in done.held)
     assert len(pool(place)) == 2
-    done = collect(place, clock=clock, expected={SECOND}.difference)
-    assert (done.missing, done.objects) == ([], 1), "settled: the catalog has forgotten it"
+    done = collect(place, clock=clock, expected=expecting({SECOND}))
+    assert (done.missing, done.objects) == (Missing(), 1), "settled: the catalog has forgotten it"
 
 
 def test_side_files_of_an_expected_backup_stay_and_those_of_a_removed_one_go(
     place: MemoryDestination, clock: FakeClock
 ) -> None:
     place.delete(layout.manifest_key(*FIRST))
-    assert collect(place, clock=clock, expected={FIRST, SECOND}.difference).side_files == []
+    assert collect(place, clock=clock, expected=expecting({FIRST, SECOND})).side_files == []
     put(place, layout.mark_key(*FIRST), b"{}")
-    assert collect(place, clock=clock, expected={FIRST, SECOND}.difference).missing == [FIRST], "whose mark is that?"
-    done = collect(place, clock=clock, expected={FIRST, SECOND}.difference, dying=[FIRST])
-    assert (done.missing, done.objects) == ([], 1), "it was being removed: its mark goes last"
+    assert collect(place, clock=clock, expected=expecting({FIRST, SECOND})).missing.backups == {FIRST}, (
+        "whose mark is that?"
+    )
+    done = collect(place, clock=clock, expected=expecting({FIRST, SECOND}), dying=[FIRST])
+    assert (done.missing, done.objects) == (Missing(), 1), "it was being removed: its mark goes last"
 
 
 def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestination, clock: FakeClock) -> None:
@@ -181,10 +183,10 @@ def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestinat
         clock=clock,
         grace=timedelta(days=1),
         sightings=believed,
-        expected={SECOND, ("shop", backup_id(3))}.difference,
+        expected=expecting({SECOND, ("shop", backup_id(3))}),
     )
-    assert (done.backups, done.missing) == ([], [("shop", backup_id(3))])
-    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected={SECOND}.difference)
+    assert (done.backups, set(done.missing.backups)) == ([], {("shop", backup_id(3))})
+    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=expecting({SECOND}))
     assert done.backups == [FIRST[1]]
 
 
