@@ -41,7 +41,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """``now``: when its newest rows were written. Counts are of each server; ``first``: the number of the first;
-    ``asked``: that of the server whose manifests may be laid."""
+    ``asked``: that of the server whose manifests may be laid; ``whole``: every backup lies
+    at both destinations, undamaged."""
 
     now: datetime
     servers: int
@@ -53,6 +54,7 @@ class Fleet:
     first: int = 0
     asked: int = -1
     restores: int = 2
+    whole: bool = False
 
     @property
     def numbers(self) -> range:
@@ -98,15 +100,15 @@ class Fleet:
 
     def is_marked(self, server: int, number: int) -> bool:
         """The oldest chain of some servers is on its way out."""
-        return server % 100 == 50 and self.backups > 3 * CHAIN and number < CHAIN
+        return not self.whole and server % 100 == 50 and self.backups > 3 * CHAIN and number < CHAIN
 
     def is_laid(self, server: int, number: int) -> bool:
         """Does its manifest lie at the destinations?"""
-        return server == self.asked or self.is_marked(server, number)
+        return self.whole or server == self.asked or self.is_marked(server, number)
 
     def _is_late(self, server: int) -> bool:
         """Its newest backup is not off-site yet."""
-        return server % 10 == 3
+        return not self.whole and server % 10 == 3
 
     def _backups(self, server: int) -> Iterator[Row]:
         name, own = name_of(server), _uuid(server)
@@ -149,7 +151,7 @@ class Fleet:
                 last = number == self.backups - 1
                 if last and place == OFFSITE and self._is_late(server):
                     continue
-                damaged = place == OFFSITE and (server * 31 + number) % 997 == 500
+                damaged = not self.whole and place == OFFSITE and (server * 31 + number) % 997 == 500
                 yield {
                     "backup_id": self.backup_id(server, number),
                     "destination": place,
