@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Acting, CurrentActor, OnSite, Wired
 from api.middleware import CHECKS
-from api.routes.answers import ADMIN, VIEWER, cut, id_of, listed, one, page, router_of, several
+from api.routes.answers import ADMIN, VIEWER, cut, id_of, listed, one, page, part, router_of
 from api.schemas.access import (
     AuditEntry,
     AuditQuery,
@@ -25,7 +25,7 @@ from api.schemas.access import (
     ValidationRequest,
     WhoAmI,
 )
-from api.schemas.base import Name
+from api.schemas.base import Name, Whole
 from backupd.app.context.access import audit, create_token, require_all, revoke_token
 from backupd.catalog.row_mapping import Listed, number_of
 from policies.reference import policy_schema
@@ -102,9 +102,9 @@ _BODY: dict[str, Any] = {
 
 
 @policy_routes.get("/policies", dependencies=[VIEWER], response_model=list[Policy])
-def list_policies(service: Acting) -> JSONResponse:
+def list_policies(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """Every policy file, which servers follow it, and what is wrong with it."""
-    return several(service.listings.policies())
+    return part(request, service.listings.policies(), query, lambda one: str(one.name))
 
 
 @policy_routes.get("/policies/schema", dependencies=[VIEWER], response_model=dict[str, Any])

@@ -18,7 +18,6 @@ from api.auth import allowed
 from api.schemas.base import Dated, Page, Whole
 from backupd.catalog.row_mapping import Listed, Span
 from backupd.model.access import Actor, Role
-from backupd.model.errors import UsageError
 from backupd.model.job import JobRecord
 
 VERSION = "/v1"
@@ -64,22 +63,10 @@ def one(value: Told) -> JSONResponse:
     return JSONResponse(value.as_json())
 
 
-def several(values: Iterable[Told]) -> JSONResponse:
-    """A list that is never long."""
-    return JSONResponse([value.as_json() for value in values])
-
-
-def part(request: Request, values: Iterable[Any], asked: Whole) -> JSONResponse:
-    """Of a list that is whole unless a part of it is asked for. ``values``: all of it, in its order. Raises
-    UsageError for a cursor that is none of their names."""
-    told = [value for value in values if asked.status is None or value.status == asked.status]
-    names = [value.name for value in told]
-    if asked.after is not None and asked.after in names:
-        told = told[names.index(asked.after) + 1 :]
-    elif asked.after is not None:
-        raise UsageError(f"{asked.after[:80]!r} is no cursor", hint="begin with the first page")
-    limit = len(told) if asked.limit is None else asked.limit
-    return page(request, Listed.of(told, limit, lambda value: str(value.name)))
+def part(request: Request, values: Iterable[Any], asked: Whole, name: Callable[[Any], str]) -> JSONResponse:
+    """Of a list that is whole unless a part of it is asked for. ``values``: all of it, in its order; ``name``: what
+    each is known by. Raises UsageError for a cursor that is none of these."""
+    return page(request, Listed.part(tuple(values), asked.limit, asked.after, name))
 
 
 def page(request: Request, listed: Listed[Any]) -> JSONResponse:
@@ -92,7 +79,7 @@ def page(request: Request, listed: Listed[Any]) -> JSONResponse:
     return JSONResponse([value.as_json() for value in listed.items], headers=headers)
 
 
-def listed(request: Request, query: Page, found: Callable[..., Listed[Any]]) -> JSONResponse:
+def listed(request: Request, query: Page | Whole, found: Callable[..., Listed[Any]]) -> JSONResponse:
     """The page that ``query`` asks for of the list that ``found`` gives: by name it takes what ``query`` chooses, and
     the moments as ``span``."""
     chosen = dict(query)

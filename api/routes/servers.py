@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 
 from api.auth import Acting, CurrentActor
 from api.middleware import SEARCHES, SEARCHING
-from api.routes.answers import ADMIN, VIEWER, accepted, one, page, part, router_of, several
+from api.routes.answers import ADMIN, VIEWER, accepted, listed, one, page, part, router_of
 from api.schemas.access import Key
 from api.schemas.backups import ApplyRequest, Decisions
-from api.schemas.base import Name, Whole
+from api.schemas.base import Name, Rated, Whole
 from api.schemas.jobs import Accepted
 from api.schemas.servers import (
     Destination,
@@ -30,7 +30,7 @@ from api.schemas.servers import (
     Timeline,
 )
 from backupd.catalog.row_mapping import Listed
-from backupd.model.backup_record import HoldKind
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 
 router = router_of("servers")
 
@@ -38,9 +38,9 @@ ServerName = Annotated[Name, Path(description="Name of a server, as the configur
 
 
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
-def list_servers(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
+def list_servers(request: Request, query: Annotated[Rated, Query()], service: Acting) -> JSONResponse:
     """Every server at a glance: is it recoverable, up to when, and what is wrong."""
-    return part(request, service.servers.overview(), query)
+    return listed(request, query, service.listings.overview)
 
 
 @router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)
@@ -56,9 +56,11 @@ def show_timeline(server: ServerName, service: Acting) -> JSONResponse:
 
 
 @router.get("/servers/{server}/retention", dependencies=[VIEWER], response_model=list[Decisions])
-def preview_retention(server: ServerName, service: Acting) -> JSONResponse:
+def preview_retention(
+    request: Request, server: ServerName, query: Annotated[Whole, Query()], service: Acting
+) -> JSONResponse:
     """What the rules keep and what they let go at each destination, and why. Changes nothing."""
-    return several(service.retention.preview(server))
+    return part(request, service.retention.preview(server), query, lambda one: str(one.destination))
 
 
 @router.post("/servers/{server}/retention", dependencies=[ADMIN], response_model=Accepted, status_code=202)
@@ -99,12 +101,14 @@ def search_binlogs(
 
 
 hold_routes = router_of("holds")
+_ALL = "~"
+"""The cursor behind what is said of every server: no server has that name."""
 
 
 @hold_routes.get("/holds", dependencies=[VIEWER], response_model=list[Hold])
-def list_holds(service: Acting) -> JSONResponse:
+def list_holds(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """Of which servers nothing is deleted."""
-    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.HOLD)
+    return _of_kind(request, query, service, HoldKind.HOLD)
 
 
 @hold_routes.post("/holds", dependencies=[ADMIN], response_model=Held, status_code=201)
@@ -120,9 +124,9 @@ def release_hold(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JS
 
 
 @hold_routes.get("/pauses", dependencies=[VIEWER], response_model=list[Hold])
-def list_pauses(service: Acting) -> JSONResponse:
+def list_pauses(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """List the servers whose scheduled jobs are suspended."""
-    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.PAUSE)
+    return _of_kind(request, query, service, HoldKind.PAUSE)
 
 
 @hold_routes.post("/pauses", dependencies=[ADMIN], response_model=Paused, status_code=201)
@@ -138,6 +142,11 @@ def release_pause(query: Annotated[ReleaseQuery, Query()], service: Acting) -> J
     return _released(service, query.server, HoldKind.PAUSE)
 
 
+def _of_kind(request: Request, query: Whole, service: Acting, kind: HoldKind) -> JSONResponse:
+    found = (one for one in service.retention.holds() if one.kind is kind)
+    return part(request, found, query, lambda one: _ALL if one.server == EVERY_SERVER else str(one.server))
+
+
 def _released(service: Acting, server: str, kind: HoldKind) -> JSONResponse:
     problems = service.retention.release(server, kind)
     return JSONResponse({"server": server, "kind": str(kind), "released": True, "problems": list(problems)})
@@ -148,15 +157,17 @@ destination_routes = router_of("destinations")
 
 @destination_routes.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
 def list_destinations(
-    request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting
+    request: Request, query: Annotated[Rated, Query()], actor: CurrentActor, service: Acting
 ) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
-    return part(request, service.installation.destinations() if actor.sees("") else (), query)
+    places = service.installation.destinations() if actor.sees("") else ()
+    found = (one for one in places if query.status in (None, one.status))
+    return part(request, found, query, lambda one: str(one.name))
 
 
 @destination_routes.get("/keys", dependencies=[VIEWER], response_model=list[Key])
-def list_keys(actor: CurrentActor, service: Acting) -> JSONResponse:
+def list_keys(request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting) -> JSONResponse:
     """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
     a token that sees some servers only."""
-    return several(service.keys.list() if actor.sees("") else ())
+    return part(request, service.keys.list() if actor.sees("") else (), query, lambda one: str(one.fingerprint))

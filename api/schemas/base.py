@@ -30,6 +30,8 @@ Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, examples=
 """RFC 3339, in UTC."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
 """Of a server, destination or policy."""
+Cursor = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~:-]{1,200}$")]
+"""Where the next page of a list begins."""
 Line = Annotated[str, Field(pattern=_LINE, max_length=500)]
 """Words of a person on one line."""
 Text = Annotated[str, Field(pattern=_TEXT)]
@@ -144,9 +146,8 @@ class Page(Query):
     """Which part of a list. The address of the next part is in the header ``Link``."""
 
     limit: int = Field(SHOWN, ge=1, le=MOST, description="Maximum number of rows.")
-    after: str | None = Field(
+    after: Cursor | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9._~:-]{1,200}$",
         examples=["20261121T020000Z-7f3a9c01"],
         description="Cursor from the `Link` header of the previous page.",
     )
@@ -173,9 +174,14 @@ class Whole(Query):
     """A list that is told whole, unless a part of it is asked for. The address of the next part is in the header
     ``Link``."""
 
-    status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those in this state.")
     limit: int | None = Field(None, ge=1, le=MOST, description="Maximum number of rows. Default: all.")
-    after: Name | None = Field(None, description="Cursor from the `Link` header of the previous page.")
+    after: Cursor | None = Field(None, description="Cursor from the `Link` header of the previous page.")
+
+
+class Rated(Whole):
+    """The same of what has a status."""
+
+    status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those in this state.")
 
 
 def example(document: dict[str, Any], *more: dict[str, Any]) -> ConfigDict:

@@ -253,6 +253,16 @@ class Listed(Generic[T]):
         items = tuple(found[:limit])
         return cls(items, cursor(items[-1]) if len(found) > limit and items else None)
 
+    @classmethod
+    def part(cls, values: Sequence[T], limit: int | None, after: str | None, cursor: Callable[[T], str]) -> Listed[T]:
+        """Of a list that is at hand: all that follows ``after``, or the first ``limit`` of it. Raises UsageError for
+        what is the cursor of none of the ``values``."""
+        names = [cursor(value) for value in values]
+        if after is not None and after not in names:
+            raise UsageError(f"{after[:80]!r} is not a cursor", hint=_HINT)
+        rest = values if after is None else values[names.index(after) + 1 :]
+        return cls.of(rest, len(rest) if limit is None else limit, cursor)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

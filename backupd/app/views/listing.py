@@ -24,6 +24,7 @@ from backupd.model.thaw import Thawing
 if TYPE_CHECKING:
     from backupd.app.restores.progress import RestoreView
     from backupd.app.views.policies import PolicyView, Validation
+    from backupd.app.views.server_status import ServerOverview
 
 
 _LOOKED_AT = 1000
@@ -54,6 +55,26 @@ class Listings(Facade):
     def servers(self) -> tuple[str, ...]:
         """Those of the configuration, by name."""
         return tuple(sorted(self._wiring.settings.servers))
+
+    def overview(
+        self, *, status: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> Listed[ServerOverview]:
+        """Servers at a glance, in the order of the configuration, with this status; all of them without ``limit``.
+        Where no status is asked for, only those of the page are looked at. Raises UsageError for what is no cursor."""
+        from backupd.app.views.overview import FEW, overview
+
+        names = Listed.part(tuple(self._wiring.settings.servers), None, after, str).items
+        now, most = self._wiring.clock(), len(names) if limit is None else limit
+        if status is None:
+            part = Listed.of(names, most, str)
+            return Listed(overview(self._wiring, now, part.items), part.next)
+        found: list[ServerOverview] = []
+        step = FEW if most < len(names) else max(most, 1)
+        for start in range(0, len(names), step):
+            found += (one for one in overview(self._wiring, now, names[start : start + step]) if one.status == status)
+            if len(found) > most:
+                break
+        return Listed.of(found, most, lambda one: one.name)
 
     def backups(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backupd.app.views import overview
 from tests.support.service.rig import Rig, rig
 from tests.support.service.state import documented, fill, number, shapes, two_servers
 
@@ -52,6 +53,9 @@ LISTS = {
     "/v1/servers": 2,
     "/v1/destinations": 1,
     "/v1/thaws": 1,
+    "/v1/policies": 1,
+    "/v1/holds": 3,
+    "/v1/pauses": 1,
 }
 DATED = {
     "/v1/jobs": "queued_at",
@@ -68,6 +72,13 @@ DATED = {
 def lasting(found: list[Any]) -> list[Any]:
     """What does not change between two looks: of servers and destinations their names."""
     return [one.get("name", one) for one in found]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def held(filled: Rig) -> None:
+    admin = filled.client("admin")
+    for path, server in (("holds", "*"), ("holds", "db1"), ("holds", "db2"), ("pauses", "db2")):
+        assert admin.post(f"/v1/{path}", json={"server": server, "reason": "audit"}).status_code == 201
 
 
 @pytest.mark.parametrize("path", LISTS)
@@ -92,6 +103,17 @@ def test_what_filters_a_list_stands_in_the_address_of_the_next_page(viewer: http
     found = pages(viewer, "/v1/jobs", server="db1", kind="physical-full")
     assert len(found) > 1
     assert {(job["server"], job["kind"]) for job in found} == {("db1", "physical-full")}
+
+
+def test_servers_of_one_status_are_found_some_at_a_time(viewer: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "FEW", 1)
+    found = []
+    for status in ("good", "warning", "bad"):
+        names = [one["name"] for one in viewer.get("/v1/servers", params={"status": status}).json()]
+        assert [one["name"] for one in pages(viewer, "/v1/servers", status=status)] == names
+        found += names
+    assert sorted(found) == ["db1", "db2"]
+    assert viewer.get("/v1/servers?after=nobody").status_code == 422
 
 
 def test_everything_that_can_be_read_looks_as_the_reference_says(filled: Rig) -> None:
@@ -123,7 +145,7 @@ def test_who_sees_one_server_finds_nothing_of_another(filled: Rig) -> None:
     some = filled.client("viewer", servers=["db2"])
     assert some.get("/v1/messages").status_code == 403
     for path in (
-        *(LISTS.keys() - {"/v1/messages"}),
+        *(LISTS.keys() - {"/v1/messages", "/v1/policies"}),
         "/v1/servers",
         "/v1/holds",
         "/v1/destinations",
