@@ -73,6 +73,10 @@ def is_everywhere(host: str) -> bool:
         return False
 
 
+MAX_LABELS = 64
+"""Of one server."""
+
+
 class Tls(Section):
     """The certificate of the REST interface and the web page."""
 
@@ -300,7 +304,16 @@ class Server(Section):
         "this server (`--into`). By default the account of the backups, which as a rule may only read.",
     )
     policy: Name = Field(
-        description="The policy that it follows: the name of a file in the folder of policies.", examples=["gold"]
+        description="The policy that it follows: the name of a file in the folder of policies. May be left out where "
+        "an entry of `policies_by_label` matches its labels.",
+        examples=["gold"],
+    )
+    labels: dict[Name, Name] = Field(
+        default_factory=dict,
+        max_length=MAX_LABELS,
+        examples=[{"env": "prod", "site": "berlin"}],
+        description="What groups it with others: keys and values of your choice. Commands take `--label env=prod`, "
+        "`policies_by_label` gives policies by them.",
     )
     owner: Words = Field(
         "mysql", description="The operating system's user that restored files belong to.", examples=["mysql"]
@@ -319,6 +332,15 @@ class Server(Section):
         if self.password_file and self.password_env:
             raise ValueError("has both password_file and password_env: give one")
         return self
+
+
+class PolicyRule(Section):
+    """Servers with all of these labels follow this policy, unless they name one themselves."""
+
+    labels: dict[Name, Name] = Field(
+        min_length=1, description="Labels, all of which a server must have.", examples=[{"env": "prod"}]
+    )
+    policy: Name = Field(description="The policy that they follow.", examples=["gold"])
 
 
 class FilesystemDestination(FilesystemConfig):
@@ -530,7 +552,22 @@ class Configuration(Section):
         "PATH. Use it for a server release that is unpacked elsewhere.",
         examples=[{"mysqld": "/opt/mysql-8.4/bin/mysqld"}],
     )
-    servers: dict[Name, Server] = Field(description="The database servers, by name.")
+    servers_folder: LocalPath = written(
+        "servers.d",
+        description="A folder with more servers: each `NAME.yaml` in it is a mapping of servers by name, as below "
+        "`servers`. By default `servers.d` beside this file, which need not exist.",
+        examples=["/etc/backupd/servers.d"],
+    )
+    servers: dict[Name, Server] = Field(
+        default_factory=dict,
+        description="The database servers, by name. May be left out where files of `servers_folder` have some.",
+    )
+    policies_by_label: tuple[PolicyRule, ...] = Field(
+        (),
+        description="Policies of servers that name none: each entry gives one to the servers that have all of its "
+        "labels. A server that entries with different policies match is refused until it names its own.",
+        examples=[[{"labels": {"env": "prod"}, "policy": "gold"}]],
+    )
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
     restore: Restore | None = optional(description="Settings of restores.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backupd.model.errors import Problem
@@ -230,6 +230,8 @@ def _has_tag(kind: type[BaseModel], step: str | int) -> bool:
 
 
 def _step(kind: Any, step: str | int) -> list[Any]:
+    if isinstance(kind, type) and issubclass(kind, RootModel):  # its own name, `root`, leads nowhere
+        return _step(kind.model_fields["root"].annotation, step)
     if _is_model(kind):
         return _alternatives(_fields(kind)[str(step)]) if step in _fields(kind) else []
     arguments = [argument for argument in get_args(kind) if argument is not Ellipsis]

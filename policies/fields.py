@@ -173,6 +173,8 @@ def parse_window(text: str) -> WindowTimes:
     return WindowTimes(days, start, (end - start) % DAY_MINUTES or DAY_MINUTES)
 
 
+SUFFIX = ".yaml"
+"""Of every file that is read."""
 BASE = "base"
 """Key of pydantic's validation context: the folder of the file, which relative paths start from."""
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.text import is_name
 from policies.configuration import Configuration
-from policies.document import Model, Node, limited, place, suggestion, validate
-from policies.fields import BASE, local_path
+from policies.document import Node, limited, place, suggestion, validate
+from policies.fields import SUFFIX, local_path
+from policies.handed import Loaded
 from policies.lint import contradictions
 from policies.policy import Policy
+from policies.servers import Folder, ServersFile, Source, assign, duplicates, read_folder, rules, wrapped
 from policies.yaml_tree import read_document, read_text
-
-SUFFIX = ".yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +29,9 @@ class PolicyFile:
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A configuration and its policies, checked against each other. ``broken``: what is wrong with policies that cannot
-    be used, by their name; of those that no server follows, unless others were asked for. ``document``: all that is
-    valid as plain values, which ``revived`` understands."""
-
-    file: Path
-    configuration: Configuration
-    policies: Mapping[str, Policy] = field(default_factory=dict)
-    broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
-    document: Mapping[str, Any] = field(default_factory=dict)
-
-
 def load(path: Path, *, strict: bool = True) -> Loaded:
-    """The configuration file and every policy in its folder. Raises ConfigurationError, all problems in one.
+    """The configuration file, every file of servers, and every policy in its folder. Raises ConfigurationError, all
+    problems in one.
 
     A policy that no server follows, or any one where not ``strict``, raises nothing: it is among the ``broken``.
     """
@@ -56,19 +41,25 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
             problems,
             hint=f"`backupd policy example backupd` shows a complete file for {path}" if not path.exists() else "",
         )
+    sources = _sources(node, path, problems)
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
     problems += _shared_places(configuration, node, path)
-    folder = configuration.policies if configuration else _guess_folder(node, path)
+    servers = dict(configuration.servers) if configuration else {}
+    for source in sources[1:]:
+        found, wrong = validate(ServersFile, source.node, source.path)
+        problems += list(wrapped(source)) or wrong
+        servers = {**(found.root if found else {}), **servers}
+    folder = configuration.policies if configuration else _guess_folder(node, path, "policies")
     wrong_folder: list[Problem] = []
     line = node.key_lines.get("policies")
     files = {} if folder is None else read_policies(folder, wrong_folder, file=path, line=line)
     destinations = node.names("destinations")
     broken = _broken(files, destinations, wrong_folder)
     if folder is not None and folder.is_dir():
-        for name, unknown in _unknown_policies(node, path, files):
+        for name, unknown in _unknown_policies(node, sources, files):
             broken.setdefault(name, []).append(unknown)
-    used = {server.policy for server in configuration.servers.values()} if configuration else set(broken)
+    used = {server.policy for server in servers.values()} if configuration else set(broken)
     nowhere = [problem for problem in wrong_folder if problem.file == str(path)]
     for name in used - set(files):
         broken.setdefault(name, []).extend(nowhere)
@@ -78,42 +69,42 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
     if problems or configuration is None:
         raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
     good = {name: found for name, found in files.items() if found.policy and name not in broken}
-    document = {
-        "file": str(path.absolute()),
-        "configuration": node.plain(),
-        "policies": {name: found.node.plain() for name, found in good.items() if found.node},
-        "broken": {
-            name: [[one.file, one.line, one.field, one.message] for one in found] for name, found in broken.items()
-        },
-    }
     return Loaded(
         path,
-        configuration,
+        configuration.model_copy(update={"servers": {name: servers[name] for one in sources for name in one.servers}}),
         {name: found.policy for name, found in good.items() if found.policy},
         {name: tuple(found) for name, found in broken.items()},
-        document,
+        {
+            "file": str(path.absolute()),
+            "configuration": {name: one.plain() for name, one in _children(node).items() if name != "servers"},
+            "servers": [
+                [str(one.path.absolute()), {name: server.plain() for name, server in one.servers.items()}]
+                for one in sources
+            ],
+            "policies": {name: found.node.plain() for name, found in good.items() if found.node},
+            "broken": {
+                name: [[one.file, one.line, one.field, one.message] for one in found] for name, found in broken.items()
+            },
+        },
+        {name: source.path for source in sources[1:] for name in source.servers},
     )
 
 
-def revived(document: Mapping[str, Any]) -> Loaded:
-    """From the ``document`` of what was loaded, the same again, without a look at its files. Paths still begin at the
-    folders of those. Raises ConfigurationError, KeyError."""
-    path = Path(document["file"])
-    configuration = _revived(Configuration, document["configuration"], path)
-    policies = {
-        name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
-        for name, plain in document["policies"].items()
-    }
-    broken = {name: tuple(Problem(*one) for one in found) for name, found in document.get("broken", {}).items()}
-    return Loaded(path, configuration, policies, broken, document)
-
-
-def _revived(model: type[Model], plain: Any, file: Path) -> Model:
-    try:
-        return model.model_validate(plain, context={BASE: file.absolute().parent})
-    except ValidationError as error:
-        message = f"{len(error.errors())} settings that were in force do not fit this version: was it upgraded?"
-        raise ConfigurationError([Problem(str(file), None, "", message)]) from error
+def _sources(node: Node, path: Path, problems: list[Problem]) -> list[Source]:
+    """The files that have servers, first the configuration, with the policies that labels give. Adds what is wrong with
+    them, apart from the servers themselves, to ``problems``."""
+    named = node.child("servers_folder")
+    folder = _guess_folder(node, path, "servers_folder", "servers.d")
+    where = Problem(str(path), *place(node, ("servers_folder",)), "") if named is not None else None
+    read = read_folder(folder, named=where) if folder is not None else Folder()
+    sources = [Source(path, node, ("servers",)), *read.sources]
+    problems += read.problems
+    if node.child("servers") is None and not read.sources and not read.problems:
+        message = f"is missing: {Configuration.model_fields['servers'].description}"
+        problems.append(Problem(str(path), node.line, "servers", message))
+    problems += duplicates(sources)
+    problems += assign(sources, rules(node))
+    return sources
 
 
 def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
@@ -217,27 +208,43 @@ def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Probl
     return [Problem(str(path), *place(node, one.location), one.message) for one in found]
 
 
-def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[tuple[str, Problem]]:
-    """Names of policies that servers follow and that have no file, each with where it stands."""
-    problems = []
-    for server in node.names("servers"):
-        named = node.at("servers", server, "policy")
+def _unknown_policies(
+    node: Node, sources: Sequence[Source], files: Mapping[str, PolicyFile]
+) -> Iterator[tuple[str, Problem]]:
+    """Names of policies that servers follow and that have no file, each with where it is written."""
+    for source in sources:
+        for server, tree in source.servers.items():
+            named = tree.child("policy") if "policy" in tree.key_lines else None
+            if named is not None and isinstance(named.value, str) and named.value not in files:
+                yield named.value, source.problem(_no_policy(named.value, files), server, "policy")
+    path = str(sources[0].path)
+    for number, one in enumerate(_list(node.child("policies_by_label"))):
+        named = one.child("policy")
         if named is not None and isinstance(named.value, str) and named.value not in files:
-            message = f"no policy `{named.value}` in the folder of policies{suggestion(named.value, files)}"
-            where = place(node, ("servers", server, "policy"))
-            problems.append((named.value, Problem(str(path), *where, message)))
-    return problems
+            where = place(node, ("policies_by_label", number, "policy"))
+            yield named.value, Problem(path, *where, _no_policy(named.value, files))
+
+
+def _no_policy(name: str, files: Mapping[str, PolicyFile]) -> str:
+    return f"no policy `{name}` in the folder of policies{suggestion(name, files)}"
 
 
 def _items(node: Node, *steps: str) -> list[tuple[int, str]]:
-    found = node.at(*steps)
-    items = found.value if found is not None and isinstance(found.value, list) else []
-    return [(number, item.value) for number, item in enumerate(items) if isinstance(item.value, str)]
+    return [(number, item.value) for number, item in enumerate(_list(node.at(*steps))) if isinstance(item.value, str)]
 
 
-def _guess_folder(node: Node, path: Path) -> Path | None:
-    named = node.child("policies")
-    text = "policies" if named is None else named.value
+def _list(node: Node | None) -> list[Node]:
+    return node.value if node is not None and isinstance(node.value, list) else []
+
+
+def _children(node: Node) -> dict[str, Node]:
+    return node.value if isinstance(node.value, dict) else {}
+
+
+def _guess_folder(node: Node, path: Path, name: str, default: str = "policies") -> Path | None:
+    """The folder that the field ``name`` names; None where that is none."""
+    named = node.child(name)
+    text = default if named is None else named.value
     try:
         return local_path(text, path.absolute().parent) if isinstance(text, str) else None
     except ValueError:

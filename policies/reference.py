@@ -24,9 +24,10 @@ _INTRODUCTION = """\
 
 <!-- Made from policies/policy.py and policies/configuration.py by `python -m policies.reference`: change those. -->
 
-The service reads one configuration file, `/etc/backupd/backupd.yaml` (or `--config FILE`, or `$BACKUPD_CONFIG`), and
-one file for each policy in the folder that it names. Both are YAML. All problems of all files are reported at once,
-with file and line; a name that is not in this reference is an error.
+The service reads one configuration file, `/etc/backupd/backupd.yaml` (or `--config FILE`, or `$BACKUPD_CONFIG`), files
+with more servers in the folder `servers.d` beside it, and one file for each policy in the folder that it names. All are
+YAML. All problems of all files are reported at once, with file and line; a name that is not in this reference is an
+error.
 
 * **size**: `500GiB`, `20MB`, `4096`; K, M, G, T, P alone are powers of 1024.
 * **duration**: `50ms`, `10s`, `15m`, `2h`, `7d`, `1d12h`.

@@ -15,7 +15,7 @@ from backupd.model.errors import ConfigurationError, Problem, RefusedError, Unkn
 from policies.alerts import Alerts
 from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
-from policies.load import Loaded, load, revived
+from policies.handed import Loaded, revived
 from policies.policy import Policy
 
 if TYPE_CHECKING:
@@ -115,13 +115,15 @@ class ServerSettings:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read;
-    ``broken``: what is wrong with each policy that cannot be used; ``document``: all that is valid as plain values."""
+    ``broken``: what is wrong with each policy that cannot be used; ``document``: all that is valid as plain values;
+    ``files``: where servers are written that are not in ``file``."""
 
     file: Path
     configuration: Configuration
     policies: Mapping[str, Policy]
     broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def catalog(self) -> str:
@@ -185,7 +187,7 @@ class Settings:
             )
         return ServerSettings(
             name,
-            self.file,
+            self.files.get(name, self.file),
             config,
             self.destinations,
             self.policies.get(config.policy),
@@ -233,6 +235,8 @@ def load_settings(
 ) -> Settings:
     """Read the configuration and all policies. Raises ConfigurationError with every problem of every file in use; with
     ``strict`` False those of policies are left to whoever needs the policy."""
+    from policies.load import load  # whoever has them handed on reads no YAML
+
     return _settings(load(settings_file(file, environ), strict=strict))
 
 
@@ -247,7 +251,7 @@ def held_settings(file: Path) -> Settings:
 
 
 def _settings(loaded: Loaded) -> Settings:
-    return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document)
+    return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document, loaded.files)
 
 
 def spool_unusable(

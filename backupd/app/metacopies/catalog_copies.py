@@ -49,10 +49,12 @@ from backupd.transfer.records.keyring import public_keys
 from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
 from backupd.transfer.records.proofs import Kept, KeptWitness
 from backupd.transfer.scrub_and_repair import Damage
+from policies.fields import SUFFIX
 from storage import layout
 from storage.destination import Destination, ObjectInfo, marker_problem
 
 CONFIGURATION = "backupd.yaml"
+SERVERS = "servers.d/"
 POLICIES = "policies/"
 KEYS = "public-keys.asc"
 KEPT = 24
@@ -328,9 +330,9 @@ def _lacks_signature(destination: Destination, info: ObjectInfo) -> bool:
 
 
 def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
-    """The configuration as one file: what the operator wrote, the policies, and the public keys; the same bytes as long
-    as nothing has changed. It holds no secret, since none may be in these files. Raises RefusedError for a file that
-    cannot be read, ToolError."""
+    """The configuration as one file: what the operator wrote, the files of servers, the policies, and the public keys;
+    the same bytes as long as nothing has changed. It holds no secret, since none may be in these files. Raises
+    RefusedError for a file that cannot be read, ToolError."""
     encryption = settings.encryption
     signers = [*([encryption.signing_key] if encryption.signing_key else []), *encryption.trusted_signers]
     output = io.BytesIO()
@@ -346,13 +348,18 @@ def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
     path = settings.file
     try:
         yield CONFIGURATION, path.read_bytes()
+        path = folder = settings.configuration.servers_folder
+        if settings.files or folder.exists():
+            for path in sorted(folder.iterdir()):
+                if path.suffix == SUFFIX and not path.name.startswith("."):
+                    yield SERVERS + path.name, path.read_bytes()
         path = folder = settings.configuration.policies
-        for path in sorted(folder.glob("*.yaml")):
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
             yield POLICIES + path.name, path.read_bytes()
     except OSError as error:
         raise RefusedError(
             f"{path} cannot be copied to the destinations: {error.strerror or error}",
-            hint="this user must be able to read the configuration and its policies",
+            hint="this user must be able to read the configuration, its files of servers and its policies",
         ) from error
 
 

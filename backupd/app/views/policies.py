@@ -28,8 +28,9 @@ from backupd.model.document import HIDDEN, Document, json_key
 from backupd.model.errors import BackupdError, ConfigurationError, Problem, RefusedError, UsageError
 from backupd.model.job import JobKind
 from backupd.model.text import format_duration, is_name
+from policies.fields import SUFFIX
 from policies.lint import advice, crowds, explain, not_yet_active, streams
-from policies.load import SUFFIX, PolicyFile, read_policy, read_policy_text, unknown_destinations
+from policies.load import PolicyFile, read_policy, read_policy_text, unknown_destinations
 from policies.policy import Keep, Policy
 
 LARGEST_TEXT = 64 * 1024

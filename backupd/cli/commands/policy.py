@@ -19,7 +19,7 @@ from backupd.model.text import format_size
 if TYPE_CHECKING:
     from backupd.app.retention.rules import Decision, Decisions
     from backupd.app.views.policies import Explanation
-    from policies.load import Loaded
+    from policies.handed import Loaded
 
 
 app = Commands(shared=False, help="Policy files: validate, explain, schema, example.", no_args_is_help=True)

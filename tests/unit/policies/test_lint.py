@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from policies.handed import Loaded
 from policies.lint import CROWD, advice, crowds, not_yet_active
-from policies.load import Loaded, load
+from policies.load import load
 from policies.policy import Policy
 from policies.reference import example
 from tests.support.catalog.places import CONFIGURATION, example_configuration, write

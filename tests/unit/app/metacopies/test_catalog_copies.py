@@ -18,6 +18,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies import catalog_copies as bootstrap
 from backupd.app.metacopies.catalog_copies import (
     after_job,
+    configuration_tar,
     own_copies,
     read_copies,
     write_copies,
@@ -25,7 +26,7 @@ from backupd.app.metacopies.catalog_copies import (
 from backupd.app.metacopies.copy_check import HERE, of_today
 from backupd.app.metacopies.recover_document import mend_marker, recover_text, texts_problems
 from backupd.catalog.session import open_catalog
-from backupd.model.errors import DestinationError, LockedError
+from backupd.model.errors import DestinationError, LockedError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.transfer.records import proofs as proofdoc
 from storage import layout
@@ -83,6 +84,27 @@ def test_every_destination_gets_the_catalog_the_configuration_and_what_to_do(wir
     assert wiring.recipients()[1][0] in text
     assert str(tmp_path) not in text, "nothing of the lost host"
     assert [path.name for path in wiring.settings.spool.iterdir() if path.name.startswith("copies-")] == []
+
+
+def test_the_copy_of_the_configuration_holds_the_files_of_servers(wiring: Wiring) -> None:
+    folder = wiring.settings.file.parent / "servers.d"
+    folder.mkdir()
+    (folder / "berlin.yaml").write_text("db7: {policy: gold}\n")
+    (folder / "notes.txt").write_text("not read\n")
+    there = replace(wiring, settings=load_settings(wiring.settings.file))
+    for one in write_copies(there):
+        with tarfile.open(fileobj=io.BytesIO(opened(there, one.destination, one.configuration))) as tar:
+            assert tar.getnames() == ["backupd.yaml", "servers.d/berlin.yaml", "policies/gold.yaml", "public-keys.asc"]
+            content = tar.extractfile("servers.d/berlin.yaml")
+            assert content is not None
+            assert content.read() == b"db7: {policy: gold}\n"
+    (folder / "berlin.yaml").write_text("db8: {policy: gold}\n")
+    assert [bool(one.configuration) for one in write_copies(there)] == [True] * 2, "as soon as one of them changes"
+    (folder / "berlin.yaml").unlink()
+    (folder / "notes.txt").unlink()
+    folder.rmdir()
+    with pytest.raises(RefusedError, match=r"servers\.d cannot be copied"):
+        configuration_tar(there.settings, there.recipients()[1])
 
 
 def test_the_catalog_is_copied_at_most_once_an_hour_and_what_has_not_changed_never(wiring: Wiring) -> None:

@@ -1,0 +1,63 @@
+"""What a service hands on is what it has read, and costs a process only what it asks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backupd.model.errors import ConfigurationError
+from policies import handed
+from policies.handed import revived
+from policies.load import load
+from tests.support.catalog.places import CONFIGURATION, POLICY, write
+from tests.unit.policies.test_servers import BY_LABEL, add
+
+
+def test_handed_on_is_the_same_again(tmp_path: Path) -> None:
+    text = BY_LABEL + CONFIGURATION.replace("{policy: gold}", "{labels: {env: prod}, socket: x.sock}")
+    path = write(tmp_path, text, gold=POLICY, bronze=POLICY, broken="physical: 1\n")
+    add(tmp_path, a="db2: {policy: bronze, socket: y.sock}\n")
+    loaded = load(path)
+    again = revived(json.loads(json.dumps(loaded.document)))
+    assert again.configuration == loaded.configuration
+    assert list(again.configuration.servers) == ["db1", "db2"]
+    assert again.configuration.servers["db1"].policy == "gold"
+    assert again.configuration.servers["db2"].socket == tmp_path / "servers.d" / "y.sock"
+    assert (again.policies, again.broken, again.files) == (loaded.policies, loaded.broken, loaded.files)
+    assert again.broken
+
+
+def test_a_process_makes_the_server_that_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    add(tmp_path, a="".join(f"s{n}: {{policy: gold}}\n" for n in range(100)))
+    again = revived(load(path).document)
+    made: list[type] = []
+    really = handed._revived
+
+    def counted(model: type[handed.Model], plain: object, file: Path) -> handed.Model:
+        made.append(model)
+        return really(model, plain, file)
+
+    monkeypatch.setattr(handed, "_revived", counted)
+    servers = again.configuration.servers
+    assert "s7" in servers
+    assert "s700" not in servers
+    assert len(servers) == 101
+    assert made == []
+    assert servers["s7"].policy == "gold"
+    assert servers.get("s7") is servers["s7"]
+    assert len(made) == 1
+
+
+def test_what_another_version_handed_on_is_read_or_refused(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(load(write(tmp_path)).document))
+    (_file, servers) = document["servers"][0]
+    servers["db1"]["later"] = 1
+    again = revived(document)
+    with pytest.raises(ConfigurationError, match="was it upgraded"):
+        again.configuration.servers["db1"]
+    earlier = {**document, "configuration": {**document["configuration"], "servers": {"db1": {"policy": "gold"}}}}
+    del earlier["servers"]
+    assert list(revived(earlier).configuration.servers) == ["db1"]
