@@ -9,6 +9,7 @@ import pytest
 
 from backupd.model.errors import ConfigurationError
 from policies import handed
+from policies.document import Model
 from policies.handed import revived
 from policies.load import load
 from tests.support.catalog.places import CONFIGURATION, POLICY, write
@@ -36,7 +37,7 @@ def test_a_process_makes_the_server_that_it_asks_for(tmp_path: Path, monkeypatch
     made: list[type] = []
     really = handed._revived
 
-    def counted(model: type[handed.Model], plain: object, file: Path) -> handed.Model:
+    def counted(model: type[Model], plain: object, file: Path) -> Model:
         made.append(model)
         return really(model, plain, file)
 
