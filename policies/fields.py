@@ -345,12 +345,11 @@ def local_path(text: str, base: Path | None) -> Path:
         raise ValueError("is not a path")
     if text.startswith("~"):
         raise ValueError("'~' is not expanded: write the path out")
-    path = Path(text)
-    if not path.is_absolute():
+    if not text.startswith("/"):
         if base is None:
             raise ValueError("must be an absolute path")
-        path = base / path
-    return Path(os.path.normpath(path))
+        text = str(base / text)
+    return Path(os.path.normpath(text))
 
 
 def _local_path(value: Any, info: ValidationInfo) -> Path:

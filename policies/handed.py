@@ -67,6 +67,11 @@ class HandedServers(Mapping[str, Server]):
     def __contains__(self, name: object) -> bool:
         return name in self._plain
 
+    def policy(self, name: str) -> str:
+        """The one that a server follows, without the rest of it."""
+        followed: str = self._plain[name][0]["policy"]
+        return followed
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._plain)
 

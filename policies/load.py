@@ -49,7 +49,7 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
     for source in sources[1:]:
         found, wrong = validate(ServersFile, source.node, source.path)
         problems += list(wrapped(source)) or wrong
-        servers = {**(found.root if found else {}), **servers}
+        servers.update(found.root if found else {})
     folder = configuration.policies if configuration else _guess_folder(node, path, "policies")
     wrong_folder: list[Problem] = []
     line = node.key_lines.get("policies")

@@ -77,10 +77,10 @@ def read_folder(folder: Path, *, named: Problem | None) -> Folder:
     for entry in entries:
         if entry.name.startswith("."):
             continue  # locks of editors; ..data, where Kubernetes puts the files that the others are links to
-        path = Path(entry.path)
-        if why := _refusal(entry, path, inside):
+        if why := _refusal(entry, inside):
             read.problems.append(Problem(str(folder), None, "", f"{entry.name!r} {why}"))
-        elif path.suffix == SUFFIX:
+        elif entry.name.endswith(SUFFIX):
+            path = Path(entry.path)
             node, problems = read_document(path)
             read.problems += problems
             if node is not None:
@@ -88,15 +88,16 @@ def read_folder(folder: Path, *, named: Problem | None) -> Folder:
     return read
 
 
-def _refusal(entry: os.DirEntry[str], path: Path, inside: str) -> str:
+def _refusal(entry: os.DirEntry[str], inside: str) -> str:
     """Why it cannot be one of the files; "" of one that can be, and of what nobody takes for one."""
-    if path.suffix == ".yml":
-        return f"would be ignored: name it {path.stem}{SUFFIX}"
-    if path.suffix != SUFFIX:
-        return "is a folder: only files of the folder itself are read" if path.is_dir() else ""
-    if not is_name(path.stem):
+    stem, _dot, suffix = entry.name.rpartition(".")
+    if suffix == "yml":
+        return f"would be ignored: name it {stem}{SUFFIX}"
+    if not entry.name.endswith(SUFFIX):
+        return "is a folder: only files of the folder itself are read" if Path(entry.path).is_dir() else ""
+    if not is_name(stem):
         return "cannot be the name of a file of servers: letters, digits, '.', '_' and '-' only"
-    if entry.is_symlink() and os.path.commonpath([inside, target := os.path.realpath(path)]) != inside:
+    if entry.is_symlink() and os.path.commonpath([inside, target := os.path.realpath(entry.path)]) != inside:
         return f"is a link to {target!r}, outside of this folder: put the file itself here"
     return ""
 

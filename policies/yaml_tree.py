@@ -52,6 +52,8 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800
 """What YAML lets in only as an escape (https://yaml.org/spec/1.2.2/#51-character-set)."""
 _BREAK = re.compile("[\x85\u2028\u2029]")
 """Ends of lines in YAML 1.1 and not in 1.2: what an editor shows as one comment would hold settings."""
+_OF_NUMBERS = "+-.0123456789"
+"""What any number begins with."""
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 
 
@@ -129,7 +131,12 @@ def _events(text: str) -> Iterator[Event]:
         raise UnreadableError(line, f"holds the line separator U+{ord(found[0]):04X}: end lines as usual")
     _refuse_open_brackets(text)
     try:
-        yield from yaml.parse(text, _LOADER)
+        parser = _LOADER(text)
+        try:
+            while parser.check_event():
+                yield parser.get_event()
+        finally:
+            parser.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at_tab = error.problem_mark is not None and text[error.problem_mark.index :].startswith("\t")
@@ -186,20 +193,20 @@ class _Builder:
 
     def take(self, event: Event) -> None:
         line = event.start_mark.line + 1
-        if isinstance(event, DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                raise UnreadableError(line, "holds a second document (---): one file, one document")
+        if isinstance(event, ScalarEvent):
+            self._refuse_tag(event.tag, line)
+            self._scalar(event, line)
         elif isinstance(event, (MappingStartEvent, SequenceStartEvent)):
-            self._refuse_tag(event, line)
+            self._refuse_tag(event.tag, line)
             self._open(Node(line, {} if isinstance(event, MappingStartEvent) else []), event.anchor)
         elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
             self._close()
         elif isinstance(event, AliasEvent):
             self._alias(str(event.anchor), line)
-        elif isinstance(event, ScalarEvent):
-            self._refuse_tag(event, line)
-            self._scalar(event, line)
+        elif isinstance(event, DocumentStartEvent):
+            self._documents += 1
+            if self._documents > 1:
+                raise UnreadableError(line, "holds a second document (---): one file, one document")
 
     def result(self) -> Node | None:
         if self._top is None or (self._top.value is None and not self.problems):
@@ -211,7 +218,8 @@ class _Builder:
         return self._top
 
     def _scalar(self, event: ScalarEvent, line: int) -> None:
-        if found := _FORBIDDEN.search(event.value):  # written as an escape: YAML allows it, paths and terminals do not
+        # Written as an escape, which are in such quotes alone: YAML allows it, paths and terminals do not.
+        if event.style == '"' and (found := _FORBIDDEN.search(event.value)):
             raise UnreadableError(line, f"holds the control character U+{ord(found[0]):04X}")
         plain = event.style in (None, "")
         frame = self._stack[-1] if self._stack else None
@@ -279,10 +287,9 @@ class _Builder:
             frame.node.key_lines.setdefault(frame.key, frame.key_line)
             frame.key = None
 
-    def _refuse_tag(self, event: Event, line: int) -> None:
-        tag = getattr(event, "tag", None)
+    def _refuse_tag(self, tag: str | None, line: int) -> None:
         if tag is not None:
-            self._problem(line, f"tags ({str(tag)[:40]}) are not supported: put texts in quotes instead")
+            self._problem(line, f"tags ({tag[:40]}) are not supported: put texts in quotes instead")
 
     def _problem(self, line: int, message: str) -> None:
         if len(self.problems) >= MAX_PROBLEMS:
@@ -300,6 +307,8 @@ _WORDS: dict[str, Scalar] = {
 def _resolve(text: str) -> Scalar:
     if text in _WORDS:
         return _WORDS[text]
+    if text[0] not in _OF_NUMBERS:
+        return text
     if _INT.fullmatch(text):
         return int(text)
     if _OCTAL_OR_HEX.fullmatch(text):

@@ -15,7 +15,7 @@ from backupd.model.errors import ConfigurationError, Problem, RefusedError, Unkn
 from policies.alerts import Alerts
 from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
-from policies.handed import Loaded, revived
+from policies.handed import HandedServers, Loaded, revived
 from policies.policy import Policy
 
 if TYPE_CHECKING:
@@ -194,6 +194,13 @@ class Settings:
             self.broken.get(config.policy, ()),
         )
 
+    def followed(self) -> Mapping[str, str]:
+        """The name of the policy of each server; of servers that were handed on, without making them."""
+        servers = self.servers
+        if isinstance(servers, HandedServers):
+            return {name: servers.policy(name) for name in servers}
+        return {name: server.policy for name, server in servers.items()}
+
     def destination(self, name: str) -> DestinationSettings:
         """Raises UnknownNameError."""
         if name not in self.destinations:
@@ -205,7 +212,7 @@ class Settings:
 
     def unused(self) -> tuple[Problem, ...]:
         """What is wrong with policies that no server follows."""
-        used = {server.policy for server in self.servers.values()}
+        used = set(self.followed().values())
         return tuple(problem for name, found in sorted(self.broken.items()) if name not in used for problem in found)
 
     def hold(self, folder: Path) -> Path:

@@ -92,7 +92,8 @@ _BROKEN_HINT = "correct it, then reload: systemctl reload backupd. `backupd poli
 
 def left_out(settings: Settings) -> tuple[ServerSettings, ...]:
     """Servers whose policy cannot be used."""
-    return tuple(server for name in settings.servers if not (server := settings.server(name)).usable)
+    followed, usable = settings.followed(), settings.policies
+    return tuple(settings.server(name) for name, policy in followed.items() if policy not in usable)
 
 
 def refuse_newly_broken(old: Settings, new: Settings) -> None:

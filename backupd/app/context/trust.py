@@ -78,12 +78,13 @@ def wanting(settings: Settings) -> frozenset[str]:
 
 def _said(settings: Settings) -> dict[str, bool | None]:
     """What the policy of each server, as far as it can be used, says of `signed`."""
-    return {name: server.policy.signed for name in settings.servers if (server := settings.server(name)).usable}
+    followed, policies = settings.followed(), settings.policies
+    return {name: policies[policy].signed for name, policy in followed.items() if policy in policies}
 
 
 def undecided(settings: Settings) -> frozenset[str]:
     """Those whose policy cannot be used, so that nobody knows what it says."""
-    return frozenset(name for name in settings.servers if not settings.server(name).usable)
+    return frozenset(name for name, policy in settings.followed().items() if policy not in settings.policies)
 
 
 def signing(settings: Settings) -> Signing:

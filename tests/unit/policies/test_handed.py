@@ -10,7 +10,7 @@ import pytest
 from backupd.model.errors import ConfigurationError
 from policies import handed
 from policies.document import Model
-from policies.handed import revived
+from policies.handed import HandedServers, revived
 from policies.load import load
 from tests.support.catalog.places import CONFIGURATION, POLICY, write
 from tests.unit.policies.test_servers import BY_LABEL, add
@@ -46,6 +46,8 @@ def test_a_process_makes_the_server_that_it_asks_for(tmp_path: Path, monkeypatch
     assert "s7" in servers
     assert "s700" not in servers
     assert len(servers) == 101
+    assert isinstance(servers, HandedServers)
+    assert servers.policy("s9") == "gold"
     assert made == []
     assert servers["s7"].policy == "gold"
     assert servers.get("s7") is servers["s7"]
