@@ -276,10 +276,13 @@ class Wiring:
         return f"{HOST}{self.join(leads=False)}"
 
     def join(self, *, leads: bool) -> str:
-        """The name of this host in the catalog, recorded where it is new; see ``Hosts.join``."""
+        """The name of this host in the catalog, recorded where it is new; see ``Hosts.join``. It is the one that
+        ``here`` tells from then on."""
         named = self.settings.configuration.host
         name, identity = host_name(self.settings), host_identity(self.settings.spool)
-        return self.catalog.hosts.join(name, identity, self.clock(), named=named is not None, leads=leads)
+        joined = self.catalog.hosts.join(name, identity, self.clock(), named=named is not None, leads=leads)
+        vars(self)["here"] = f"{HOST}{joined}"
+        return joined
 
     def settle(self, *holds: Condition, looked: Mapping[Key, str] = NOTHING, job_id: str = "") -> Settled:
         """Record what a look found now (see ``alerts.conditions``). Raises CatalogError."""

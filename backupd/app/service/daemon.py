@@ -290,20 +290,16 @@ class Daemon:
         """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
         only just."""
         self._notifier.reloading()
-        before, old = self._wiring, self._wiring.settings
+        old = self._wiring.settings
         try:
             new = load_settings(old.file, strict=False)
             refuse_newly_broken(old, new)
             _same_place(old, new)
-            self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
-                self._serve_here()
                 self._log_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
         except BackupdError as error:
-            self._wiring = before
             self._report_refused(error, str(error))
         except Exception as error:  # noqa: BLE001  no file may end the service; all is told
-            self._wiring = before
             first = (str(error).splitlines() or [""])[0]
             self._report_refused(
                 BackupdError(
@@ -316,7 +312,9 @@ class Daemon:
                 "".join(traceback.format_exception(error)),
             )
         else:
+            self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
+                self._rename_here()
                 worker.reload(self._wiring)
             for one in watches:
                 one.reload(self._wiring)
@@ -389,6 +387,14 @@ class Daemon:
         hosts.serves(name, now)
         if moved := [host for host in hosts.take_over(name, now) if host]:
             say("jobs-moved", f"queued jobs of {', '.join(moved)}, on which no service runs, go to {self._wiring.here}")
+
+    def _rename_here(self) -> None:
+        """This host may be called otherwise by the settings that are followed now. Where the catalog cannot take that,
+        the next round tries again, and until then everything goes by the former name."""
+        try:
+            self._serve_here()
+        except CatalogError as error:
+            self._report_trouble(error.message, str(error))
 
     def _log_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:

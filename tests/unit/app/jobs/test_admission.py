@@ -173,7 +173,8 @@ def test_a_command_renames_no_host_under_its_service(catalog: Catalog, clock: Cl
     catalog.jobs.enqueue(queued(service, JobKind.FULL, "db1"))
     edited = host(catalog, clock, tmp_path / "a", "main")
     assert edited.here == "host:old"
-    serve(edited := replace(edited))  # the service has read its configuration again
+    serve(edited)  # the service has read its configuration again
+    assert edited.here == "host:main"
     assert edited.join(leads=False) == "main"
     assert [job.runs_on for job in catalog.jobs.list()] == ["host:main"]
     assert [one.name for one in catalog.hosts.all()] == ["main"]

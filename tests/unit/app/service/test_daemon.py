@@ -26,10 +26,12 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.clock_check import careful
 from backupd.app.runtime.service_manager import Leader, SignalRequests, SystemdNotifier, Waker
 from backupd.app.schedule.calendar import AlarmClock
+from backupd.app.schedule.timetable import Timetable
 from backupd.app.service import daemon
 from backupd.app.service.worker import Worker
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.job import JobState
+from backupd.model.errors import CatalogError
+from backupd.model.job import JobRecord, JobState
 from tests.support.catalog.postgresql import private_postgresql
 from tests.support.service.house import GOLD, Office
 
@@ -383,6 +385,35 @@ def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service
         (event,) = catalog.events.list(kind="config-refused")
         assert "internal error: ValueError: year 10240 is out of range; the previous one stays active" in event.message
         assert catalog.events.list()[0].kind == "daemon-stopped"
+
+
+def test_a_reload_that_the_catalog_refuses_renames_no_host(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[list[str]] = []
+    follow, fails = Timetable.follow, iter((False, True, False))
+    office.write(extra="host: main\n", gold=FAR)
+
+    def load(path: Path, *, strict: bool) -> Settings:
+        with looking(office) as catalog:
+            names.append([host.name for host in catalog.hosts.all()])
+        office.write(extra=f"host: main{len(names)}\n" if len(names) > 1 else "host: main\n", gold=FAR)
+        os.kill(os.getpid(), signal.SIGHUP if len(names) < 3 else signal.SIGTERM)
+        return load_settings(path, strict=strict)
+
+    def followed(timetable: Timetable, settings: Settings, now: datetime, why: str = "") -> tuple[JobRecord, ...]:
+        if next(fails):
+            raise CatalogError("the disk of the catalog is full")
+        return follow(timetable, settings, now, why)
+
+    monkeypatch.setattr(daemon, "load_settings", load)
+    monkeypatch.setattr(Timetable, "follow", followed)
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))
+    assert daemon.serve(office.file, daemon.Manner(grace=0)) == 0
+    assert names == [[], ["main"], ["main"]]
+    with looking(office) as catalog:
+        (refused,) = catalog.events.list(kind="config-refused")
+        assert "the disk of the catalog is full; the previous one stays active" in refused.message
+        ((name, served),) = [(host.name, host.served_at) for host in catalog.hosts.all()]
+        assert (name, served) == ("main3", None), "nobody serves it any more"
 
 
 def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kill(office: Office) -> None:
