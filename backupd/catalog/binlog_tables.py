@@ -24,14 +24,17 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    Select,
     String,
     Table,
     Text,
     and_,
     cast,
     delete,
+    exists,
     func,
     insert,
+    or_,
     select,
     text,
 )
@@ -241,6 +244,12 @@ def read(connection: Connection, server: str, destination: str | None = None) ->
     return tuple(found)
 
 
+def any_at(destination: str) -> ColumnElement[bool]:
+    """Is a run known there, of whichever server?"""
+    loose = _loose().where(_C.destination == destination)
+    return or_(exists().where(_R.destination == destination), loose.exists())
+
+
 def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> None:
     """One row for each run. What is behind the end of all that is stored there holds nothing, so the end counts."""
     runs = folded(_parts(connection, branch, "", "", destination).get(destination, ()))
@@ -409,10 +418,7 @@ def _parts(
 ) -> dict[str, list[Run]]:
     """By destination."""
     whole = select(binlog_runs).where(_R.branch == branch).order_by(_R.first_number)
-    # Looked up first, and not in the order that a planner may choose: they are few among very many.
-    few = select(binlog_segments).where(_S.branch == branch, LOOSE).cte("few").prefix_with("MATERIALIZED")
-    copied = same_piece(few.c, _C) & (_C.state == "complete")
-    loose = select(few, _C.destination, _C.stored).join(binlog_copies, copied)
+    loose = _loose(_S.branch == branch)
     if destination is not None:
         whole, loose = whole.where(_R.destination == destination), loose.where(_C.destination == destination)
     found: dict[str, list[Run]] = {}
@@ -422,6 +428,14 @@ def _parts(
         run = run_of(segment_of(row, server, name), row["destination"], row["stored"])
         found.setdefault(row["destination"], []).append(run)
     return found
+
+
+def _loose(*where: ColumnElement[bool]) -> Select[Any]:
+    """Pieces of files with their complete copies. They are looked up first, and not in the order that a planner may
+    choose: they are few among very many."""
+    few = select(binlog_segments).where(*where, LOOSE).cte("few").prefix_with("MATERIALIZED")
+    copied = same_piece(few.c, _C) & (_C.state == "complete")
+    return select(few, _C.destination, _C.stored).join(binlog_copies, copied)
 
 
 def _confirmed(connection: Connection, branch: int, destination: str) -> list[tuple[int, int, datetime]]:

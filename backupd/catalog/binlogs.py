@@ -232,6 +232,10 @@ class Binlogs(Rows):
         with self._database.read() as connection:
             return binlogruns.read(connection, server, destination)
 
+    def any_at(self, destination: str) -> bool:
+        """Are binary logs known there, of whichever server?"""
+        return bool(self._scalar(select(binlogruns.any_at(destination))))
+
     def confirm(self, server: str, destination: str, branch: str, place: Place, at: datetime) -> None:
         """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``place`` was
         the end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown

@@ -356,8 +356,7 @@ class Wiring:
 
     def holds_anything(self, destination: str) -> bool:
         """By the catalog: backups or binary logs."""
-        binlogs = self.catalog.binlogs
-        return self.holds_backups(destination) or any(binlogs.runs(name, destination) for name in binlogs.servers())
+        return self.holds_backups(destination) or self.catalog.binlogs.any_at(destination)
 
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all

@@ -117,6 +117,8 @@ USES: dict[str, Callable[[Town], object]] = {
     "plan": lambda one: plan(one.shop.wiring, SERVER, "latest", None),
     "identities of a server": lambda one: one.shop.catalog.identities.of(SERVER),
     "does a destination hold backups": lambda one: one.shop.wiring.holds_backups("local"),
+    "does a destination hold binary logs": lambda one: one.shop.catalog.binlogs.any_at("local"),
+    "does a destination hold anything": lambda one: one.shop.wiring.holds_anything("nowhere"),
     "check of destinations": lambda one: destination_identity.findings(one.shop.wiring),
     "check of what waits to be copied": lambda one: missing_copies.findings(
         one.shop.wiring, one.shop.wiring.settings.server(SERVER)

@@ -482,5 +482,6 @@ def test_runs_folded_on_the_way_are_those_of_all_segments(logs: Catalog, number:
         for name in ("local", "offsite"):
             segments = state[name].values()
             folded = _sorted(logs.binlogs.runs(SERVER, name))
+            assert logs.binlogs.any_at(name) == bool(folded)
             assert folded == recomputed(segments, name)
             assert folded == list(runs_of(segments, name, {one.key: one.size // 2 for one in segments}))
