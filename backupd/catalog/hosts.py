@@ -14,19 +14,19 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from io import TextIOWrapper
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, String, Table, delete, insert, or_, select, text, update
+from sqlalchemy import Column, Connection, String, Table, delete, func, insert, or_, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from backupd.catalog.database import Database, Rows
-from backupd.catalog.jobs import jobs, readdress
+from backupd.catalog.jobs import OPEN, jobs, readdress
 from backupd.catalog.row_mapping import UtcTime, first_record, metadata, records, row_of
-from backupd.model.document import Document
-from backupd.model.errors import CatalogError
+from backupd.model.document import HIDDEN, Document
+from backupd.model.errors import CatalogError, RefusedError, unknown
 from backupd.model.job import HOST, JobState
 
 hosts = Table(
@@ -52,6 +52,19 @@ class Host(Document):
     identity: str
     known_since: datetime
     served_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHost(Document):
+    """``since``: when it was recorded; ``served_at``: as of ``Host``; ``served``: does a service run there now;
+    ``jobs``: how many wait for it or run there."""
+
+    name: str
+    identity: str = field(metadata=HIDDEN)
+    since: datetime
+    served_at: datetime | None
+    served: bool
+    jobs: int
 
 
 class Hosts(Rows):
@@ -117,9 +130,48 @@ class Hosts(Rows):
                 readdress(connection, before, f"{HOST}{name}")
         return tuple(found)
 
-    def all(self) -> tuple[Host, ...]:
+    def all(self, now: datetime) -> tuple[KnownHost, ...]:
         """Every host, by name."""
-        return self._records(Host, select(hosts).order_by(hosts.c.name))
+        with self._database.read() as connection:
+            clock = self._database.clock(connection, now)
+            found = records(connection, Host, select(hosts).order_by(hosts.c.name))
+            return tuple(
+                KnownHost(
+                    one.name,
+                    one.identity,
+                    one.known_since,
+                    one.served_at,
+                    _is_served(one, clock),
+                    _open_jobs(connection, one.name),
+                )
+                for one in found
+            )
+
+    def forget(self, name: str, now: datetime) -> None:
+        """Forget a host that is no more. Raises NotFoundError, and RefusedError where a service runs there or jobs wait
+        for it."""
+        with self._database.write() as connection:
+            found = first_record(connection, Host, select(hosts).where(hosts.c.name == name))
+            if found is None:
+                raise unknown("host", name, lists="hosts")
+            if _is_served(found, self._database.clock(connection, now)):
+                raise RefusedError(
+                    f"a service runs on host {name}",
+                    hint=f"stop it there first; one that was killed counts for {SERVED.seconds // 60} minutes more",
+                )
+            if waiting := _open_jobs(connection, name):
+                raise RefusedError(
+                    f"{waiting} jobs wait for host {name} or run there",
+                    hint="the service that runs takes over those that are queued; `backupd jobs` lists them, `backupd "
+                    "jobs cancel ID` ends one",
+                )
+            connection.execute(delete(hosts).where(hosts.c.name == name))
+
+
+def _open_jobs(connection: Connection, host: str) -> int:
+    """How many jobs that are not over are addressed to this host."""
+    here = jobs.c.runs_on == f"{HOST}{host}", jobs.c.state.in_([str(state) for state in OPEN])
+    return connection.execute(select(func.count()).where(*here)).scalar_one()
 
 
 def _is_served(host: Host, clock: datetime) -> bool:

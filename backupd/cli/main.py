@@ -48,6 +48,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "server": ("work.server_app", {}),
     "keys": ("keys.app", {}),
     "jobs": ("jobs.app", {}),
+    "hosts": ("jobs.hosts_app", {}),
     "binlog": ("binlog.app", {}),
     "catalog": ("catalog.app", {}),
     "alerts": ("alerts.app", {}),

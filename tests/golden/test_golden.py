@@ -82,6 +82,7 @@ COMMANDS = (
     "jobs show {running}",
     "jobs show {queued}",
     "jobs log {failed}",
+    "hosts",
     "binlog status",
     f"binlog status {SHOP}",
     "alerts",

@@ -171,7 +171,7 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
         and policy.retention
         and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1)
     ):
-        then.append(replace(queued(wiring, JobKind.RETENTION, job.server), leg=RETENTION_LEG))
+        then.append(replace(queued(wiring, JobKind.RETENTION, job.server, runs_on=job.runs_on), leg=RETENTION_LEG))
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
         then.append(repetition(wiring, job, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
@@ -179,9 +179,16 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
 
 
 def queued(
-    wiring: Wiring, kind: JobKind, server: str, *, by: str = "", arguments: Mapping[str, Any] | None = None
+    wiring: Wiring,
+    kind: JobKind,
+    server: str,
+    *,
+    by: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    runs_on: str = "",
 ) -> JobRecord:
-    """A new job for the queue, not recorded yet, addressed to this host. ``by`` whom it is asked for."""
+    """A new job for the queue, not recorded yet, addressed to this host, or to another one with ``runs_on``. ``by``
+    whom it is asked for."""
     now = wiring.clock()
     return JobRecord(
         id=new_id(now),
@@ -191,13 +198,21 @@ def queued(
         queued_at=now,
         requested_by=by,
         arguments=dict(arguments or {}),
-        runs_on=wiring.here,
+        runs_on=runs_on or wiring.here,
     )
 
 
 def repetition(wiring: Wiring, job: JobRecord, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
-    """The same job again, as its successor."""
-    again = queued(wiring, JobKind(job.kind), job.server, by=job.requested_by, arguments=job.arguments)
+    """The same job again, as its successor, on the same host: who ends a job that died may be on another one, which
+    has other data."""
+    again = queued(
+        wiring,
+        JobKind(job.kind),
+        job.server,
+        by=job.requested_by,
+        arguments=job.arguments,
+        runs_on=job.runs_on,
+    )
     return replace(
         again,
         due_at=job.due_at,

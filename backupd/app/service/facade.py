@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from backupd.app.views.policies import Explanation
     from backupd.app.views.server_status import ServerOverview
     from backupd.backup.finding import Finding
+    from backupd.catalog.hosts import KnownHost
     from backupd.metrics import Values
     from backupd.model.access import Challenge
     from backupd.model.job import JobRecord
@@ -169,6 +170,16 @@ class Installation(Facade):
         from backupd.app.views.destinations import places
 
         return places(self._wiring, self._wiring.clock())
+
+    def hosts(self) -> tuple[KnownHost, ...]:
+        """Every host that uses this catalog, by name."""
+        return self._wiring.catalog.hosts.all(self._wiring.clock())
+
+    def forget_host(self, name: str) -> None:
+        """Forget a host that is no more. Raises NotFoundError, RefusedError while it is needed."""
+        with self._audited("host-forgotten", subject=name):
+            require_all(self._actor)
+            self._wiring.catalog.hosts.forget(name, self._wiring.clock())
 
     def measure(self) -> Values:
         """Everything that is measured of what the actor sees."""

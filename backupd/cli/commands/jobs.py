@@ -1,15 +1,18 @@
-"""``backupd jobs``: list, show, log, cancel."""
+"""``backupd jobs``: list, show, log, cancel; and ``backupd hosts``, which jobs are addressed to: list, forget."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.session import AnyServer, Commands, Run, one_of
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.text import format_duration, format_size, progress_text
+from backupd.model.text import format_duration, format_size, format_time, progress_text
+
+if TYPE_CHECKING:
+    from backupd.catalog.hosts import KnownHost
 
 SHOWN = 40
 """Rows of a list unless more are asked for."""
@@ -84,3 +87,29 @@ def cancel(run: Run, job_id: JobId) -> None:
         if record.state is JobState.CANCELLED
         else f"stop requested for {job_id}; to check whether it has ended: backupd jobs show {job_id}"
     )
+
+
+hosts_app = Commands(cls=ListByDefault, help="List the hosts that use the catalog; forget one that is no more.")
+
+
+@hosts_app.command("list")
+def list_hosts(run: Run) -> None:
+    """List the hosts that use the catalog, and how many jobs wait for each (also without the word `list`)."""
+    columns = ("NAME", "SINCE", "SERVICE", "JOBS")
+    run.show_list(run.service.installation.hosts(), "no hosts", columns, _host, right=("JOBS",))
+
+
+def _host(host: KnownHost) -> tuple[str, ...]:
+    last = f"none since {format_time(host.served_at)}" if host.served_at is not None else "none"
+    return host.name, format_time(host.since), "runs" if host.served else last, str(host.jobs)
+
+
+@hosts_app.command()
+def forget(
+    run: Run, name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a host, as `backupd hosts` lists it.")]
+) -> None:
+    """Forget a host that is no more. Refused while a service runs there or jobs wait for it."""
+    run.service.installation.forget_host(name)
+    run.screen.done = f"host {name} was forgotten"
+    run.screen.document({"name": name, "forgotten": True})
+    run.screen.line(f"host {name} is forgotten")

@@ -7,12 +7,17 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
+from backupd.catalog.database import Database
+from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.errors import RefusedError, UnknownNameError
+from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.postgresql import PostgreSQL
 from tests.support.catalog.samples import NOON
 from tests.support.stores.gate import until
@@ -95,4 +100,34 @@ def test_threads_that_record_one_host_at_once_agree_on_its_name(url: str) -> Non
             return catalog.hosts.join("shop1", "0" * 32, NOON, named=True, leads=number % 2 == 0)
 
         assert set(pool.map(join, range(8))) == {"shop1"}
-        assert [one.name for one in catalog.hosts.all()] == ["shop1"]
+        assert [one.name for one in catalog.hosts.all(NOON)] == ["shop1"]
+
+
+def test_hosts_are_listed_with_their_jobs_and_one_that_is_no_more_can_be_forgotten(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Database, "clock", lambda _database, _connection, now: now)
+    with open_catalog(url) as catalog:
+        hosts, later = catalog.hosts, NOON + SERVED
+        for number, name in enumerate(("old", "main", "busy")):
+            hosts.join(name, f"{number}" * 32, NOON, named=True)
+        hosts.serves("main", later)
+        hosts.serves("old", NOON)
+        for number, (state, name) in enumerate((("queued", "busy"), ("queued", "main"), ("missed", "main"))):
+            job = JobRecord(f"20261121T040000Z-{number:08x}", JobKind.VERIFY, "db1", JobState(state), NOON)
+            catalog.jobs.add(replace(job, runs_on=f"host:{name}"))
+        assert [(one.name, one.served, one.served_at, one.jobs) for one in hosts.all(later)] == [
+            ("busy", False, None, 1),
+            ("main", True, later, 1),
+            ("old", False, NOON, 0),
+        ]
+        assert sorted(hosts.all(later)[0].as_json()) == ["jobs", "name", "served", "served_at", "since"]
+        for name, error, why in (
+            ("main", RefusedError, "a service runs on host main"),
+            ("busy", RefusedError, "1 jobs wait for host busy"),
+            ("nobody", UnknownNameError, "there is no host nobody"),
+        ):
+            with pytest.raises(error, match=why):
+                hosts.forget(name, later)
+        hosts.forget("old", later)
+        assert [one.name for one in hosts.all(later)] == ["busy", "main"]

@@ -13,7 +13,7 @@ import pytest
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, host_identity
 from backupd.app.jobs.admission import Admission
-from backupd.app.jobs.jobs import queued
+from backupd.app.jobs.jobs import abandon_dead, queued
 from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import ConfigurationError, RefusedError
@@ -145,9 +145,9 @@ def test_the_second_of_a_pair_takes_the_name_and_the_jobs_at_once(
     catalog.jobs.enqueue(queued(first, JobKind.FULL, "db1"))
     # By hand on the host that stands by, a restore say: it neither takes the name nor is it refused.
     assert second.here == "host:backup1"
-    assert [one.identity for one in catalog.hosts.all()] == [host_identity(first.settings.spool)]
+    assert [one.identity for one in catalog.hosts.all(clock())] == [host_identity(first.settings.spool)]
     serve(second)  # the first one was killed, and has reported a moment ago
-    assert [one.identity for one in catalog.hosts.all()] == [host_identity(second.settings.spool)]
+    assert [one.identity for one in catalog.hosts.all(clock())] == [host_identity(second.settings.spool)]
     claimed = catalog.jobs.claim("me", clock(), runs_on=second.here)
     assert claimed is not None
 
@@ -167,6 +167,23 @@ def test_jobs_of_a_host_that_no_service_serves_any_more_go_to_the_one_that_acts(
     assert catalog.hosts.served(clock()) == frozenset()
 
 
+def test_a_job_that_is_repeated_waits_for_the_host_of_the_job_before(
+    catalog: Catalog, clock: Clock, tmp_path: Path
+) -> None:
+    gone, here = host(catalog, clock, tmp_path / "a", "shop1"), host(catalog, clock, tmp_path / "b", "backup1")
+    serve(gone)
+    elsewhere = "shop1 b00t 1 77 1"
+    catalog.jobs.enqueue(replace(queued(gone, JobKind.FULL, "db1"), leg="physical.full"))
+    died = catalog.jobs.claim(elsewhere, clock(), runs_on=gone.here)
+    assert died is not None
+    clock.sleep(SERVED)
+    serve(gone)  # by another process: the one that ran the job is gone
+    assert here.here == "host:backup1"  # a command there, which looks after dead jobs as every command does
+    assert [job.id for job in abandon_dead(here)] == [died.id]
+    (again,) = catalog.jobs.list(state=JobState.QUEUED)
+    assert (again.previous, again.runs_on) == (died.id, "host:shop1")
+
+
 def test_a_command_renames_no_host_under_its_service(catalog: Catalog, clock: Clock, tmp_path: Path) -> None:
     service = host(catalog, clock, tmp_path / "a", "old")
     serve(service)
@@ -177,7 +194,7 @@ def test_a_command_renames_no_host_under_its_service(catalog: Catalog, clock: Cl
     assert edited.here == "host:main"
     assert edited.join(leads=False) == "main"
     assert [job.runs_on for job in catalog.jobs.list()] == ["host:main"]
-    assert [one.name for one in catalog.hosts.all()] == ["main"]
+    assert [one.name for one in catalog.hosts.all(clock())] == ["main"]
 
 
 def test_an_identity_that_is_damaged_or_cannot_be_written_is_said(tmp_path: Path) -> None:

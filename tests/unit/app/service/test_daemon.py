@@ -394,7 +394,7 @@ def test_a_reload_that_the_catalog_refuses_renames_no_host(office: Office, monke
 
     def load(path: Path, *, strict: bool) -> Settings:
         with looking(office) as catalog:
-            names.append([host.name for host in catalog.hosts.all()])
+            names.append([host.name for host in catalog.hosts.all(datetime.now(UTC))])
         office.write(extra=f"host: main{len(names)}\n" if len(names) > 1 else "host: main\n", gold=FAR)
         os.kill(os.getpid(), signal.SIGHUP if len(names) < 3 else signal.SIGTERM)
         return load_settings(path, strict=strict)
@@ -412,7 +412,7 @@ def test_a_reload_that_the_catalog_refuses_renames_no_host(office: Office, monke
     with looking(office) as catalog:
         (refused,) = catalog.events.list(kind="config-refused")
         assert "the disk of the catalog is full; the previous one stays active" in refused.message
-        ((name, served),) = [(host.name, host.served_at) for host in catalog.hosts.all()]
+        ((name, served),) = [(host.name, host.served_at) for host in catalog.hosts.all(datetime.now(UTC))]
         assert (name, served) == ("main3", None), "nobody serves it any more"
 
 
