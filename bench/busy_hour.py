@@ -24,8 +24,12 @@ from sqlalchemy import delete, text, update
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.alerts import incidents
-from backupd.catalog.backups import identities
-from backupd.catalog.binlog_tables import (
+from backupd.catalog.database import Database
+from backupd.catalog.proofs import proofs, witnesses
+from backupd.catalog.restores import restores
+from backupd.catalog.session import open_catalog
+from backupd.catalog.tables.backups import identities
+from backupd.catalog.tables.binlogs import (
     binlog_branches,
     binlog_confirmed,
     binlog_copies,
@@ -33,10 +37,6 @@ from backupd.catalog.binlog_tables import (
     binlog_segments,
     binlog_streams,
 )
-from backupd.catalog.database import Database
-from backupd.catalog.proofs import proofs, witnesses
-from backupd.catalog.restores import restores
-from backupd.catalog.session import open_catalog
 from backupd.model.job import JobState
 from backupd.model.text import format_duration, format_size, parse_size
 from bench.house import BACKUPD

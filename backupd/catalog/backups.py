@@ -14,25 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
     ColumnElement,
     Connection,
-    ForeignKey,
-    Index,
     Select,
-    String,
-    Table,
     case,
     delete,
     exists,
-    false,
     insert,
     literal_column,
     select,
-    text,
     tuple_,
     update,
 )
@@ -40,112 +30,31 @@ from sqlalchemy import (
 from backupd.catalog.database import Rows
 from backupd.catalog.row_mapping import (
     EVER,
-    FreeText,
     Listed,
     Span,
-    UtcTime,
-    metadata,
     narrowed,
     page,
-    position_fields,
     put_row,
     reader,
     row_of,
 )
+from backupd.catalog.tables.backups import (
+    Amounts,
+    absences,
+    backups,
+    changing,
+    commits,
+    copies,
+    counted_stock,
+    identities,
+    kept_stock,
+    stock_added,
+    write_stock,
+)
+from backupd.catalog.tables.changes import changed
 from backupd.model.backup_record import Ancestor, BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.server_facts import Identity, Verdict
-
-_DELETED = text("state = 'deleted'")
-"""Of the indexes of what is on its way out, which is little; the same for PostgreSQL, as their migration says."""
-
-backups = Table(
-    "backups",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("server", String(64), nullable=False),
-    Column("kind", String(32), nullable=False),
-    Column("state", String(32), nullable=False),
-    Column("parent", String(64)),
-    Column("started_at", UtcTime, nullable=False),
-    Column("finished_at", UtcTime, nullable=False),
-    Column("bytes_source", BigInteger, nullable=False),
-    Column("bytes_stored", BigInteger, nullable=False),
-    Column("bytes_new", BigInteger, nullable=False),
-    Column("files", BigInteger, nullable=False),
-    Column("files_linked", BigInteger, nullable=False),
-    *position_fields(),
-    Column("flavour", String(32), nullable=False),
-    Column("server_version", FreeText, nullable=False),
-    Column("tool_version", FreeText, nullable=False),
-    Column("pinned", Boolean, nullable=False),
-    Column("warnings", JSON, nullable=False),
-    Column("from_lsn", BigInteger, nullable=False, server_default="0"),
-    Column("to_lsn", BigInteger, nullable=False, server_default="0"),
-    Column("server_uuid", FreeText, nullable=False, server_default=text("''")),
-    Column("reason", FreeText, nullable=False, server_default=text("''")),
-    Column("table_set", String(64), nullable=False, server_default=text("''")),
-    Column("tables_missing", BigInteger, nullable=False, server_default="0"),
-    Column("manifest", String(64), nullable=False, server_default=text("''")),
-    Column("missing", JSON(none_as_null=True)),
-    Column("doubtful", FreeText, nullable=False, server_default=text("''")),
-    Column("found", String(64), nullable=False, server_default=text("''")),
-    Column("foreign", Boolean, nullable=False, server_default=false()),
-    Index(None, "server", "finished_at", "id"),
-    Index(None, "finished_at", "id"),
-    Index("ix_backups_deleted", "id", sqlite_where=_DELETED),
-)
-
-
-commits = Table(
-    "commits",
-    metadata,
-    Column("backup_id", String(64), primary_key=True),
-    Column("manifest", String(64), nullable=False),
-)
-"""Every backup that is ours, by its manifest: written right before it is committed, or when it is adopted. It outlives
-the row in ``backups``, which a run that died never wrote, or which goes with a destination that is not configured."""
-
-
-identities = Table(
-    "identities",
-    metadata,
-    Column("server", String(64), primary_key=True),
-    Column("uuid", String(64), primary_key=True),
-    Column("verdict", String(16), nullable=False),
-    Column("server_id", BigInteger, nullable=False),
-    Column("evidence", FreeText, nullable=False),
-    Column("address", FreeText, nullable=False),
-    Column("since", UtcTime, nullable=False),
-    Column("seen_at", UtcTime, nullable=False),
-    Column("accepted_by", FreeText, nullable=False),
-)
-"""Who answered under a server's name; see ``recovery.lineage``."""
-
-
-copies = Table(
-    "copies",
-    metadata,
-    Column("backup_id", String(64), ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),
-    Column("destination", String(64), primary_key=True),
-    Column("state", String(32), nullable=False),
-    Column("stored_at", UtcTime, nullable=False),
-    Column("verified_at", UtcTime),
-    Index(None, "destination", "backup_id"),
-    Index("ix_copies_deleted", "destination", "backup_id", sqlite_where=_DELETED),
-)
-
-
-absences = Table(
-    "absences",
-    metadata,
-    Column("server", String(64), primary_key=True),
-    Column("job_id", String(64), nullable=False),
-    Column("since", UtcTime, nullable=False),
-    Column("after", FreeText, nullable=False),
-)
-"""Servers that a backup took out of rotation, and the program that brings each back; gone once that has run."""
-
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""
@@ -190,7 +99,8 @@ class Backups(Rows):
         """
         with self._database.write() as connection:
             if replace:
-                connection.execute(delete(backups).where(backups.c.id == record.id))
+                with changing(connection, record.id):
+                    connection.execute(delete(backups).where(backups.c.id == record.id))
             elif connection.scalar(select(exists().where(backups.c.id == record.id))):
                 raise RefusedError(f"backup {record.id} is in the catalog already")
             connection.execute(insert(backups).values(row_of(backups, record)))
@@ -200,6 +110,7 @@ class Backups(Rows):
                 connection.execute(
                     insert(copies), [row_of(copies, copy, backup_id=record.id) for copy in record.copies]
                 )
+            stock_added(connection, record.server, record.id)
 
     def get(self, backup_id: str) -> BackupRecord:
         """Raises NotFoundError."""
@@ -345,6 +256,17 @@ class Backups(Rows):
         """Every server that has a row, also those that are no longer configured."""
         return tuple(self._scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
 
+    def stock(self, server: str) -> tuple[dict[str, Amounts], dict[str, Amounts]]:
+        """What of a server lies at each destination: as it is kept, and as the copies say themselves."""
+        with self._database.read() as connection:
+            return kept_stock(connection, server), counted_stock(connection, server)
+
+    def recount(self, server: str) -> None:
+        """Keep what the copies of a server say themselves."""
+        with self._database.write() as connection:
+            changed(connection, server)  # whoever changes it waits, or was before
+            write_stock(connection, server, counted_stock(connection, server))
+
     def set_state(self, backup_id: str, state: BackupState) -> None:
         """Raises NotFoundError."""
         self._change(backup_id, state=str(state))
@@ -374,40 +296,48 @@ class Backups(Rows):
             found = connection.scalar(select(backups.c.found).where(backups.c.id == backup_id))
             if found is None:
                 raise _not_found(backup_id)
-            connection.execute(update(backups).where(backups.c.id == backup_id).values(foreign=False))
+            with changing(connection, backup_id, loses=False):
+                connection.execute(update(backups).where(backups.c.id == backup_id).values(foreign=False))
             _commit(connection, backup_id, found)
 
     def pin(self, backup_id: str, *, pinned: bool = True) -> None:
         """Keep the backup whatever retention says, or no longer. Raises NotFoundError."""
-        self._change(backup_id, pinned=pinned)
+        if not self._do(update(backups).where(backups.c.id == backup_id).values(pinned=pinned)):
+            raise _not_found(backup_id)
 
     def remove(self, backup_id: str) -> None:
         """Forget the backup and its copies. Quiet when it is gone already."""
-        self._do(delete(backups).where(backups.c.id == backup_id))
+        with self._database.write() as connection, changing(connection, backup_id):
+            connection.execute(delete(backups).where(backups.c.id == backup_id))
 
     def add_copy(self, backup_id: str, copy: Copy) -> None:
         """Record that a destination holds the backup; an older row of it is replaced. Raises NotFoundError."""
         with self._database.write() as connection:
             if not connection.scalar(select(exists().where(backups.c.id == backup_id))):
                 raise _not_found(backup_id)
-            put_row(connection, copies, row_of(copies, copy, backup_id=backup_id))
+            with changing(connection, backup_id):
+                put_row(connection, copies, row_of(copies, copy, backup_id=backup_id))
 
     def remove_copy(self, backup_id: str, destination: str) -> None:
         """Quiet when there is none."""
-        self._do(delete(copies).where(_is_copy(backup_id, destination)))
+        with self._database.write() as connection, changing(connection, backup_id):
+            connection.execute(delete(copies).where(_is_copy(backup_id, destination)))
 
     def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
         """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""
-        self._change_copy(backup_id, destination, state=_unless_deleted("complete"), verified_at=now)
+        good = _unless_deleted("complete")
+        with self._database.write() as connection, changing(connection, backup_id, loses=False):
+            _update_copy(connection, backup_id, destination, state=good, verified_at=now)
 
     def mark_copy_damaged(self, backup_id: str, destination: str) -> None:
         """``verified_at`` stays: it tells until when the copy was good. Raises NotFoundError."""
-        self._change_copy(backup_id, destination, state=_unless_deleted("damaged"))
+        with self._database.write() as connection, changing(connection, backup_id):
+            _update_copy(connection, backup_id, destination, state=_unless_deleted("damaged"))
 
     def set_copy_state(self, backup_id: str, destination: str, state: str) -> BackupState:
         """``state``: complete, damaged or deleted. The backup follows: it is deleted when every copy is, else complete
         when one is, else damaged; gives what it is now. Raises NotFoundError."""
-        with self._database.write() as connection:
+        with self._database.write() as connection, changing(connection, backup_id):
             _update_copy(connection, backup_id, destination, state=state)
             states = set(connection.scalars(select(copies.c.state).where(copies.c.backup_id == backup_id)))
             whole = next(
@@ -432,12 +362,9 @@ class Backups(Rows):
         )
 
     def _change(self, backup_id: str, **values: Any) -> None:
-        if not self._do(update(backups).where(backups.c.id == backup_id).values(**values)):
-            raise _not_found(backup_id)
-
-    def _change_copy(self, backup_id: str, destination: str, **values: Any) -> None:
-        with self._database.write() as connection:
-            _update_copy(connection, backup_id, destination, **values)
+        with self._database.write() as connection, changing(connection, backup_id):
+            if not connection.execute(update(backups).where(backups.c.id == backup_id).values(**values)).rowcount:
+                raise _not_found(backup_id)
 
 
 def _commit(connection: Connection, backup_id: str, manifest: str) -> None:
@@ -513,6 +440,8 @@ def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[
     return found
 
 
+_TELLING = ("verdict", "evidence", "address")
+"""Columns that standings are made of; the others move with every contact."""
 _MET = select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
 
 
@@ -529,7 +458,13 @@ class Identities(Rows):
 
     def put(self, identity: Identity) -> None:
         """One that was known is replaced."""
-        self._put(identities, row_of(identities, identity))
+        row = row_of(identities, identity)
+        same = (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)
+        with self._database.write() as connection:
+            known = connection.execute(select(identities).where(same)).mappings().first()
+            if known is None or any(known[name] != row[name] for name in _TELLING):
+                changed(connection, identity.server)
+            put_row(connection, identities, row)
 
     def accept(self, identity: Identity, by: str) -> Identity:
         """From now on it is the server of that name."""

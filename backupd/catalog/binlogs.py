@@ -8,8 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
-from backupd.catalog import binlog_tables as binlogruns
-from backupd.catalog.binlog_tables import (
+from backupd.catalog.database import Rows
+from backupd.catalog.row_mapping import record_of, row_of, write_row
+from backupd.catalog.tables import binlogs as binlogruns
+from backupd.catalog.tables.binlogs import (
     binlog_branches,
     binlog_copies,
     binlog_gaps,
@@ -20,8 +22,7 @@ from backupd.catalog.binlog_tables import (
     segment_columns,
     segment_of,
 )
-from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import record_of, row_of, write_row
+from backupd.catalog.tables.changes import changed
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
 from backupd.model.errors import NotFoundError
 
@@ -49,6 +50,7 @@ class Binlogs(Rows):
         """What was known of the same branch gives way."""
         with self._database.write() as connection:
             write_row(connection, binlog_branches, row_of(binlog_branches, branch), key=("server", "id"))
+            changed(connection, branch.server)
 
     def branches(self, server: str) -> tuple[Branch, ...]:
         """Oldest first."""
@@ -100,8 +102,12 @@ class Binlogs(Rows):
     def add_segments(self, found: Iterable[tuple[Segment, int]], destination: str, at: datetime) -> None:
         """The same for several, all or none: each with its sealed bytes."""
         with self._database.write() as connection:
-            for segment, stored in found:
-                _add(connection, segment, destination, stored, at)
+            for server, group in _by_server(found).items():
+                before = binlogruns.count(connection, server)
+                for segment, stored in group:
+                    _add(connection, segment, destination, stored, at)
+                if binlogruns.count(connection, server) != before:  # a run that goes on is followed by itself
+                    changed(connection, server)
 
     def drop_segments(
         self, server: str, keys: Iterable[SegmentKey], destination: str, *, stored_by: datetime | None = None
@@ -126,6 +132,8 @@ class Binlogs(Rows):
                     )
                 binlogruns.removed(connection, number, whole.intersection(gone), destination)
                 dropped += gone
+            if dropped:
+                changed(connection, server)
         return tuple(dropped)
 
     def mark_damaged(self, server: str, key: SegmentKey, destination: str) -> None:
@@ -134,6 +142,7 @@ class Binlogs(Rows):
             number = _branch(connection, server, key.branch)
             if _spoil(connection, number, key, destination) and _is_whole(connection, number, key):
                 binlogruns.removed(connection, number, [key], destination)
+            changed(connection, server)
 
     def mark_verified(self, server: str, keys: Iterable[SegmentKey], destination: str, at: datetime) -> None:
         """Every byte of these copies was read and is as it was stored. Unknown ones are passed over."""
@@ -148,6 +157,7 @@ class Binlogs(Rows):
                         binlogruns.added(
                             connection, number, record.segment, destination, record.destinations[destination].stored
                         )
+                        changed(connection, server, loses=False)
 
     def segments(
         self, server: str, branch: str, *, from_place: Place | None = None, to_place: Place | None = None
@@ -241,17 +251,22 @@ class Binlogs(Rows):
         the end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown
         branch."""
         with self._database.write() as connection:
-            binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at)
+            if not binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at):
+                changed(connection, server)
 
     def add_gap(self, gap: Gap) -> None:
         """What was known of a gap after the same place gives way, but for when it was noticed."""
         with self._database.write() as connection:
             write_row(connection, binlog_gaps, row_of(binlog_gaps, gap), once=("noticed_at",))
+            changed(connection, gap.server)
 
     def remove_gap(self, gap: Gap) -> None:
         """What was missing was found. Quiet when it is gone already."""
         row = row_of(binlog_gaps, gap)
-        self._do(delete(binlog_gaps).where(*(key == row[key.name] for key in binlog_gaps.primary_key.columns)))
+        this = (key == row[key.name] for key in binlog_gaps.primary_key.columns)
+        with self._database.write() as connection:
+            if connection.execute(delete(binlog_gaps).where(*this)).rowcount:
+                changed(connection, gap.server)
 
     def gaps(self, server: str) -> tuple[Gap, ...]:
         """By branch, in the order in which they were noticed."""
@@ -272,6 +287,13 @@ class Binlogs(Rows):
     def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
         """What the stream of ``server`` says of itself; it replaces what it said before."""
         self._put(binlog_streams, {"server": server, "status": dict(status), "updated_at": at})
+
+
+def _by_server(found: Iterable[tuple[Segment, int]]) -> dict[str, list[tuple[Segment, int]]]:
+    named: dict[str, list[tuple[Segment, int]]] = {}
+    for segment, stored in found:
+        named.setdefault(segment.server, []).append((segment, stored))
+    return named
 
 
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:

@@ -32,10 +32,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.backups import Owner, Placed, backups, chunks, copies, placed_at
+from backupd.catalog.backups import Owner, Placed, chunks, placed_at
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, records, row_of
+from backupd.catalog.tables.backups import backups, copies
 from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.document import Document, json_key
 from backupd.model.job import JobRecord

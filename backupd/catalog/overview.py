@@ -11,27 +11,19 @@ from typing import Any
 from sqlalchemy import Select, case, func, select
 
 from backupd.catalog.alerts import messages
-from backupd.catalog.backups import backups, copies, identities
-from backupd.catalog.binlog_tables import (
-    binlog_branches,
-    binlog_confirmed,
-    binlog_gaps,
-    binlog_runs,
-    binlog_streams,
-)
 from backupd.catalog.database import Rows
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import OPEN, jobs
 from backupd.catalog.proofs import proofs
 from backupd.catalog.row_mapping import narrowed
-from backupd.model.backup_record import BackupState
+from backupd.catalog.tables.backups import server_stock
+from backupd.catalog.tables.binlogs import (
+    binlog_runs,
+    binlog_streams,
+)
 from backupd.model.event import MessageState
 from backupd.model.job import JobState
 from backupd.model.proof import PROVED, RESTORED
-from backupd.model.server_facts import Verdict
-
-Marker = tuple[object, ...]
-"""As long as it is the same, the same backups, copies and binary logs of a server are there and count."""
 
 BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, JobState.MISSED})
 """Of a last job: somebody should look."""
@@ -96,6 +88,9 @@ def _of(servers: Collection[str] | None, query: Select[Any]) -> Select[Any]:
     return query if servers is None else query.where(query.selected_columns.server.in_(servers))
 
 
+_STOCK = server_stock.c
+
+
 class Glances(Rows):
     """What is read of all servers at once."""
 
@@ -108,76 +103,6 @@ class Glances(Rows):
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size
-
-    def markers(self, servers: Collection[str] | None = None) -> dict[str, Marker]:
-        """By server, of all or of these."""
-        whole = case((copies.c.state == str(BackupState.COMPLETE), 1), else_=0)
-        alive = case((backups.c.state == str(BackupState.COMPLETE), 1), else_=0)
-        looked = case((backups.c.missing.is_not(None), 1), else_=0)
-        doubted = case((backups.c.doubtful != "", 1), else_=0)
-        foreign = case((backups.c.foreign, 1), else_=0)
-        own = case((identities.c.verdict != str(Verdict.STRANGER), 1), else_=0)
-        queries: tuple[Select[Any], ...] = (
-            select(
-                backups.c.server,
-                func.count(),
-                func.max(backups.c.finished_at),
-                func.sum(alive),
-                func.sum(looked),
-                func.sum(doubted),
-                func.sum(foreign),
-            ).group_by(backups.c.server),
-            select(identities.c.server, func.count(), func.sum(own)).group_by(identities.c.server),
-            select(backups.c.server, func.count(), func.count(copies.c.verified_at), func.sum(whole))
-            .join(copies, copies.c.backup_id == backups.c.id)
-            .group_by(backups.c.server),
-            select(binlog_branches.c.server, func.count(), func.max(binlog_branches.c.noticed_at)).group_by(
-                binlog_branches.c.server
-            ),
-            select(binlog_branches.c.server, func.count())
-            .join(binlog_runs, binlog_runs.c.branch == binlog_branches.c.number)
-            .group_by(binlog_branches.c.server),
-            select(binlog_branches.c.server, func.count())
-            .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
-            .group_by(binlog_branches.c.server),
-            select(binlog_gaps.c.server, func.count(), func.max(binlog_gaps.c.noticed_at)).group_by(
-                binlog_gaps.c.server
-            ),
-        )
-        found: dict[str, list[object]] = {}
-        with self._database.read() as connection:
-            for number, query in enumerate(queries):
-                for server, *values in connection.execute(_of(servers, query)):
-                    found.setdefault(server, []).extend((number, *values))
-        return {server: tuple(values) for server, values in found.items()}
-
-    def confirmed(self, servers: Collection[str] | None = None) -> dict[str, dict[str, datetime]]:
-        """Of each server's present branch: until when, by destination, all that was committed is stored."""
-        query = (
-            select(
-                binlog_branches.c.server,
-                binlog_branches.c.noticed_at,
-                binlog_branches.c.id,
-                binlog_confirmed.c.destination,
-                func.max(binlog_confirmed.c.at),
-            )
-            .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
-            .group_by(
-                binlog_branches.c.server,
-                binlog_branches.c.noticed_at,
-                binlog_branches.c.id,
-                binlog_confirmed.c.destination,
-            )
-            .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
-        )
-        present: dict[str, tuple[str, dict[str, datetime]]] = {}
-        for server, _noticed, branch, destination, at in self._rows(
-            narrowed(query, (binlog_branches.c.server, servers))
-        ):
-            if server not in present or present[server][0] != branch:
-                present[server] = (branch, {})
-            present[server][1][destination] = at
-        return {server: places for server, (_branch, places) in present.items()}
 
     def streams(self, servers: Collection[str] | None = None) -> dict[str, tuple[Mapping[str, Any], datetime]]:
         """What each stream said of itself last, and when."""
@@ -261,24 +186,13 @@ class Glances(Rows):
     def stock(self) -> dict[str, Stock]:
         """By destination. Objects that several backups share are counted with the one that stored them first; where
         that is gone, the largest that is left tells the least that must be there."""
-        by_server = (
-            select(
-                copies.c.destination,
-                backups.c.server,
-                func.count(),
-                func.sum(backups.c.bytes_new),
-                func.max(backups.c.bytes_stored),
-            )
-            .join(backups, backups.c.id == copies.c.backup_id)
-            .where(copies.c.state == str(BackupState.COMPLETE))
-            .group_by(copies.c.destination, backups.c.server)
-        )
+        most = case((_STOCK.bytes_new > _STOCK.bytes_stored, _STOCK.bytes_new), else_=_STOCK.bytes_stored)
+        whole = select(_STOCK.destination, func.sum(_STOCK.backups), func.sum(most)).group_by(_STOCK.destination)
         logs = select(binlog_runs.c.destination, func.sum(binlog_runs.c.stored)).group_by(binlog_runs.c.destination)
         found: dict[str, Stock] = {}
         with self._database.read() as connection:
-            for place, _server, count, fresh, largest in connection.execute(by_server):
-                before = found.get(place, Stock())
-                found[place] = Stock(before.backups + count, before.bytes + max(int(fresh), int(largest)))
+            for place, count, size in connection.execute(whole):
+                found[place] = Stock(int(count), int(size))
             for place, stored in connection.execute(logs):
                 before = found.get(place, Stock())
                 found[place] = Stock(before.backups, before.bytes + int(stored))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
     from backupd.catalog.proofs import Proofs, Witnesses
     from backupd.catalog.restores import Plans, Rates, Restores
+    from backupd.catalog.standings import Standings
 
 
 class _Rows:
@@ -72,6 +73,7 @@ class Catalog:
     watch: Watch = _of("hosts")
     hosts: Hosts = _of("hosts")
     glances: Glances = _of("overview")
+    standings: Standings = _of("standings")
     incidents: IncidentRows = _of("alerts")
     messages: Messages = _of("alerts")
     cursors: Cursors = _of("alerts")

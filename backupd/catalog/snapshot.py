@@ -15,18 +15,19 @@ from typing import Any, cast
 from sqlalchemy import Connection, Select, Table, insert, select, tuple_
 
 from backupd.catalog.alerts import events
-from backupd.catalog.backups import identities
-from backupd.catalog.binlog_tables import binlog_branches
 from backupd.catalog.database import Database
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import holds, jobs, schedules
 from backupd.catalog.people import audit, challenges
 from backupd.catalog.proofs import proofs, witnesses
 from backupd.catalog.restores import restores
+from backupd.catalog.standings import server_standings
+from backupd.catalog.tables.backups import identities
+from backupd.catalog.tables.changes import changed
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError
 
-every_table = binlog_branches.metadata
+every_table = server_standings.metadata
 """All tables of the catalog: this module imports every module that declares some."""
 
 _BATCH = 250
@@ -63,6 +64,9 @@ def _insert_missing(here: Connection, table: Table, rows: Sequence[dict[str, Any
     new = [row for row in rows if tuple(row[key.name] for key in keys) not in found]
     if new:
         here.execute(insert(table), new)
+    if table is identities:
+        for server in sorted({row["server"] for row in new}):
+            changed(here, server)
     return len(new)
 
 

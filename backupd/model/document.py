@@ -254,11 +254,21 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if get_origin(hint) is Mapping:
         name, item = map(_reader, parts)
         return lambda value: {name(key): item(one) for key, one in value.items()}
-    if hint is datetime:
-        return parse_time
-    if hint is Any:
-        return lambda value: value
-    return getattr(hint, "from_json", _text if hint is str else hint)
+    return _READ.get(hint) or getattr(hint, "from_json", hint)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:120]!r} is not text")  # noqa: TRY004  a damaged document is known by it
+    return value
+
+
+_READ: Mapping[Any, Callable[[Any], Any]] = {
+    datetime: parse_time,
+    timedelta: lambda value: timedelta(seconds=value),
+    str: _text,
+    Any: lambda value: value,
+}
 
 
 def _value(name: str, read: Callable[[Any], Any], value: Any) -> Any:
@@ -266,9 +276,3 @@ def _value(name: str, read: Callable[[Any], Any], value: Any) -> Any:
         return read(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"its {name} is not valid: {error}") from error
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:120]!r} is not text")  # noqa: TRY004  a damaged document is known by it
-    return value

@@ -54,6 +54,7 @@ from backupd.app.verify.missing_tables import look_back
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
+from backupd.app.views.standings import StandingsWatch
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord
@@ -123,6 +124,7 @@ class Daemon:
         self._absences = AbsenceWatch()
         self._objectives = ObjectivesWatch(timeline)
         self._filling = FillingWatch()
+        self._standings = StandingsWatch()
         self._replicas = ReplicaWatch()
         self._refreshed = 0.0
         self._trouble = ""
@@ -268,6 +270,7 @@ class Daemon:
         self._housekeeper.look(self._wiring, now)
         self._objectives.look(self._wiring, now)
         self._filling.look(self._wiring, now)
+        self._standings.look(self._wiring, now)
         self._replicas.look(self._wiring, now)
 
     def _report_jump(self, jump: Jump) -> None:

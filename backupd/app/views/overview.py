@@ -1,7 +1,7 @@
 """Every server at a glance: can it be recovered as promised, and if not, what is wrong and what to do.
 
-However many servers there are, a few statements read what changes all the time; how each of them stands is kept while
-nothing changed (see ``backupd.app.views.server_status``).
+However many servers there are, a few statements read what changes all the time, and the rows of how each of them stands
+(see ``backupd.app.views.standings``).
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
 from backupd.app.views.objectives import first_backup
 from backupd.app.views.server_status import (
-    UNSEEN,
     LastProof,
     NextRun,
     Reason,
     ServerOverview,
-    ServerStatus,
     Status,
-    StatusCache,
     StreamView,
     place_troubles,
-    status_cache,
 )
+from backupd.app.views.standings import UNSEEN, ServerStatus, StatusCache, status_cache
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
@@ -90,7 +87,7 @@ def _made(
     tests, streams = catalog.glances.tests(only), catalog.glances.streams(only)
     absences = {absence.server: absence for absence in catalog.absences.all(only)}
     holds = {(one.server, one.kind): one for one in catalog.holds.all(only)}
-    schedules = catalog.schedules.all() if any(one.bare for one in stands.values()) else {}
+    schedules = catalog.schedules.all() if any(one.found.bare for one in stands.values()) else {}
     for name in names:
         server, looked = wiring.settings.server(name), stands.get(name)
         around = _Around(looked or UNSEEN, last[name], absences.get(name), streams.get(name))
@@ -119,7 +116,7 @@ def _made(
             held=held,
             paused=paused,
             absent_since=around.absence.since if around.absence else None,
-            looked_at=looked.at if looked and not looked.trouble else None,
+            looked_at=looked.at if looked and not looked.found.trouble else None,
             first_due=first_backup(
                 wiring.settings,
                 name,
@@ -128,7 +125,7 @@ def _made(
                 busy=any(job.kind in BACKUPS for job in jobs[name]),
                 ended=any(job.kind in BACKUPS for job in last[name]),
             )
-            if server.usable and around.stands.bare
+            if server.usable and around.stands.found.bare
             else None,
         )
         reasons = sorted(_reasons(wiring, made, server, around, now), key=lambda reason: -reason.status.rank)
@@ -178,6 +175,12 @@ def _reasons(
             "; ".join(str(problem) for problem in server.problems[:3]),
         )
     yield from _of_recovery(made, stands)
+    if stands.behind:
+        yield Reason(
+            Status.WARNING,
+            f"what can be recovered is told as of {format_time(stands.at)}: later changes are not evaluated yet",
+            "repeat in a few seconds; while no service runs: backupd timeline " + made.name,
+        )
     yield from _of_last_proof(made)
     if made.latest is not None:
         yield from (
@@ -187,16 +190,16 @@ def _reasons(
         )
         yield from (
             Reason(Status.WARNING, doubt, f"backupd timeline {made.name} shows what can be recovered")
-            for doubt in stands.doubts
+            for doubt in stands.found.doubts
         )
     if made.paused is None:
         yield from _of_stream(made, around, now)
     yield from _of_incidents_and_jobs(made, around)
     span = protection_of(wiring, made.name).within
-    if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
+    if stands.found.unprotected_since is not None and now - stands.found.unprotected_since > span and server.usable:
         yield Reason(
             Status.WARNING,
-            f"no protected backup for {_span(now - stands.unprotected_since)}: too few verified copies at the "
+            f"no protected backup for {_span(now - stands.found.unprotected_since)}: too few verified copies at the "
             "destinations",
             f"backupd replicate {made.name}",
         )
@@ -219,8 +222,8 @@ def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]
     """Can the server be recovered at all, and as the objectives promise?"""
     name = made.name
     kind = " --kind logical" if made.tables_only else ""
-    if stands.trouble:
-        message, _line, rest = stands.trouble.partition("\n")
+    if stands.found.trouble:
+        message, _line, rest = stands.found.trouble.partition("\n")
         yield Reason(Status.BAD, f"cannot determine the recoverable points in time: {message}", rest)
     elif stands is UNSEEN:
         yield Reason(Status.WARNING, "its state is not determined yet", "repeat in a few seconds")
@@ -322,7 +325,7 @@ def _of_incidents_and_jobs(made: ServerOverview, around: _Around) -> Iterator[Re
 
 
 def _of_gaps(made: ServerOverview, around: _Around, now: datetime) -> Iterator[Reason]:
-    fresh = [gap for gap in around.stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, made)]
+    fresh = [gap for gap in around.stands.found.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, made)]
     if fresh and all(incident.kind != GAP for incident in made.incidents):
         yield Reason(
             Status.WARNING,

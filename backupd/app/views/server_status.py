@@ -1,43 +1,27 @@
-"""What is shown of one server at a glance. Values; ``backupd.app.views.overview`` makes them.
+"""What is shown of one server at a glance, and its timeline, from what the catalog holds. Reads no destination.
 
-The timeline of a server, and how each server stands by it, from what the catalog holds. Reads no destination.
-
-Making a timeline takes milliseconds, and there may be a thousand servers, so what was found is kept while nothing
-changed that it was made of. Between two looks only the end of the archived binary log moves on. That is followed
-without a new look: as long as no backup, copy, run or gap came or went, the recoverable past goes on to what was
-confirmed last.
+Values, which ``backupd.app.views.overview`` makes of what is kept of each server (``backupd.app.views.standings``).
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from backupd.app.binlogs.status import one_line, stream_troubles
 from backupd.app.binlogs.stream_report import behind_limit
 from backupd.app.binlogs.targets import history
-from backupd.app.context.destination_identity import identities
-from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import kept_apart
-from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.protection import is_protected, protection_of, sites_of, verified
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
-from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.objectives import first_to_come
-from backupd.catalog.overview import Marker
-from backupd.catalog.session import Catalog
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Hold
-from backupd.model.binlog import Gap
-from backupd.model.document import HIDDEN, Document, computed, json_key, made_of
-from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError
+from backupd.model.backup_record import BackupKind, BackupRecord, Hold
+from backupd.model.document import HIDDEN, Document, computed, json_key
+from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Incident
 from backupd.model.job import JobKind, JobRecord
 from backupd.model.proof import PROVED, RESTORED
@@ -269,237 +253,3 @@ def place_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: d
         elif since is not None and now - since >= behind_limit(server.policy):
             found[name] = late
     return found
-
-
-KEPT = timedelta(minutes=5)
-"""Then a server is looked at again though nothing changed: time itself changes what a restore takes."""
-BUDGET = 1.0
-"""Seconds that somebody may wait for servers that nobody has looked at since they changed."""
-SHARED = 1.0
-"""Seconds for which one answer serves everybody, while nothing is written into the catalog."""
-SCOPES = 64
-"""So many answers, for tokens that see different servers, are kept."""
-
-Confirmed = Mapping[str, datetime]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """``at``: when it was looked at; ``view``: what was seen; ``confirmed``: what the destinations had confirmed then.
-    ``trouble``: what kept it from being looked at; then nothing else is known. ``bare``: there is no backup that
-    counts. ``doubts``: as of a timeline."""
-
-    at: datetime
-    view: ServerOverview
-    gaps: tuple[Gap, ...] = ()
-    unprotected_since: datetime | None = None
-    confirmed: Confirmed = field(default_factory=dict)
-    trouble: str = ""
-    bare: bool = False
-    doubts: tuple[str, ...] = ()
-
-    def moved(self, confirmed: Confirmed, now: datetime) -> ServerStatus:
-        """The same with what is ``confirmed`` by ``now``."""
-        latest = self.view.latest
-        if latest is not None and latest == max(self.confirmed.values(), default=None):
-            latest = max([latest, *(at for at in confirmed.values() if at <= now)])
-        reach = tuple(self._reached(one, confirmed, latest, now) for one in self.view.reach)
-        return replace(self, view=replace(self.view, latest=latest, reach=reach))
-
-    def _reached(self, one: Reach, confirmed: Confirmed, latest: datetime | None, now: datetime) -> Reach:
-        end = one.latest
-        if end is None or latest is None:
-            return one
-        if end == self.confirmed.get(one.name):
-            end = max(end, min(confirmed.get(one.name, end), now))
-        zero = timedelta()
-        return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
-
-
-UNSEEN = ServerStatus(datetime.min.replace(tzinfo=UTC), ServerOverview("", "", Status.GOOD))
-"""Of a server that nobody has looked at yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    mark: tuple[int, int] | None
-    made: float
-    at: datetime
-    servers: tuple[ServerOverview, ...]
-
-    def serves(self, mark: tuple[int, int] | None, now: datetime) -> bool:
-        return (
-            self.mark == mark
-            and time.monotonic() - self.made < SHARED
-            and abs(now - self.at) < timedelta(seconds=SHARED)
-        )
-
-
-class StatusCache:
-    """Of one catalog. Threads may share it: of those who ask at once one looks, and the others get the same."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._basis: tuple[object, object] = (None, None)
-        self._known: dict[str, tuple[Marker, ServerStatus]] = {}
-        self._coming: dict[tuple[str, str], tuple[Leg, datetime | None]] = {}
-        self._thread: threading.Thread | None = None
-        self._answers: dict[tuple[str, ...], _Answer] = {}
-
-    def shared(
-        self, wiring: Wiring, now: datetime, names: tuple[str, ...], make: Callable[[], tuple[ServerOverview, ...]]
-    ) -> tuple[ServerOverview, ...]:
-        """What ``make`` gives, or gave a moment ago, for the servers of these names."""
-        with self._lock:
-            if not self._is_same(wiring.settings):
-                self._basis = wiring.settings.policies, wiring.settings.destinations
-                for memory in (self._known, self._coming, self._answers):
-                    memory.clear()
-            mark = wiring.catalog.glances.mark()
-            last = self._answers.get(names)
-            if last is not None and last.serves(mark, now):
-                return last.servers
-            begun = time.monotonic()
-            answer = _Answer(mark, begun, now, make())
-            if len(self._answers) >= SCOPES:
-                self._answers.clear()
-            self._answers[names] = answer
-            return answer.servers
-
-    def _is_same(self, settings: Settings) -> bool:
-        """Were these read in one go with those that all here was found by? They may be narrowed to some servers."""
-        policies, destinations = self._basis
-        return policies is settings.policies and destinations is settings.destinations
-
-    def of(
-        self, wiring: Wiring, names: Iterable[str], now: datetime, only: Collection[str] | None = None
-    ) -> dict[str, ServerStatus]:
-        """Those that came or changed are looked at now, as far as BUDGET allows; the rest in the background, and one
-        that nobody has looked at yet is missing meanwhile. Raises CatalogError."""
-        markers = wiring.catalog.glances.markers(only)
-        seen = tuple(sorted(identities(wiring).items()))
-        configured = wiring.settings.destinations
-        confirmed = {
-            name: {place: at for place, at in places.items() if place in configured}
-            for name, places in wiring.catalog.glances.confirmed(only).items()
-        }
-        busy = self._thread is not None and self._thread.is_alive()
-        deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)
-        later: list[tuple[str, Marker]] = []
-        for name in names:
-            marker, known = (*markers.get(name, ()), seen), self._known.get(name)
-            if known is not None and known[0] == marker:
-                if not timedelta(0) <= now - known[1].at < KEPT:
-                    later.append((name, marker))
-            elif time.monotonic() < deadline:
-                self._known[name] = marker, _look(wiring, name, now, confirmed.get(name, {}))
-            else:
-                later.append((name, marker))
-        if later and not busy:
-            # A daemon thread: whoever asks next begins where it was.
-            self._thread = threading.Thread(
-                target=self._catch_up, args=(wiring, later, confirmed), name="standing", daemon=True
-            )
-            self._thread.start()
-        return {name: self._known[name][1].moved(confirmed.get(name, {}), now) for name in names if name in self._known}
-
-    def _catch_up(
-        self, wiring: Wiring, names: Sequence[tuple[str, Marker]], confirmed: Mapping[str, Confirmed]
-    ) -> None:
-        """Work at half speed: those who ask meanwhile come first."""
-        for name, marker in names:
-            begun = time.monotonic()
-            if not self._is_same(wiring.settings):
-                return
-            try:
-                self._known[name] = marker, _look(wiring, name, wiring.clock(), confirmed.get(name, {}))
-            except BackupdError as error:  # whoever asks next is told, where it is more than a moment's trouble
-                say("standing-trouble", f"{name}: {error}", level=logging.WARNING)
-                return
-            time.sleep(time.monotonic() - begun)
-
-    def coming(self, leg: Leg, now: datetime) -> datetime | None:
-        """When the next run of ``leg`` starts."""
-        known = self._coming.get(leg.key)
-        if known is None or known[0] != leg or (known[1] is not None and known[1] <= now):
-            starts = (start_of(leg, due) for due in due_times(leg, now - leg.jitter))
-            known = (leg, next((start for start in starts if start > now), None))
-            self._coming[leg.key] = known
-        return known[1]
-
-
-_ALL: weakref.WeakKeyDictionary[Catalog, StatusCache] = weakref.WeakKeyDictionary()
-_MAKING = threading.Lock()
-
-
-def status_cache(catalog: Catalog) -> StatusCache:
-    """Those of an open catalog, the same ones each time."""
-    with _MAKING:
-        return _ALL.setdefault(catalog, StatusCache())
-
-
-def _look(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> ServerStatus:
-    """Raises CatalogError; any other trouble is that of this server alone."""
-    try:
-        return _looked(wiring, name, now, confirmed)
-    except CatalogError:
-        raise
-    except BackupdError as error:
-        return replace(UNSEEN, at=now, trouble=str(error))
-
-
-def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> ServerStatus:
-    found = timeline(wiring, name)
-    records = wiring.catalog.backups.list(name)
-    complete = [one for one in records if one.state is BackupState.COMPLETE]
-    wanted, sites = protection_of(wiring, name), sites_of(wiring)
-    walk = verified(records, sites)
-    good = [one for one in complete if is_protected(one, walk, wanted, sites)]
-    newest = max((one.finished_at for one in good), default=None)
-    later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
-    alive = [one for one in records if one.state is not BackupState.DELETED]
-    view = replace(
-        UNSEEN.view,
-        latest=found.latest,
-        first=min((window.begin for window in found.windows), default=None),
-        windows=len(found.windows),
-        gaps=len(found.gaps),
-        gap_noticed_at=max((gap.noticed_at for gap in found.gaps), default=None),
-        reach=found.destinations,
-        rto=found.predicted_rto,
-        last_backups=_last(complete),
-        backups=len(complete),
-        protected=len(good),
-        bytes_stored=max(
-            sum(one.stats.bytes_new for one in alive), max((one.stats.bytes_stored for one in alive), default=0)
-        ),
-        tables_only=found.tables_only,
-    )
-    return ServerStatus(
-        now,
-        view,
-        found.gaps,
-        min(later, default=None),
-        confirmed,
-        bare=all(one.apart for one in records),
-        doubts=found.doubts,
-    )
-
-
-def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:
-    """By kind, then by set of tables."""
-    newest: dict[tuple[int, str], BackupRecord] = {}
-    for one in complete:
-        key = list(BackupKind).index(one.kind), one.table_set
-        if key not in newest or newest[key].finished_at < one.finished_at:
-            newest[key] = one
-    return tuple(
-        made_of(
-            LastBackup,
-            one,
-            bytes_source=one.stats.bytes_source,
-            bytes_stored=one.stats.bytes_stored,
-            bytes_new=one.stats.bytes_new,
-        )
-        for _key, one in sorted(newest.items(), key=lambda item: item[0])
-    )

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from backupd.catalog.backups import backups
-from backupd.catalog.binlog_tables import binlog_branches
 from backupd.catalog.database import Database
+from backupd.catalog.tables.backups import backups
+from backupd.catalog.tables.binlogs import binlog_branches
 from backupd.model.text import format_time
 from tests.e2e.restores.test_every_second import confirmed
 from tests.support import sample

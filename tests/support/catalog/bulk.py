@@ -18,6 +18,8 @@ from sqlalchemy.engine import Dialect
 from backupd.catalog.database import Database
 from backupd.catalog.row_mapping import UtcTime
 from backupd.catalog.session import open_catalog
+from backupd.catalog.tables.backups import counted_stock, write_stock
+from backupd.catalog.tables.changes import changed
 from backupd.model.manifest import StoredObject, encode_header
 from backupd.transfer.deletion import mark
 from storage import layout
@@ -62,7 +64,12 @@ def fill(url: str, fleet: Fleet) -> dict[str, int]:
     database = Database(url)
     try:
         write = _into_sqlite if database.sqlite else _into_postgresql
-        return write(database, fleet)
+        found = write(database, fleet)
+        with database.write() as connection:
+            for name in fleet.names:
+                changed(connection, name)
+                write_stock(connection, name, counted_stock(connection, name))
+        return found
     finally:
         database.close()
 

@@ -13,8 +13,13 @@ from typing import Any
 from sqlalchemy import Table
 
 from backupd.catalog.alerts import events, incidents
-from backupd.catalog.backups import backups, commits, copies, identities
-from backupd.catalog.binlog_tables import (
+from backupd.catalog.destinations import binlog_lags, marks, replications, scrubs
+from backupd.catalog.jobs import holds, jobs
+from backupd.catalog.people import audit
+from backupd.catalog.proofs import proofs, witnesses
+from backupd.catalog.restores import restores
+from backupd.catalog.tables.backups import backups, commits, copies, identities
+from backupd.catalog.tables.binlogs import (
     binlog_branches,
     binlog_confirmed,
     binlog_copies,
@@ -22,11 +27,6 @@ from backupd.catalog.binlog_tables import (
     binlog_segments,
     binlog_streams,
 )
-from backupd.catalog.destinations import binlog_lags, marks, replications, scrubs
-from backupd.catalog.jobs import holds, jobs
-from backupd.catalog.people import audit
-from backupd.catalog.proofs import proofs, witnesses
-from backupd.catalog.restores import restores
 
 LOCAL, OFFSITE = PLACES = ("local", "offsite")
 HOUR = timedelta(hours=1)

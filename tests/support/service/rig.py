@@ -20,7 +20,7 @@ from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.app.views import server_status as standing
+from backupd.app.views import standings as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
 from backupd.model.text import Clock

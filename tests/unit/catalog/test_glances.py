@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
+from backupd.catalog.standings import Count, StandingRow
 from backupd.model.backup_record import BackupState, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment, SegmentKey
+from backupd.model.errors import NotFoundError
 from backupd.model.event import Message, MessageKind, MessageState
 from backupd.model.job import JobState
-from backupd.model.server_facts import Position
+from backupd.model.server_facts import Identity, Position, Verdict
 from tests.support.catalog import samples
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -49,40 +53,107 @@ def _branch(catalog: Catalog, server: str, name: str, noticed: datetime) -> None
         )
 
 
-def test_a_marker_changes_with_everything_that_a_timeline_is_made_of_and_with_nothing_else(catalog: Catalog) -> None:
-    assert catalog.glances.markers() == {}
+def test_everything_that_a_standing_is_made_of_is_counted_and_nothing_else(catalog: Catalog) -> None:
     record = samples.backup(server="a", copies=(Copy("local", "complete", NOW), Copy("offsite", "complete", NOW)))
-    other = samples.backup(2, server="b")
-    steps: list[Callable[[], object]] = [
-        lambda: catalog.backups.add(record),
-        lambda: catalog.backups.mark_copy_verified(record.id, "local", NOW),
-        lambda: catalog.backups.set_copy_state(record.id, "offsite", "damaged"),
-        lambda: catalog.backups.set_state(record.id, BackupState.DELETED),
-        lambda: _branch(catalog, "a", FIRST, NOW - HOUR),
-        lambda: catalog.binlogs.confirm("a", "local", FIRST, (1, 50), NOW),
-        lambda: catalog.binlogs.add_gap(
-            Gap("a", FIRST, "local", Position("binlog.000001", 5), None, None, None, "x", NOW)
-        ),
+    gap = Gap("a", FIRST, "local", Position("binlog.000001", 5), None, None, None, "x", NOW)
+    key = SegmentKey(FIRST, 1, 0, 100)
+    backups, binlogs = catalog.backups, catalog.binlogs
+    met = Identity("a", "uuid", Verdict.OWN, NOW, NOW)
+    steps: list[tuple[bool, Callable[[], object]]] = [
+        (False, lambda: backups.add(record)),
+        (False, lambda: backups.mark_copy_verified(record.id, "local", NOW)),
+        (True, lambda: backups.mark_copy_damaged(record.id, "local")),
+        (True, lambda: backups.set_copy_state(record.id, "offsite", "damaged")),
+        (True, lambda: backups.set_state(record.id, BackupState.DELETED)),
+        (True, lambda: backups.set_missing(record.id, ["shop.t"], "")),
+        (False, lambda: backups.adopt(record.id)),
+        (True, lambda: backups.remove_copy(record.id, "offsite")),
+        (True, lambda: backups.add_copy(record.id, Copy("offsite", "complete", NOW))),
+        (True, lambda: backups.remove(record.id)),
+        (True, lambda: catalog.identities.put(met)),
+        (True, lambda: catalog.identities.put(replace(met, verdict=Verdict.STRANGER))),
+        (True, lambda: _branch(catalog, "a", FIRST, NOW - HOUR)),
+        (True, lambda: binlogs.confirm("a", "local", FIRST, (1, 50), NOW)),
+        (True, lambda: binlogs.add_gap(gap)),
+        (True, lambda: binlogs.remove_gap(gap)),
+        (True, lambda: binlogs.mark_damaged("a", key, "local")),
+        (False, lambda: binlogs.mark_verified("a", [key], "local", NOW)),
+        (True, lambda: binlogs.drop_segments("a", [key], "local")),
     ]
-    seen = [catalog.glances.markers().get("a")]
-    for step in steps:
+    seen = catalog.standings.count("a")
+    assert seen == Count()
+    for number, (loses, step) in enumerate(steps):
         step()
-        seen.append(catalog.glances.markers()["a"])
-    assert len(set(seen)) == len(steps) + 1
-    catalog.binlogs.confirm("a", "local", FIRST, (1, 60), NOW + HOUR)
-    catalog.backups.add(other)
+        now = catalog.standings.count("a")
+        assert now.changes > seen.changes, number
+        assert (now.losses > seen.losses) is loses, number
+        seen = now
+    _branch(catalog, "b", SECOND, NOW)
+    binlogs.confirm("b", "local", SECOND, (1, 50), NOW)
+    followed = catalog.standings.count("b")
+    binlogs.confirm("b", "local", SECOND, (1, 60), NOW + HOUR)
+    backups.add(samples.backup(2, server="c"))
+    backups.pin(samples.backup(2).id)
     catalog.jobs.add(samples.job(server="a"))
-    assert catalog.glances.markers()["a"] == seen[-1], "what is confirmed is followed by itself"
+    catalog.identities.put(replace(met, verdict=Verdict.STRANGER, seen_at=NOW + HOUR))
+    assert catalog.standings.count("a") == seen, "of others nothing is counted, nor that a server was met again"
+    assert catalog.standings.count("b") == followed, "what is confirmed is followed by itself"
 
 
 def test_what_is_confirmed_is_told_of_the_present_branch(catalog: Catalog) -> None:
     _branch(catalog, "a", FIRST, NOW - HOUR)
     catalog.binlogs.confirm("a", "local", FIRST, (1, 50), NOW)
     catalog.binlogs.confirm("a", "offsite", FIRST, (1, 50), NOW - HOUR)
-    assert catalog.glances.confirmed() == {"a": {"local": NOW, "offsite": NOW - HOUR}}
+    assert catalog.standings.rows()[1] == {"a": {"local": NOW, "offsite": NOW - HOUR}}
     _branch(catalog, "a", SECOND, NOW)
     catalog.binlogs.confirm("a", "local", SECOND, (1, 50), NOW + HOUR)
-    assert catalog.glances.confirmed() == {"a": {"local": NOW + HOUR}}
+    assert catalog.standings.confirmed("a") == {"local": NOW + HOUR}
+
+
+def test_a_row_says_what_it_was_made_of_and_one_that_knew_more_stays(catalog: Catalog) -> None:
+    catalog.backups.add(samples.backup(server="a"))
+    catalog.standings.keep("a", Count(1, 0), "this", NOW, "{}")
+    catalog.backups.add(samples.backup(2, server="a"))
+    catalog.standings.keep("a", Count(2, 0), "this", NOW + HOUR, "[]")
+    catalog.standings.keep("a", Count(1, 0), "this", NOW + 2 * HOUR, "{}")
+    rows, _confirmed = catalog.standings.rows(["a", "b"])
+    assert rows == {"a": StandingRow("a", Count(2, 0), Count(2, 0), "this", NOW + HOUR)}
+    assert catalog.standings.documents() == {"a": "[]"}
+
+
+def test_the_stock_follows_each_copy_whatever_becomes_of_it(catalog: Catalog) -> None:
+    drawn = random.Random(15)
+    states = ["complete", "damaged", "deleted"]
+    for number in range(400):
+        known = sorted(record.id for record in catalog.backups.every(foreign=True))
+        one, place = drawn.choice(known) if known else "", drawn.choice(["local", "offsite"])
+        what = drawn.randrange(8) if known else 0
+        with suppress(NotFoundError):
+            if what < 2:
+                at = ("local", "offsite")[: drawn.randrange(3)]
+                held = tuple(Copy(name, drawn.choice(states), NOW) for name in at)
+                record = samples.backup(number % 90, server=drawn.choice("ab"), copies=held)
+                sizes = replace(record.stats, bytes_stored=drawn.randrange(6) * 9, bytes_new=drawn.randrange(60))
+                catalog.backups.add(replace(record, stats=sizes), replace=True)
+            elif what == 2:
+                catalog.backups.remove(one)
+            elif what == 3:
+                catalog.backups.remove_copy(one, place)
+            elif what == 4:
+                catalog.backups.add_copy(one, Copy(place, drawn.choice(states), NOW))
+            elif what == 5:
+                catalog.backups.mark_copy_verified(one, place, NOW)
+            elif what == 6:
+                catalog.backups.mark_copy_damaged(one, place)
+            else:
+                catalog.backups.set_copy_state(one, place, drawn.choice(states))
+        for server in "ab":
+            kept, counted = catalog.backups.stock(server)
+            assert {name: amounts for name, amounts in kept.items() if amounts[0]} == counted, number
+            assert all(amounts == (0, 0, 0) for name, amounts in kept.items() if name not in counted)
+    catalog.backups.recount("a")
+    kept, counted = catalog.backups.stock("a")
+    assert kept == counted
 
 
 def test_the_last_job_of_each_kind_and_leg_is_told_with_the_last_success(catalog: Catalog) -> None:

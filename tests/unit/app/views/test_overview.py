@@ -18,7 +18,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
 from backupd.app.restores.plan import plan
-from backupd.app.views import server_status as standing
+from backupd.app.views import standings as standing
 from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
@@ -524,6 +524,8 @@ def test_those_who_ask_at_once_share_one_look_until_something_is_written(
         return real(self, wiring, names, now, only)
 
     monkeypatch.setattr(standing.StatusCache, "of", counted)
+    streamed.look()  # what it finds is written, too
+    made.clear()
     threads = [threading.Thread(target=streamed.look) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -541,6 +543,7 @@ def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothin
 ) -> None:
     monkeypatch.setattr(standing, "SHARED", 240.0)
     with desk_of(short_tmp, GOLD, {"db1": "gold", "db2": "gold"}) as desk:
+        overview(desk.wiring, NOW)  # what it finds is written, too
         everything = overview(desk.wiring, NOW)
         narrow = desk.wiring.of({"db2"})
         assert [one.name for one in overview(narrow, NOW)] == ["db2"]

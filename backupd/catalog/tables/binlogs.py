@@ -250,21 +250,29 @@ def any_at(destination: str) -> ColumnElement[bool]:
     return or_(exists().where(_R.destination == destination), loose.exists())
 
 
-def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> None:
-    """One row for each run. What is behind the end of all that is stored there holds nothing, so the end counts."""
+def count(connection: Connection, server: str) -> int:
+    """How many runs of whole files there are."""
+    own = select(func.count()).select_from(binlog_runs.join(binlog_branches, binlog_branches.c.number == _R.branch))
+    return int(connection.scalar(own.where(binlog_branches.c.server == server)) or 0)
+
+
+def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> bool:
+    """One row for each run. What is behind the end of all that is stored there holds nothing, so the end counts. Did
+    nothing but the moment of one run move on?"""
     runs = folded(_parts(connection, branch, "", "", destination).get(destination, ()))
     if not runs:
-        return
+        return True
     number, pos = min(place, (runs[-1].last_number, runs[-1].last_pos))
     begin = max((run.first_number for run in runs if run.first_number <= number), default=number)
-    connection.execute(
+    before = connection.execute(
         delete(binlog_confirmed).where(
             _F.branch == branch, _F.destination == destination, _F.number >= begin, _F.number <= number
         )
-    )
+    ).rowcount
     connection.execute(
         insert(binlog_confirmed).values(branch=branch, destination=destination, number=number, pos=pos, at=at)
     )
+    return before == 1
 
 
 # -- what the table holds

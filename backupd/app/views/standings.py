@@ -1,0 +1,402 @@
+"""How each server stands: looked at once, and kept in the catalog while nothing changed that it was made of.
+
+Looking takes milliseconds, and there may be a thousand servers, so what was found is a row of the catalog, which says
+up to which change it was made. Whoever reads all servers gets rows; what was overtaken is looked at anew by the
+service, or by whoever asks for that server. Until then it is shown as it was, and is said to be behind.
+
+Between two looks only the end of the archived binary log moves on. That is followed without a new look: as long as
+nothing was lost, and no branch, run or gap came or went, the recoverable past goes on to what was confirmed last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from backupd.app.context.destination_identity import identities
+from backupd.app.context.logging_setup import say
+from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.protection import is_protected, protection_of, sites_of, verified
+from backupd.app.runtime.periodic import PeriodicCheck
+from backupd.app.schedule.calendar import Leg, due_times, start_of
+from backupd.app.views.server_status import LastBackup, ServerOverview, Status, timeline
+from backupd.catalog.session import Catalog
+from backupd.catalog.standings import Confirmed, StandingRow
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Gap
+from backupd.model.document import Document, made_of, parsed
+from backupd.model.errors import BackupdError, CatalogError
+from backupd.recovery.timeline import Reach
+
+FORM = 1
+"""Of what is kept: rows of another form are made anew."""
+KEPT = timedelta(minutes=5)
+"""Then a server that is asked for by name is looked at again though nothing changed: time itself changes what a restore
+takes."""
+OLD = timedelta(hours=1)
+"""The same of every server."""
+CALM = timedelta(seconds=5)
+"""A server that keeps changing is not looked at more often, as long as nothing was lost."""
+EVERY = timedelta(seconds=1)
+"""From one search for rows that were overtaken to the next."""
+BUDGET = 0.5
+"""Seconds that somebody may wait for servers that nobody has looked at since they changed."""
+SHARED = 1.0
+"""Seconds for which one answer serves everybody, while nothing is written into the catalog."""
+SCOPES = 64
+"""So many answers, for tokens that see different servers, are kept."""
+ROUND = 50
+"""Servers that the service looks at before it searches again, so that what was lost is soon known."""
+_TRIES = 3
+"""What is confirmed may move on while a look is under way; then it is taken again."""
+_MANY = 400
+"""So many documents are read by their names; beyond that, all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(Document):
+    """What a look found. ``confirmed``: what the destinations had confirmed then, by name. ``trouble``: what kept it
+    from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``: as of a
+    timeline. The others: as of ``ServerOverview``."""
+
+    latest: datetime | None = None
+    first: datetime | None = None
+    windows: int = 0
+    gaps: tuple[Gap, ...] = ()
+    reach: tuple[Reach, ...] = ()
+    rto: timedelta | None = None
+    last_backups: tuple[LastBackup, ...] = ()
+    backups: int = 0
+    protected: int = 0
+    bytes_stored: int = 0
+    tables_only: bool = False
+    unprotected_since: datetime | None = None
+    confirmed: Mapping[str, datetime] = field(default_factory=dict)
+    trouble: str = ""
+    bare: bool = False
+    doubts: tuple[str, ...] = ()
+
+    def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
+        """The same with what is ``confirmed`` by ``now``."""
+        latest = self.latest
+        if latest is not None and latest == max(self.confirmed.values(), default=None):
+            latest = max([latest, *(at for at in confirmed.values() if at <= now)])
+        reach = tuple(self._reached(one, confirmed, latest, now) for one in self.reach)
+        return replace(self, latest=latest, reach=reach)
+
+    def _reached(self, one: Reach, confirmed: Confirmed, latest: datetime | None, now: datetime) -> Reach:
+        end = one.latest
+        if end is None or latest is None:
+            return one
+        if end == self.confirmed.get(one.name):
+            end = max(end, min(confirmed.get(one.name, end), now))
+        zero = timedelta()
+        return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """``at``: when it was looked at; ``behind``: something changed since."""
+
+    at: datetime
+    found: Standing
+    behind: bool = False
+
+    @property
+    def view(self) -> ServerOverview:
+        """What it says of the server."""
+        gaps = self.found.gaps
+        return made_of(
+            ServerOverview,
+            self.found,
+            name="",
+            policy="",
+            status=Status.GOOD,
+            gaps=len(gaps),
+            gap_noticed_at=max((gap.noticed_at for gap in gaps), default=None),
+        )
+
+
+UNSEEN = ServerStatus(datetime.min.replace(tzinfo=UTC), Standing())
+"""Of a server that nobody has looked at yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    mark: tuple[int, int] | None
+    made: float
+    at: datetime
+    servers: tuple[ServerOverview, ...]
+
+    def serves(self, mark: tuple[int, int] | None, now: datetime) -> bool:
+        return (
+            self.mark == mark
+            and time.monotonic() - self.made < SHARED
+            and abs(now - self.at) < timedelta(seconds=SHARED)
+        )
+
+
+class StatusCache:
+    """Of one catalog. Threads may share it: of those who ask at once one looks, and the others get the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._basis: tuple[object, object] = (None, None)
+        self._known: dict[str, tuple[StandingRow, Standing]] = {}
+        self._coming: dict[tuple[str, str], tuple[Leg, datetime | None]] = {}
+        self._thread: threading.Thread | None = None
+        self._answers: dict[tuple[str, ...], _Answer] = {}
+
+    def shared(
+        self, wiring: Wiring, now: datetime, names: tuple[str, ...], make: Callable[[], tuple[ServerOverview, ...]]
+    ) -> tuple[ServerOverview, ...]:
+        """What ``make`` gives, or gave a moment ago, for the servers of these names."""
+        with self._lock:
+            if not self._is_same(wiring.settings):
+                self._basis = wiring.settings.policies, wiring.settings.destinations
+                for memory in (self._known, self._coming, self._answers):
+                    memory.clear()
+            mark = wiring.catalog.glances.mark()
+            last = self._answers.get(names)
+            if last is not None and last.serves(mark, now):
+                return last.servers
+            begun = time.monotonic()
+            answer = _Answer(mark, begun, now, make())
+            if len(self._answers) >= SCOPES:
+                self._answers.clear()
+            self._answers[names] = answer
+            return answer.servers
+
+    def _is_same(self, settings: Settings) -> bool:
+        """Were these read in one go with those that all here was found by? They may be narrowed to some servers."""
+        policies, destinations = self._basis
+        return policies is settings.policies and destinations is settings.destinations
+
+    def of(
+        self, wiring: Wiring, names: Iterable[str], now: datetime, only: Collection[str] | None = None
+    ) -> dict[str, ServerStatus]:
+        """What is kept of these servers. Those that came or changed are looked at now, as far as BUDGET allows; the
+        rest in the background, and one that nobody has looked at yet is missing meanwhile. ``only``: whose rows are
+        read, None: those of every server. Raises CatalogError."""
+        rows, confirmed = wiring.catalog.standings.rows(only)
+        self._read(wiring, rows)
+        bases = Bases(wiring)
+        old = OLD if only is None else KEPT
+        busy = self._thread is not None and self._thread.is_alive()
+        deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)
+        found: dict[str, ServerStatus] = {}
+        later: list[str] = []
+        for name in names:
+            row = rows.get(name) if name in self._known else None
+            overtaken = row is None or row.made != row.now or not bases.is_of(name, row, now)
+            if overtaken and time.monotonic() < deadline:
+                found[name] = ServerStatus(now, look(wiring, name, now))
+                continue
+            if row is not None:
+                found[name] = bases.status(row, self._known[name][1], confirmed.get(name, {}), now)
+            if overtaken or (row is not None and not timedelta(0) <= now - row.made_at < old):
+                later.append(name)
+        if later and not busy:
+            # A daemon thread: whoever asks next begins where it was.
+            self._thread = threading.Thread(target=self._catch_up, args=(wiring, later), name="standing", daemon=True)
+            self._thread.start()
+        return found
+
+    def _read(self, wiring: Wiring, rows: Mapping[str, StandingRow]) -> None:
+        """The documents of rows that are others than before."""
+        new = [name for name, row in rows.items() if name not in self._known or not self._known[name][0].is_same(row)]
+        if not new:
+            return
+        for name, document in wiring.catalog.standings.documents(None if len(new) > _MANY else new).items():
+            self._known.pop(name, None)
+            if name in rows and (standing := read(document)) is not None:
+                self._known[name] = rows[name], standing
+
+    def _catch_up(self, wiring: Wiring, names: Sequence[str]) -> None:
+        """Work at half speed: those who ask meanwhile come first."""
+        for name in names:
+            begun = time.monotonic()
+            if not self._is_same(wiring.settings):
+                return
+            try:
+                look(wiring, name, wiring.clock())
+            except BackupdError as error:  # whoever asks next is told, where it is more than a moment's trouble
+                say("standing-trouble", f"{name}: {error}", level=logging.WARNING)
+                return
+            time.sleep(time.monotonic() - begun)
+
+    def coming(self, leg: Leg, now: datetime) -> datetime | None:
+        """When the next run of ``leg`` starts."""
+        known = self._coming.get(leg.key)
+        if known is None or known[0] != leg or (known[1] is not None and known[1] <= now):
+            starts = (start_of(leg, due) for due in due_times(leg, now - leg.jitter))
+            known = (leg, next((start for start in starts if start > now), None))
+            self._coming[leg.key] = known
+        return known[1]
+
+
+_ALL: weakref.WeakKeyDictionary[Catalog, StatusCache] = weakref.WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def status_cache(catalog: Catalog) -> StatusCache:
+    """Those of an open catalog, the same ones each time."""
+    with _MAKING:
+        return _ALL.setdefault(catalog, StatusCache())
+
+
+class Bases:
+    """What of the configuration each standing is made of, as a digest."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._digests: dict[str, str] = {}
+        places, configured = identities(wiring), wiring.settings.destinations
+        self._shared = json.dumps(
+            [FORM, {name: [places.get(name), one.is_off_site] for name, one in sorted(configured.items())}]
+        )
+
+    def of(self, name: str) -> str:
+        """Of a configured server."""
+        server = self._wiring.settings.server(name)
+        key = server.policy_name if server.usable else ""
+        if key not in self._digests:
+            self._digests[key] = hashlib.sha256(f"{self._shared}{_policy(server)}".encode()).hexdigest()
+        return self._digests[key]
+
+    def is_of(self, name: str, row: StandingRow, now: datetime) -> bool:
+        """Was it made of this configuration? A look that failed counts for a while, so that it is not repeated all the
+        time."""
+        return row.basis == self.of(name) or (not row.basis and timedelta(0) <= now - row.made_at < KEPT)
+
+    def status(self, row: StandingRow, found: Standing, confirmed: Confirmed, now: datetime) -> ServerStatus:
+        """What goes on is followed only while nothing was lost since the look: a row must not tell more than there
+        is."""
+        same = self.is_of(row.server, row, now)
+        follows = same and row.made.losses == row.now.losses
+        found = found.moved(_configured(self._wiring, confirmed) if follows else {}, now)
+        return ServerStatus(row.made_at, found, behind=not same or row.made != row.now)
+
+
+def _policy(server: ServerSettings) -> str:
+    return server.policy.model_dump_json() if server.usable else ""
+
+
+def _configured(wiring: Wiring, confirmed: Confirmed) -> Confirmed:
+    return {place: at for place, at in confirmed.items() if place in wiring.settings.destinations}
+
+
+def read(document: str) -> Standing | None:
+    """None for what another version of this program kept."""
+    try:
+        return Standing.from_json(parsed(document))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def look(wiring: Wiring, name: str, now: datetime) -> Standing:
+    """Look at a server, and keep what was found. Raises CatalogError; any other trouble is that of this server
+    alone."""
+    standings, basis = wiring.catalog.standings, Bases(wiring).of(name)
+    for _try in range(_TRIES):
+        count, before = standings.count(name), standings.confirmed(name)
+        try:
+            found = replace(seen(wiring, name), confirmed=_configured(wiring, before))
+        except CatalogError:
+            raise
+        except BackupdError as error:
+            found, basis = Standing(trouble=str(error)), ""
+            break
+        if standings.confirmed(name) == before:
+            break
+    else:  # its end cannot be followed: whoever comes next looks again
+        count = replace(count, changes=count.changes - 1)
+    standings.keep(name, count, basis, now, json.dumps(found.as_json()))
+    return found
+
+
+def seen(wiring: Wiring, name: str) -> Standing:
+    """What a look at all that is recorded of a server finds, but for what is confirmed."""
+    found = timeline(wiring, name)
+    records = wiring.catalog.backups.list(name)
+    complete = [one for one in records if one.state is BackupState.COMPLETE]
+    wanted, sites = protection_of(wiring, name), sites_of(wiring)
+    walk = verified(records, sites)
+    good = [one for one in complete if is_protected(one, walk, wanted, sites)]
+    newest = max((one.finished_at for one in good), default=None)
+    later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
+    alive = [one for one in records if one.state is not BackupState.DELETED]
+    return Standing(
+        latest=found.latest,
+        first=min((window.begin for window in found.windows), default=None),
+        windows=len(found.windows),
+        gaps=found.gaps,
+        reach=found.destinations,
+        rto=found.predicted_rto,
+        last_backups=_last(complete),
+        backups=len(complete),
+        protected=len(good),
+        bytes_stored=max(
+            sum(one.stats.bytes_new for one in alive), max((one.stats.bytes_stored for one in alive), default=0)
+        ),
+        tables_only=found.tables_only,
+        unprotected_since=min(later, default=None),
+        bare=all(one.apart for one in records),
+        doubts=found.doubts,
+    )
+
+
+def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:
+    """By kind, then by set of tables."""
+    newest: dict[tuple[int, str], BackupRecord] = {}
+    for one in complete:
+        key = list(BackupKind).index(one.kind), one.table_set
+        if key not in newest or newest[key].finished_at < one.finished_at:
+            newest[key] = one
+    return tuple(
+        made_of(
+            LastBackup,
+            one,
+            bytes_source=one.stats.bytes_source,
+            bytes_stored=one.stats.bytes_stored,
+            bytes_new=one.stats.bytes_new,
+        )
+        for _key, one in sorted(newest.items(), key=lambda item: item[0])
+    )
+
+
+def _is_recent(row: StandingRow, now: datetime) -> bool:
+    """Is it too early to look again?"""
+    return timedelta(0) <= now - row.made_at < (OLD if row.made == row.now else CALM)
+
+
+class StandingsWatch(PeriodicCheck):
+    """Of the service: looks at servers whose rows were overtaken."""
+
+    def __init__(self) -> None:
+        super().__init__("standings", EVERY)
+
+    def _names(self, wiring: Wiring) -> Sequence[str]:
+        rows, _confirmed = wiring.catalog.standings.rows()
+        bases, now = Bases(wiring), wiring.clock()
+        lost, other = [], []
+        for name in wiring.settings.servers:
+            row = rows.get(name)
+            if row is not None and row.made.losses != row.now.losses:
+                lost.append(name)
+            elif row is None or not bases.is_of(name, row, now) or not _is_recent(row, now):
+                other.append(name)
+        return [*lost, *other][:ROUND]
+
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:  # noqa: ARG002  it is when the round began
+        begun = time.monotonic()
+        look(wiring, name, wiring.clock())
+        time.sleep(time.monotonic() - begun)  # at half speed: others come first

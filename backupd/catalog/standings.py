@@ -1,0 +1,144 @@
+"""How each server stands, by the last look at it.
+
+A row says up to which change it was made (see ``backupd.catalog.tables.changes``), so one that was overtaken is known
+by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Column, Connection, String, Table, bindparam, func, select, text
+
+from backupd.catalog.database import Rows
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed
+from backupd.catalog.tables.binlogs import binlog_branches, binlog_confirmed
+from backupd.catalog.tables.changes import server_changes
+
+server_standings = Table(
+    "server_standings",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("changes", BigInteger, nullable=False),
+    Column("losses", BigInteger, nullable=False),
+    Column("basis", String(64), nullable=False),
+    Column("made_at", UtcTime, nullable=False),
+    Column("document", FreeText, nullable=False),
+)
+"""``changes``, ``losses``: those that were counted before the look began. ``basis``: of which configuration it was
+made."""
+
+Confirmed = Mapping[str, datetime]
+"""By destination."""
+
+_KEEP = text(
+    "INSERT INTO server_standings (server, changes, losses, basis, made_at, document)"
+    " VALUES (:server, :changes, :losses, :basis, :made_at, :document) ON CONFLICT (server) DO UPDATE"
+    " SET changes = excluded.changes, losses = excluded.losses, basis = excluded.basis, made_at = excluded.made_at,"
+    " document = excluded.document WHERE excluded.changes >= server_standings.changes"
+).bindparams(bindparam("made_at", type_=UtcTime), bindparam("document", type_=FreeText))
+
+
+def confirmed(connection: Connection, servers: Collection[str] | None = None) -> dict[str, Confirmed]:
+    """Of each server's present branch: until when, by destination, all that was committed is stored."""
+    query = (
+        select(
+            binlog_branches.c.server,
+            binlog_branches.c.noticed_at,
+            binlog_branches.c.id,
+            binlog_confirmed.c.destination,
+            func.max(binlog_confirmed.c.at),
+        )
+        .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
+        .group_by(
+            binlog_branches.c.server,
+            binlog_branches.c.noticed_at,
+            binlog_branches.c.id,
+            binlog_confirmed.c.destination,
+        )
+        .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+    )
+    present: dict[str, tuple[str, dict[str, datetime]]] = {}
+    for server, _noticed, branch, destination, at in connection.execute(
+        narrowed(query, (binlog_branches.c.server, servers))
+    ):
+        if server not in present or present[server][0] != branch:
+            present[server] = (branch, {})
+        present[server][1][destination] = at
+    return {server: places for server, (_branch, places) in present.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of the changes of a server."""
+
+    changes: int = 0
+    losses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRow:
+    """What is kept of a server, but for the document. ``made``: what was counted before the look; ``now``: what is
+    counted now."""
+
+    server: str
+    made: Count
+    now: Count
+    basis: str
+    made_at: datetime
+
+    def is_same(self, other: StandingRow) -> bool:
+        """Were both made by one look?"""
+        return (self.made, self.basis, self.made_at) == (other.made, other.basis, other.made_at)
+
+
+class Standings(Rows):
+    """How servers stand, by the last look at each."""
+
+    def count(self, server: str) -> Count:
+        """The changes of a server until now."""
+        rows = self._rows(select(_C.changes, _C.losses).where(_C.server == server))
+        return Count(*rows[0]) if rows else Count()
+
+    def confirmed(self, server: str) -> Confirmed:
+        """As ``rows`` tells it, of one server."""
+        with self._database.read() as connection:
+            return confirmed(connection, [server]).get(server, {})
+
+    def rows(self, servers: Collection[str] | None = None) -> tuple[dict[str, StandingRow], dict[str, Confirmed]]:
+        """Of all or of these, as far as somebody looked at them; with what is confirmed of their binary logs at the
+        same moment (see ``confirmed``)."""
+        query = select(
+            _S.server,
+            _S.changes,
+            _S.losses,
+            func.coalesce(_C.changes, 0),
+            func.coalesce(_C.losses, 0),
+            _S.basis,
+            _S.made_at,
+        ).outerjoin_from(server_standings, server_changes, _C.server == _S.server)
+        with self._database.read() as connection:
+            rows = {
+                server: StandingRow(server, Count(changes, losses), Count(later, lost), basis, at)
+                for server, changes, losses, later, lost, basis, at in connection.execute(
+                    narrowed(query, (_S.server, servers))
+                )
+            }
+            return rows, confirmed(connection, servers)
+
+    def documents(self, servers: Collection[str] | None = None) -> Mapping[str, str]:
+        """Of all or of these, by server."""
+        query = narrowed(select(_S.server, _S.document), (_S.server, servers))
+        with self._database.read() as connection:
+            return {row.server: row.document for row in connection.execute(query)}
+
+    def keep(self, server: str, count: Count, basis: str, at: datetime, document: str) -> None:
+        """What a look found that began when this was the ``count``. One that knew more stays."""
+        values = {"server": server, "changes": count.changes, "losses": count.losses, "basis": basis}
+        with self._database.write() as connection:
+            connection.execute(_KEEP, {**values, "made_at": at, "document": document})
+
+
+_C, _S = server_changes.c, server_standings.c
