@@ -81,8 +81,9 @@ def page(request: Request, listed: Listed[Any]) -> JSONResponse:
 
 def listed(request: Request, query: Page | Whole, found: Callable[..., Listed[Any]]) -> JSONResponse:
     """The page that ``query`` asks for of the list that ``found`` gives: by name it takes what ``query`` chooses, and
-    the moments as ``span``."""
+    the moments as ``span``. Labels have chosen who gives the list (``Service.labelled``)."""
     chosen = dict(query)
+    chosen.pop("label", None)
     if isinstance(query, Dated):
         chosen["span"] = Span(chosen.pop("since"), chosen.pop("until"))
     return page(request, found(**chosen))

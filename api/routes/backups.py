@@ -41,7 +41,7 @@ def request_backup(asked: BackupRequest, service: Acting) -> JSONResponse:
 @router.get("/backups", dependencies=[VIEWER], response_model=list[Backup])
 def list_backups(request: Request, query: Annotated[BackupsQuery, Query()], service: Acting) -> JSONResponse:
     """Backups, newest first; deleted ones, too, while they can be undeleted."""
-    return listed(request, query, service.listings.backups)
+    return listed(request, query, service.labelled(query.label, query.server).listings.backups)
 
 
 @router.get("/backups/{id}", dependencies=[VIEWER], response_model=BackupDetail)
@@ -119,7 +119,7 @@ proof_routes = router_of("proofs")
 @proof_routes.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
 def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], service: Acting) -> JSONResponse:
     """Test restores, newest first."""
-    return listed(request, query, service.listings.proofs)
+    return listed(request, query, service.labelled(query.label, query.server).listings.proofs)
 
 
 @proof_routes.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)

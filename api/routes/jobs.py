@@ -47,7 +47,7 @@ JobId = Annotated[str, id_of("a job", "20261121T020000Z-7f3a9c01")]
 @router.get("/jobs", dependencies=[VIEWER], response_model=list[Job])
 def list_jobs(request: Request, query: Annotated[JobsQuery, Query()], service: Acting) -> JSONResponse:
     """Jobs, newest first."""
-    return listed(request, query, service.listings.jobs)
+    return listed(request, query, service.labelled(query.label, query.server).listings.jobs)
 
 
 @router.get("/jobs/{id}", dependencies=[VIEWER], response_model=Job)
@@ -198,9 +198,10 @@ _OPEN = {"open": True, "closed": False, "all": None}
 @alert_routes.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
 def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
     """What is not as it should be, newest first, each with the next step."""
+    alerts = service.labelled(query.label, query.server).alerts
 
     def found(*, state: str, limit: int, after: str | None, **chosen: Any) -> Listed[Any]:
-        return cut(service.alerts.list(is_open=_OPEN[state], before=after, limit=limit + 1, **chosen), limit)
+        return cut(alerts.list(is_open=_OPEN[state], before=after, limit=limit + 1, **chosen), limit)
 
     return listed(request, query, found)
 

@@ -71,7 +71,7 @@ def start_restore(asked: Wanted, service: Acting) -> JSONResponse:
 @router.get("/restores", dependencies=[VIEWER], response_model=list[Restore])
 def list_restores(request: Request, query: Annotated[RestoresQuery, Query()], service: Acting) -> JSONResponse:
     """Restores, newest first."""
-    return listed(request, query, service.listings.restores)
+    return listed(request, query, service.labelled(query.label, query.server).listings.restores)
 
 
 @router.get("/restores/{id}", dependencies=[VIEWER], response_model=Restore)

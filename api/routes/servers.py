@@ -40,7 +40,7 @@ ServerName = Annotated[Name, Path(description="Name of a server, as the configur
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
 def list_servers(request: Request, query: Annotated[Rated, Query()], service: Acting) -> JSONResponse:
     """Every server at a glance: is it recoverable, up to when, and what is wrong."""
-    return listed(request, query, service.listings.overview)
+    return listed(request, query, service.labelled(query.label).listings.overview)
 
 
 @router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)

@@ -28,8 +28,12 @@ _TEXT = r"^[^\u0000]*$"
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-11-21T09:41:03.250000Z"])]
 """RFC 3339, in UTC."""
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+Name = Annotated[str, Field(pattern=f"{_NAME}$", examples=["shop-db1"])]
 """Of a server, destination or policy."""
+Label = Annotated[str, Field(pattern=rf"{_NAME}=[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}$", examples=["env=prod"])]
+"""Of servers, as the configuration has it."""
+LABELS = "Only those of servers with this label, KEY=VALUE. May be repeated: of servers with all of them."
 Cursor = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~:-]{1,200}$")]
 """Where the next page of a list begins."""
 Line = Annotated[str, Field(pattern=_LINE, max_length=500)]
@@ -168,6 +172,7 @@ class OfServer(Dated):
     """Of what belongs to a server."""
 
     server: Name | None = Field(None, description="Only those of this server.")
+    label: list[Label] = Field([], max_length=20, description=LABELS)
 
 
 class Whole(Query):
@@ -182,6 +187,7 @@ class Rated(Whole):
     """The same of what has a status."""
 
     status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those in this state.")
+    label: list[Label] = Field([], max_length=20, description=LABELS)
 
 
 def example(document: dict[str, Any], *more: dict[str, Any]) -> ConfigDict:

@@ -73,6 +73,10 @@ AnyServer = Annotated[
     str | None,
     typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server; all servers without it."),
 ]
+Labels = Annotated[
+    list[str] | None,
+    option("--label", "KEY=VALUE", "Only servers with this label. May be repeated: servers with all of them."),
+]
 BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `backupd backups` lists it.")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
 NewCatalog = Annotated[
@@ -138,6 +142,10 @@ class Run:
         return self.stack.enter_context(
             open_service(self.config, self.held, self.opening, new_catalog=self.new_catalog)
         )
+
+    def labelled(self, labels: Sequence[str] | None, server: str | None) -> Service:
+        """The service for lists: as if there were only the servers with these labels, if there are labels."""
+        return self.service.labelled(labels, server) if labels else self.service
 
     def show_list(
         self,

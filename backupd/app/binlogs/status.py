@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -67,15 +67,16 @@ class LogStatus(Document):
         return self.branch.id if self.branch else None
 
 
-def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
-    """Of one server, or of all that stream or ever did. Raises NotFoundError for an unknown one."""
+def status(wiring: Wiring, server: str | None = None, among: Collection[str] | None = None) -> tuple[LogStatus, ...]:
+    """Of one server, or of all that stream or ever did, ``among`` these if they are given. Raises NotFoundError for an
+    unknown one."""
     known = wiring.catalog.binlogs.servers()
     if server is not None:
         if server not in known:
             wiring.settings.server(server)
         return (_status(wiring, server),)
     names = {*known, *(name for name in wiring.settings.servers if _is_streamed(wiring, name))}
-    return tuple(_status(wiring, name) for name in sorted(names))
+    return tuple(_status(wiring, name) for name in sorted(names if among is None else names & set(among)))
 
 
 def _status(wiring: Wiring, server: str) -> LogStatus:

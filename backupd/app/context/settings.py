@@ -6,12 +6,12 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backupd.model.errors import ConfigurationError, Problem, RefusedError, UnknownNameError
+from backupd.model.errors import ConfigurationError, Problem, RefusedError, UnknownNameError, UsageError
 from policies.alerts import Alerts
 from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
@@ -192,6 +192,26 @@ class Settings:
             self.destinations,
             self.policies.get(config.policy),
             self.broken.get(config.policy, ()),
+        )
+
+    def labelled(self, labels: Collection[str], server: str | None = None) -> tuple[str, ...]:
+        """The servers that have all of these labels, written KEY=VALUE. Raises UsageError for what is not written so,
+        and where ``server`` is asked for besides, UnknownNameError for a label that no server has."""
+        if server is not None:
+            raise UsageError("a server and labels exclude each other", hint="give one of them")
+        known = {f"{key}={value}" for server in self.servers.values() for key, value in server.labels.items()}
+        wanted = set(labels)
+        for label in sorted(wanted - known):
+            if "=" not in label:
+                raise UsageError(f"{label!r} is not a label", hint="write KEY=VALUE, for example env=prod")
+            raise UnknownNameError(
+                f"no server has the label {label!r}{suggestion(label, known)}",
+                hint="labels are written under `labels:` of a server in the configuration",
+            )
+        return tuple(
+            name
+            for name, server in self.servers.items()
+            if wanted <= {f"{key}={value}" for key, value in server.labels.items()}
         )
 
     def followed(self) -> Mapping[str, str]:

@@ -45,13 +45,15 @@ class Wanted:
     first_logs: dict[str, int] = field(default_factory=dict)
 
 
-def destinations_of(wiring: Wiring, server: str | None, place: str | None) -> list[tuple[str, str]]:
-    """Each server, or ``server`` alone, with each destination that its policy names, or with ``place`` alone. Raises
-    UnknownNameError, RefusedError where the policy of ``server`` does not name ``place``."""
+def destinations_of(
+    wiring: Wiring, server: str | None, place: str | None, some: Collection[str] | None = None
+) -> list[tuple[str, str]]:
+    """Each server, each of ``some``, or ``server`` alone, with each destination that its policy names, or with
+    ``place`` alone. Raises UnknownNameError, RefusedError where the policy of ``server`` does not name ``place``."""
     if place is not None:
         wiring.settings.destination(place)
     found = []
-    for name in [server] if server is not None else list(wiring.settings.servers):
+    for name in [server] if server is not None else list(wiring.settings.servers if some is None else some):
         one = wiring.settings.server(name)
         known = [*one.required, *one.others]
         if place is None or place in known:

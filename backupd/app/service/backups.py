@@ -159,7 +159,7 @@ class Binlogs(Facade):
         """Of all servers that stream or ever did, without ``server``."""
         from backupd.app.binlogs.status import status
 
-        return tuple(one for one in status(self._wiring, server) if self._actor.sees(one.server))
+        return tuple(one for one in status(self._wiring, server, self._actor.servers) if self._actor.sees(one.server))
 
     def search(self, server: str, **query: Unpack[Query]) -> Iterator[Found]:
         """Transactions of archived binary logs, in log order."""

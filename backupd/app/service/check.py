@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,12 +43,12 @@ _SEVERITIES = ("error", "warning", "ok")
 _NO_STREAM = "check that the service runs (backupd serve) and that the server is not paused (backupd hold)"
 
 
-def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
-    """Everything that would make a backup fail or be worthless, of one server or of all, the worst first.
+def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = None) -> list[Finding]:
+    """Everything that would make a backup fail or be worthless, of one server, of ``some``, or of all, the worst first.
 
     With several servers each subject begins with the server's name.
     """
-    names = [server_name] if server_name is not None else sorted(wiring.settings.servers)
+    names = [server_name] if server_name is not None else sorted(wiring.settings.servers if some is None else some)
     found: list[Finding] = [
         warning("policy", f"{problem} (no server follows it)") for problem in wiring.settings.unused()
     ]

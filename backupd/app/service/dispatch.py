@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -471,13 +471,17 @@ class Foreground(Facade):
         ).outcome
         return outcome
 
-    def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
-        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
+    def replicate(
+        self, server: str | None, place: str | None, report: Report, labels: Collection[str] = ()
+    ) -> tuple[Replicated, ...]:
+        """Bring destinations up to date, for one server, those with ``labels``, or all of them: ``place``, or all that
+        their policies name."""
         from backupd.app.copies.missing_copies import destinations_of
 
+        some = self._wiring.settings.labelled(labels, server) if labels else None
         return tuple(
             self._do("replicate-requested", one, JobKind.REPLICATE, name, report, {"destination": one}).outcome
-            for name, one in destinations_of(self._wiring, server, place)
+            for name, one in destinations_of(self._wiring, server, place, some)
         )
 
     def apply_retention(self, server: str, report: Report, *, really: bool = False) -> Applied:

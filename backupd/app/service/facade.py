@@ -126,11 +126,12 @@ class Alerts(Facade):
 class Servers(Facade):
     """The configured servers."""
 
-    def check(self, server: str | None) -> Sequence[Finding]:
-        """What would make backups fail or worthless, the worst first; of every server without ``server``."""
+    def check(self, server: str | None, labels: Collection[str] = ()) -> Sequence[Finding]:
+        """What would make backups fail or worthless, the worst first; of every server without ``server``, of those with
+        ``labels`` if there are any."""
         from backupd.app.service.check import check
 
-        return check(self._wiring, server)
+        return check(self._wiring, server, self._wiring.settings.labelled(labels, server) if labels else None)
 
     def accept(self, server: str) -> Identity:
         """The other server that answers under the name of ``server`` is the right one from now on."""
@@ -409,6 +410,13 @@ class Service:
         """The same for ``actor``: what it asks for and changes is recorded under its name, and servers that it may not
         see are not there."""
         return Service(self._wiring, self.revision, actor)
+
+    def labelled(self, labels: Collection[str], server: str | None = None) -> Service:
+        """The same for lists, as if there were no servers but those with all of these labels (KEY=VALUE); itself
+        without labels. Raises UsageError where they are given beside a ``server``, UnknownNameError."""
+        if not labels:
+            return self
+        return self.acting(replace(self.actor, servers=frozenset(self._wiring.settings.labelled(labels, server))))
 
     @property
     def backups(self) -> Backups:

@@ -29,9 +29,9 @@ class Jobs(Facade):
         """Newest first. Jobs of servers that are not configured any more are still told. Raises UnknownNameError."""
         if server is not None:
             require_known(self._wiring, server)
-        most = limit if self._actor.servers is None else None
-        found = self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=most)
-        return tuple(job for job in found if self._actor.sees(job.server))[:limit]
+        which = self._actor.servers if server is None else server
+        found = self._wiring.catalog.jobs.list(which, kind=kind, state=state, limit=limit)
+        return tuple(job for job in found if self._actor.sees(job.server))
 
     def get(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""

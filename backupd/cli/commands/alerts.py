@@ -9,7 +9,7 @@ import typer
 from backupd.alerts.message import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.session import AnyServer, Commands, Run, flag, one_of
+from backupd.cli.session import AnyServer, Commands, Labels, Run, flag, one_of
 from backupd.model.event import Incident, Message, MessageState
 from backupd.model.text import format_time
 
@@ -25,11 +25,13 @@ app = Commands(cls=ListByDefault, help="List open incidents and messages; test c
 def list_(
     run: Run,
     server: AnyServer = None,
+    label: Labels = None,
     everything: Annotated[bool, flag("--all", "Also list closed incidents.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """List open incidents, newest first (also without the word `list`)."""
-    found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
+    alerts = run.labelled(label, server).alerts
+    found = alerts.list(server, is_open=None if everything else True, limit=limit)
     nothing = "no incidents" if everything else "no open incidents"
     run.show_list(found, nothing, ("ID", "SINCE", "OVER", "WHAT", "WHY"), _incident)
     for incident in [one for one in found if one.is_open and one.hint][:5]:

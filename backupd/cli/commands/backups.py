@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, BackupId, Commands, Run, Server, flag, option
+from backupd.cli.session import AnyServer, BackupId, Commands, Labels, Run, Server, flag, option
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.text import format_size, format_time
 
@@ -49,12 +49,13 @@ app = Commands(cls=ListByDefault, help="List backups; show, keep, delete or unde
 
 
 @app.command("list")
-def list_(run: Run, server: AnyServer = None) -> None:
+def list_(run: Run, server: AnyServer = None, label: Labels = None) -> None:
     """List backups, newest first (also without the word `list`)."""
     from backupd.cli.render import backup_row
 
     columns = ("ID", "SERVER", "KIND", "STATE", "DATA", "NEW", "AT")
-    run.show_list(run.service.backups.each(server), "no backups", columns, backup_row, right=("DATA", "NEW"))
+    found = run.labelled(label, server).backups.each(server)
+    run.show_list(found, "no backups", columns, backup_row, right=("DATA", "NEW"))
 
 
 @app.command()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen, visible
-from backupd.cli.session import AnyServer, Commands, Run, Server, moment, option
+from backupd.cli.session import AnyServer, Commands, Labels, Run, Server, moment, option
 from backupd.model.binlog import ChangeKind
 from backupd.model.text import format_duration, format_size, format_time
 
@@ -38,9 +38,9 @@ app = Commands(help="Binary logs: show the streams, search the archived transact
 
 
 @app.command()
-def status(run: Run, server: AnyServer = None) -> None:
+def status(run: Run, server: AnyServer = None, label: Labels = None) -> None:
     """Show the binary log streams, what each destination holds, and how far it is behind."""
-    found = run.service.binlogs.status(server)
+    found = run.labelled(label, server).binlogs.status(server)
     run.screen.document([one.as_json() for one in found])
     if not found:
         run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy enables it")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.session import AnyServer, Commands, Run, one_of
+from backupd.cli.session import AnyServer, Commands, Labels, Run, one_of
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_duration, format_size, format_time, progress_text
 
@@ -26,12 +26,13 @@ app = Commands(cls=ListByDefault, help="List jobs; show one, read its log, cance
 def list_(
     run: Run,
     server: AnyServer = None,
+    label: Labels = None,
     state: Annotated[JobState | None, one_of(JobState, "--state", "Only those in this state.")] = None,
     kind: Annotated[JobKind | None, one_of(JobKind, "--kind", "Only those of this kind.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """List jobs, newest first (also without the word `list`)."""
-    records = run.service.jobs.list(server, kind=kind, state=state, limit=limit)
+    records = run.labelled(label, server).jobs.list(server, kind=kind, state=state, limit=limit)
     columns = ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY")
     run.show_list(records, "no jobs", columns, _row, right=("TOOK", "DATA"))
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import AnyServer, Commands, NewCatalog, Run, Server, flag, one_of, option
+from backupd.cli.session import AnyServer, Commands, Labels, NewCatalog, Run, Server, flag, one_of, option
 from backupd.model.backup_record import BackupKind
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated
 
 
-def check(run: Run, server: AnyServer = None) -> None:
+def check(run: Run, server: AnyServer = None, label: Labels = None) -> None:
     """Check the prerequisites of a backup: tools, privileges, keys, destinations. Lists every problem found."""
-    findings = run.service.servers.check(server)
+    findings = run.service.servers.check(server, label or ())
     run.screen.document([finding.as_json() for finding in findings])
     from backupd.cli.render import show_findings
 
@@ -124,6 +124,7 @@ def fsck(
 def replicate(
     run: Run,
     server: AnyServer = None,
+    label: Labels = None,
     to: Annotated[
         str | None,
         option("--to", "DESTINATION", "Destination to bring up to date. Default: all destinations of the policy."),
@@ -133,7 +134,7 @@ def replicate(
     from backupd.cli.progress import reporting
 
     with reporting() as report:
-        found = run.service.foreground.replicate(server, to, report)
+        found = run.service.foreground.replicate(server, to, report, label or ())
     run.screen.document([one.as_json() for one in found])
     for one in found:
         _show(run.screen, one)

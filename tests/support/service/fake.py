@@ -130,8 +130,8 @@ class FakeService:
             runbook_digest=self.runbook_digest,
         )
 
-    def check(self, server: str | None) -> list[FakeFinding]:
-        self._note("check", server)
+    def check(self, server: str | None, labels: Sequence[str] = ()) -> list[FakeFinding]:
+        self._note("check", server, *labels)
         return self.findings
 
     def backup(

@@ -28,7 +28,9 @@ PHASES = (Phase("fetched", 12.5, 4_000_000), Phase("prepared", 3.25, 0))
 
 
 def two_servers(base: Path) -> Settings:
-    return Office(base, servers={"db1": "gold", "db2": "gold"}).write()
+    """``db1`` with the labels env=prod and site=a, ``db2`` with env=test and site=a."""
+    labels = {"db1": "{env: prod, site: a}", "db2": "{env: test, site: a}"}
+    return Office(base, servers={name: f"gold, labels: {each}" for name, each in labels.items()}).write()
 
 
 def number(text: str, count: int) -> str:

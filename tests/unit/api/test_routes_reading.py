@@ -57,6 +57,11 @@ LISTS = {
     "/v1/holds": 3,
     "/v1/pauses": 1,
 }
+OF_SERVERS = {
+    "/v1/servers": "name",
+    **dict.fromkeys(("/v1/jobs", "/v1/backups", "/v1/proofs", "/v1/restores", "/v1/alerts"), "server"),
+}
+"""Lists that take labels, and by which key their items name a server."""
 DATED = {
     "/v1/jobs": "queued_at",
     "/v1/backups": "finished_at",
@@ -103,6 +108,35 @@ def test_what_filters_a_list_stands_in_the_address_of_the_next_page(viewer: http
     found = pages(viewer, "/v1/jobs", server="db1", kind="physical-full")
     assert len(found) > 1
     assert {(job["server"], job["kind"]) for job in found} == {("db1", "physical-full")}
+
+
+@pytest.mark.parametrize("path", sorted(LISTS.keys() & OF_SERVERS.keys()))
+def test_a_list_is_of_the_servers_with_all_labels_that_are_asked_for(viewer: httpx.Client, path: str) -> None:
+    key = OF_SERVERS[path]
+
+    def names(*labels: str) -> set[str]:
+        return {one[key] for one in pages(viewer, path, label=labels, limit=2)}
+
+    of_each = {name for name in ("db1", "db2") if viewer.get(path, params={"server": name}).json()}
+    of_each = of_each if path != "/v1/servers" else {"db1", "db2"}
+    assert names("env=prod") == of_each & {"db1"}
+    assert names("env=test", "site=a") == of_each & {"db2"}
+    assert names("site=a") == of_each, "nothing of no server, either"
+    assert names("env=test", "env=prod") == set()
+    answer = viewer.get(path, params={"label": "env=prd"})
+    assert answer.status_code == 404
+    assert "did you mean `env=prod`" in answer.json()["message"]
+    assert viewer.get(path, params={"label": "env"}).status_code == 422
+    if path != "/v1/servers":
+        assert viewer.get(path, params={"label": "env=prod", "server": "db1"}).status_code == 422
+
+
+def test_labels_of_servers_that_one_may_not_see_are_not_there(filled: Rig) -> None:
+    some = filled.client("viewer", servers=["db2"])
+    answer = some.get("/v1/servers", params={"label": "env=prod"})
+    assert answer.status_code == 404
+    assert "env=prod" not in answer.json()["message"].partition("known")[2]
+    assert [one["name"] for one in some.get("/v1/servers", params={"label": "site=a"}).json()] == ["db2"]
 
 
 def test_servers_of_one_status_are_found_some_at_a_time(viewer: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ ID = record().id
 COMMANDS: list[tuple[list[str], tuple[Any, ...]]] = [
     (["check"], ("check", None)),
     (["check", "shop-db1"], ("check", "shop-db1")),
+    (["check", "--label", "env=prod", "--label", "a=b"], ("check", None, "env=prod", "a=b")),
     (["backup", "shop-db1"], ("backup", "shop-db1", BackupKind.PHYSICAL_FULL)),
     (
         ["backup", "shop-db1", "--kind", "incremental"],

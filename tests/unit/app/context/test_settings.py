@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
-from backupd.model.errors import ConfigurationError, NotFoundError
+from backupd.model.errors import ConfigurationError, NotFoundError, UsageError
 from storage.config import FilesystemConfig
 from tests.support.catalog.places import CONFIGURATION, write
 
@@ -79,3 +79,24 @@ def test_everything_in_the_file_is_reachable(tmp_path: Path) -> None:
     assert settings.encryption.recipients == ("ops@example.com",)
     assert settings.alerts.email is None
     assert settings.api.listen == "127.0.0.1:8642"
+
+
+def test_labels_name_the_servers_that_have_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "servers.d").mkdir()
+    (tmp_path / "servers.d" / "a.yaml").write_text(
+        "db2: {policy: gold, labels: {env: prod}}\ndb3: {policy: gold, labels: {env: prod, site: a}}\n"
+        "db4: {policy: gold, labels: {env: test, site: b}, user: u, password_env: NO}\n"
+    )
+    settings = load_settings(write(tmp_path))
+    assert settings.labelled(["env=prod"]) == ("db2", "db3")
+    assert settings.labelled(["env=prod", "site=a"]) == ("db3",)
+    assert settings.labelled(["env=prod", "site=b"]) == ()
+    with pytest.raises(NotFoundError, match="did you mean `env=test`"):
+        settings.labelled(["env=tset"])
+    with pytest.raises(UsageError, match="'env' is not a label"):
+        settings.labelled(["env"])
+    with pytest.raises(UsageError, match="exclude each other"):
+        settings.labelled(["env=prod"], "db2")
+    assert settings.followed() == dict.fromkeys(("db1", "db2", "db3", "db4"), "gold")
+    with pytest.raises(ConfigurationError, match=r"servers\.d/a\.yaml"):
+        settings.server("db4").connection({})

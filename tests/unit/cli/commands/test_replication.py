@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,10 @@ DONE = Replicated(
 def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def replicate(server: str | None, place: str | None, _report: object) -> tuple[Replicated, ...]:
-        calls.append((server, place))
+    def replicate(
+        server: str | None, place: str | None, _report: object, labels: Sequence[str] = ()
+    ) -> tuple[Replicated, ...]:
+        calls.append((server, place, *labels))
         failed = replace(
             DONE,
             problem=DestinationError("offsite does not answer", hint="is it up?"),
@@ -62,6 +65,11 @@ def test_it_tells_what_was_copied_how_fast_and_what_was_not(
         "verified: ",
     ):
         assert text in out
+
+
+def test_servers_are_chosen_by_label(asked: list[Any]) -> None:
+    assert main(["replicate", "--label", "env=prod", "--to", "offsite"]) == 0
+    assert asked == [(None, "offsite", "env=prod")]
 
 
 def test_what_waits_is_an_error_with_what_to_do(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
