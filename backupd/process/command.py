@@ -5,11 +5,15 @@ Starting programs so that none outlives us, and ending them and everything below
 Every child is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when its parent dies, even by SIGKILL. That
 "parent" is the *thread* that started it, so a child started by a worker thread would be killed when that thread ends,
 in the middle of its work. Therefore one thread, which lives as long as the process, starts all of them.
+
+A process that a fork server made (``backupd.process.forking``) becomes a child of ours without having been started
+here: ``adopting`` and ``adopt``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import queue
@@ -20,10 +24,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from backupd.model.errors import ConfigurationError, Problem, ToolError, ToolMissingError
 
@@ -202,15 +207,42 @@ def find_account(user: str) -> pwd.struct_passwd:
 POLITE_SECONDS = 2.0
 """How long a program has after SIGINT before SIGKILL."""
 
+_unreaped: set[int] = set()
+"""Ids of the children that a ``Child`` watches and that have not been reaped yet."""
+
+
+class _Process(Protocol):
+    """What ``Child`` needs of a process that it may wait for, as subprocess.Popen has it."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self) -> int: ...
+
+
+class _Adopted:
+    """A child that this process has not started itself."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        try:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # somebody else has waited for it, and knows how it ended
+            self.returncode = -signal.SIGKILL
+        return self.returncode
+
 
 class Child:
     """A started program: leader of its own session and process group. All methods may be called from any
     thread."""
 
-    def __init__(self, command: Command, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, command: Command, process: _Process) -> None:
         self.command = command
-        self.pid = popen.pid
-        self._popen = popen
+        self.pid = process.pid
+        self._process = process
         self._lock = threading.RLock()  # a signal handler may call send() while its thread is in poll()
 
     @property
@@ -225,11 +257,12 @@ class Child:
         can still write into a result that we are about to trust.
         """
         with self._lock:
-            if self._popen.returncode is None and self._has_exited():
+            if self._process.returncode is None and self._has_exited():
                 # Before reaping: until then the group's number cannot belong to somebody else.
                 self._send(signal.SIGKILL)
-                self._popen.wait()
-            code = self._popen.returncode
+                _unreaped.discard(self.pid)
+                self._process.wait()
+            code = self._process.returncode
             # What ended by a signal in a sandbox, that one tells of as a shell does.
             return 128 - code if self.command.wrapped and code is not None and code > 128 else code
 
@@ -248,7 +281,7 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the whole process group, unless the program has already gone."""
         with self._lock:
-            if self._popen.returncode is None:
+            if self._process.returncode is None:
                 self._send(number)
 
     def _has_exited(self) -> bool:
@@ -294,8 +327,8 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
     argv += ["--", command.located(), *command.argv[1:]]
     environment = command.environment()
 
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def start() -> Child:
+        popen = subprocess.Popen(
             argv,
             stdin=stdin,
             stdout=stdout,
@@ -306,18 +339,68 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
             start_new_session=True,
             close_fds=True,
         )
+        _unreaped.add(popen.pid)
+        return Child(command, popen)
 
     try:
-        popen = _spawner.call(start)
+        return _spawner.call(start, unwanted=_kill)
     except OSError as error:
         raise ToolError(
             f"{command.program} cannot be started: {error.strerror or error}", detail=command.render()
         ) from error
-    return Child(command, popen)
 
 
-_Request = tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]]
-"""What starts a program, and where the answer to it goes."""
+def _kill(child: Child) -> None:
+    stop([child], polite_seconds=0.0)
+
+
+_SET_SUBREAPER = 36
+"""The operation of prctl(2)."""
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """In the block, processes below this one whose parent ends become children of this one, and not of process 1.
+
+    That holds for all of them. Those that end without a ``Child`` are reaped at the beginning of the next block.
+    """
+    _spawner.call(_reap_strangers)
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_SET_SUBREAPER, 0, 0, 0, 0)
+
+
+def adopt(command: Command, pid: int) -> Child:
+    """The process ``pid``, which runs ``command`` and leads its own session, as a child of ours. Raises
+    ChildProcessError when it is none."""
+
+    def register() -> Child:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        _unreaped.add(pid)
+        return Child(command, _Adopted(pid))
+
+    return _spawner.call(register)
+
+
+def _reap_strangers() -> None:
+    """Children that have exited, that nobody here watches, and that lead or belong to another session than this
+    process: a library that starts a program itself leaves it in ours, and reaps it. Runs in the thread that starts all
+    children: none is in between its start and being watched."""
+    with contextlib.suppress(ChildProcessError):  # there is no child at all
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):  # it is gone
+            if pid not in _unreaped and os.getsid(pid) != os.getsid(0):
+                os.waitpid(pid, os.WNOHANG)
+
+
+T = TypeVar("T")
+_Request = tuple[Callable[[], Any], Future[Any]]
+"""What to do, and where the answer to it goes."""
 
 
 class _Spawner:
@@ -327,19 +410,27 @@ class _Spawner:
         self._lock = threading.Lock()
         self._requests: queue.SimpleQueue[_Request] | None = None
 
-    def call(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        answer: Future[subprocess.Popen[bytes]] = Future()
-        self._queue().put((start, answer))
+    def call(self, work: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _answer: None) -> T:
+        """What ``work`` gives in that thread. ``unwanted``: what to do with it when Ctrl-C came while it was waited
+        for."""
+        answer: Future[T] = Future()
+
+        def end(late: Future[T]) -> None:
+            if late.exception() is None:
+                unwanted(late.result())
+
+        self._queue().put((work, answer))
         try:
             return answer.result()
         except KeyboardInterrupt:
-            answer.add_done_callback(_end_unwanted)
+            answer.add_done_callback(end)
             raise
 
     def forget(self) -> None:
-        """After a fork the child has no such thread: begin anew there."""
+        """After a fork the child has no such thread, and no children: begin anew there."""
         self._lock = threading.Lock()
         self._requests = None
+        _unreaped.clear()
 
     def _queue(self) -> queue.SimpleQueue[_Request]:
         with self._lock:
@@ -354,23 +445,25 @@ class _Spawner:
     @staticmethod
     def _serve(requests: queue.SimpleQueue[_Request]) -> None:
         while True:
-            start, answer = requests.get()
+            work, answer = requests.get()
             try:
-                answer.set_result(start())
+                answer.set_result(work())
             except BaseException as error:  # noqa: BLE001  not hidden: the caller's result() raises it
                 answer.set_exception(error)
-            del start, answer
-
-
-def _end_unwanted(answer: Future[subprocess.Popen[bytes]]) -> None:
-    if answer.exception() is None:
-        popen = answer.result()
-        popen.kill()
-        popen.wait()
+            del work, answer
 
 
 _spawner = _Spawner()
 os.register_at_fork(after_in_child=_spawner.forget)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that ``pid`` or one of its threads is the parent of."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
+    return found
 
 
 def family(pid: int) -> list[int]:
@@ -380,9 +473,7 @@ def family(pid: int) -> list[int]:
     while waiting:
         one = waiting.pop()
         found.append(one)
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
+        waiting += children(one)
     return found
 
 

@@ -20,7 +20,7 @@ from backupd.alerts.rules import STREAM
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
+from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, Starter, open_log, start
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
@@ -55,10 +55,12 @@ class _Stream:
 
 
 class StreamWatch(ProcessWatch):
-    """A process for each stream. What they had not stored when they end waits in the spool."""
+    """A process for each stream, which ``starter`` starts. What they had not stored when they end waits in the
+    spool."""
 
-    def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
+    def __init__(self, wiring: Wiring, *, grace: float = GRACE, starter: Starter = start) -> None:
         super().__init__("streams", wiring, grace=grace)
+        self._start_process = starter
         self._streams: dict[str, _Stream] = {}
         self._paused: frozenset[str] = frozenset()
 
@@ -106,7 +108,7 @@ class StreamWatch(ProcessWatch):
         settings = self._wiring.settings
         one.basis, one.began, one.well = basis, now, False
         try:
-            one.process = start(
+            one.process = self._start_process(
                 settings, self._held.file(settings), "run-stream", name, log=open_log(_log(settings, name))
             )
         except (BackupdError, OSError, RuntimeError) as error:

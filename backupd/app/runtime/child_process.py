@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from backupd.alerts.conditions import NOTHING, Condition, Key
 from backupd.app.context.incidents import Incidents
@@ -134,10 +134,10 @@ _TAIL_LINES = 30
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process. ``settings``: the file it goes by."""
+    """One process. ``settings``: the file it goes by; None for one that needs no settings."""
 
     child: Child
-    settings: Path
+    settings: Path | None
     _stderr: StderrReader
     asked: float | None = None
     """When it was asked to end; monotonic."""
@@ -162,23 +162,42 @@ class ChildProcess:
         return self._stderr.tail(0, _TAIL_LINES)
 
 
+def python(module: str, *arguments: str) -> Command:
+    """``python -m MODULE ARGUMENTS`` with our modules and our environment."""
+    here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    return Command((sys.executable, "-P", "-m", module, *arguments), env=here)
+
+
+def command_of(settings: Settings, held: Path, *arguments: str) -> Command:
+    """`backupd ARGUMENTS` with the settings in the file ``held``."""
+    return python("backupd", *arguments, "--config", str(settings.file), "--settings", str(held))
+
+
 def start(
     settings: Settings, held: Path, *arguments: str, log: Path | None = None, pass_fds: Sequence[int] = ()
 ) -> ChildProcess:
     """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
     ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
-    here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    command = Command(
-        (sys.executable, "-P", "-m", "backupd", *arguments, "--config", str(settings.file), "--settings", str(held)),
-        env=here,
-    )
+    command = command_of(settings, held, *arguments)
+    return watched(lambda stderr: run(command, stderr, pass_fds=pass_fds), held, log)
+
+
+def run(command: Command, stderr: int, *, pass_fds: Sequence[int] = ()) -> Child:
+    """Start it with nothing to read, and nobody who reads what it prints but ``stderr``. Raises ToolError, OSError."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return spawn(command, stdin=nothing, stdout=nothing, stderr=stderr, pass_fds=pass_fds)
+    finally:
+        os.close(nothing)
+
+
+def watched(begin: Callable[[int], Child], held: Path | None, log: Path | None) -> ChildProcess:
+    """The process that ``begin`` starts with the stderr that it is given; the rest as of ``start``."""
     with ExitStack() as both, ExitStack() as ours:
         ear, mouth = os.pipe2(os.O_CLOEXEC)
         both.callback(os.close, mouth)
         ours.callback(os.close, ear)
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        both.callback(os.close, nothing)
-        child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth, pass_fds=pass_fds)
+        child = begin(mouth)
         ours.callback(stop, [child], polite_seconds=0.0)
         stderr = StderrReader(["backupd"], [ear], log=log)
         stderr.start()
@@ -200,6 +219,12 @@ def open_log(path: Path) -> Path | None:
     return path
 
 
+class Starter(Protocol):
+    """What starts processes as ``start`` does."""
+
+    def __call__(self, settings: Settings, held: Path, *arguments: str, log: Path | None = None) -> ChildProcess: ...
+
+
 class HeldSettings:
     """Files with the settings in force: a process goes by what was valid, not by what its files say by now."""
 
@@ -218,7 +243,7 @@ class HeldSettings:
         """Others are in force from now on."""
         self._file = None
 
-    def let_go(self, used: Iterable[Path]) -> None:
+    def let_go(self, used: Iterable[Path | None]) -> None:
         """Remove those that are not in force any more and that nobody uses."""
         needed = {self._file, *used}
         for file in [file for file in self._files if file not in needed]:

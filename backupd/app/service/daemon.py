@@ -38,6 +38,7 @@ from backupd.app.restores.thaw_jobs import ThawWatch
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.holds import remind
 from backupd.app.runtime.clock_check import ClockWatch, Jump, note_step
+from backupd.app.runtime.fork_server import ForkServer
 from backupd.app.runtime.service_manager import (
     Leader,
     LeadershipLostError,
@@ -139,11 +140,12 @@ class Daemon:
             if not self._go_on_watch(watch):
                 return 0
             alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
-            worker = stack.enter_context(Worker(self._wiring))
+            forks = stack.enter_context(ForkServer())
+            worker = stack.enter_context(Worker(self._wiring, starter=forks.start))
             heads = stack.enter_context(HeadWatch(self._wiring))
             self._parts = (alerts, worker)
             watches = (
-                stack.enter_context(StreamWatch(self._wiring)),
+                stack.enter_context(StreamWatch(self._wiring, starter=forks.start)),
                 stack.enter_context(ApiWatch(self._wiring)),
                 alerts,
                 heads,

@@ -30,7 +30,7 @@ from backupd.app.jobs.jobs import (
     repetition,
     say_of,
 )
-from backupd.app.runtime.child_process import ChildProcess, HeldSettings, open_log, start
+from backupd.app.runtime.child_process import ChildProcess, HeldSettings, Starter, open_log, start
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.job import JobRecord, JobState
@@ -69,10 +69,11 @@ class _Running:
 
 
 class Worker:
-    """A thread that looks after the queue, from entering the block until leaving it, or ``stop``."""
+    """A thread that looks after the queue, from entering the block until leaving it, or ``stop``. ``starter``: starts
+    the process of each job."""
 
-    def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
-        self._wiring, self._grace = wiring, grace
+    def __init__(self, wiring: Wiring, *, grace: float = GRACE, starter: Starter = start) -> None:
+        self._wiring, self._grace, self._start_process = wiring, grace, starter
         self._running: list[_Running] = []
         self._held = False
         self._starting = 0
@@ -220,7 +221,7 @@ class Worker:
 
     def _started(self, job: JobRecord) -> _Running:
         settings = self._wiring.settings
-        process = start(
+        process = self._start_process(
             settings,
             self._held_settings.file(settings),
             "run-job",

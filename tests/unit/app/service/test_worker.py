@@ -22,6 +22,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner_state
 from backupd.app.jobs.admission import Admission
 from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead
+from backupd.app.runtime.fork_server import ForkServer
 from backupd.app.service.worker import Worker
 from backupd.catalog.session import open_catalog
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -145,8 +146,9 @@ def site(short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch:
 
 @contextmanager
 def working(site: Site, *, grace: float = 120.0) -> Iterator[Worker]:
-    """``grace``: what is told to end may take its time; only what does not hear is killed."""
-    with Worker(site.wiring, grace=grace) as worker:
+    """As in the service: jobs are forked. ``grace``: what is told to end may take its time; only what does not hear is
+    killed."""
+    with ForkServer() as forks, Worker(site.wiring, grace=grace, starter=forks.start) as worker:
         yield worker
 
 
@@ -317,6 +319,7 @@ import sys, time
 from pathlib import Path
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
+from backupd.app.runtime.fork_server import ForkServer
 from backupd.app.service.worker import Worker
 from backupd.catalog.session import open_catalog
 settings = load_settings(Path(sys.argv[1]))
