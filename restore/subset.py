@@ -46,6 +46,7 @@ from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.errors import NotFoundError
 from backupd.model.manifest import Entry
 from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.model.text import few
 from backupd.process.run_context import RunContext
 from restore.fetch.chain import places
 from restore.fetch.objects import fetch
@@ -414,7 +415,7 @@ class _Making:
         names = tables_in(last)
         schemas = {pattern.schema for pattern in tables}
         near = [name.shown for name in names if name.schema in schemas] or sorted({name.schema for name in names})
-        shown = ", ".join(near[:_NAMED]) + (f" and {len(near) - _NAMED} more" if len(near) > _NAMED else "")
+        shown = few(near, _NAMED)
         return NotFoundError(
             f"no table of backup {last.header.backup_id} is {' or '.join(pattern.text for pattern in tables)}",
             detail=f"the backup holds {shown}" if near else "the backup holds no tables",

@@ -96,9 +96,20 @@ def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
         mail["References"] = " ".join(dict.fromkeys([*before[:50], parent]))
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Auto-Response-Suppress"] = "All"
-    mail.set_content(letter.as_text(), cte="quoted-printable")
-    mail.add_alternative(letter.as_html(), subtype="html", cte="quoted-printable")
+    html, note = _html(letter)
+    mail.set_content(letter.as_text() + note, cte="quoted-printable")
+    if html:
+        mail.add_alternative(html, subtype="html", cte="quoted-printable")
     return mail.as_bytes().decode("utf-8")
+
+
+def _html(letter: Letter) -> tuple[str, str]:
+    """The HTML part, or "" with what to say of that in the text: the news goes out in any case."""
+    try:
+        return letter.as_html(), ""
+    except Exception as error:  # noqa: BLE001  a template that is missing or changed fails in ways of its own
+        why = one_line(f"{type(error).__name__}: {error}", 300)
+        return "", f"\nThis message has no HTML part: letter.html cannot be rendered ({why}). Reinstall backupd.\n"
 
 
 def _literal(text: str) -> str:

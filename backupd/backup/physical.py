@@ -36,7 +36,7 @@ from backupd.model.job import Progress, Report
 from backupd.model.manifest import BodyFacts, Entry, Header, Landmarks
 from backupd.model.server_facts import Receipts, Role, ServerInfo
 from backupd.model.table import TableName
-from backupd.model.text import format_duration, format_size
+from backupd.model.text import few, format_duration, format_size
 from backupd.process.run_context import RunContext, Stopwatch
 from backupd.transfer.dedup import Fanout, Load
 from backupd.transfer.parts import Packed, Packer
@@ -292,8 +292,7 @@ def _table_of(stem: str) -> TableName:
 
 
 def _shown(names: Iterable[TableName]) -> str:
-    listed = list(dict.fromkeys(name.shown for name in names))
-    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+    return few(dict.fromkeys(name.shown for name in names), _SHOWN)
 
 
 def _capture(

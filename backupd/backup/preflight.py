@@ -39,7 +39,7 @@ from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, 
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.server_facts import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
-from backupd.model.text import format_size, new_id
+from backupd.model.text import few, format_size, new_id
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.keyring import resolve_recipients, secret_fingerprints
 from policies.policy import Logical
@@ -77,7 +77,7 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
             for kind in hidden(grants, schema).items():
                 lacking[kind].append(schema)
     for (what, lack), where in lacking.items():
-        shown = ", ".join(where[:_SHOWN]) + (f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else "")
+        shown = few(where, _SHOWN)
         yield warning(_DUMPS, f"{grants.account} has {lack}: {what} of {shown} may be missing in them", _HINT)
     needed = dialect_of(info.flavour, info.version).xa_privilege
     if info.log_bin and needed and not grants.allow(needed):

@@ -30,7 +30,7 @@ from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
-from backupd.model.text import format_duration
+from backupd.model.text import few, format_duration
 from backupd.process.folders import open_plain, powers_of
 from backupd.recovery.windows import REPLAY_STOPS
 from policies.policy import Logical
@@ -123,8 +123,7 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
     if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
         yield error("datadir", f"{datadir} cannot be read", hint)
     elif closed:
-        more = f" and {len(closed) - 5} more" if len(closed) > 5 else ""
-        yield error("datadir", f"cannot be read: {', '.join(closed[:5])}{more}", hint)
+        yield error("datadir", f"cannot be read: {few(closed, 5)}", hint)
     else:
         yield fine("datadir", f"{datadir} can be read")
     if os.path.ismount(datadir):
@@ -201,8 +200,7 @@ def in_no_backup(left: Mapping[str, Sequence[TableName]], logical: Logical | Non
 
 def lost_words(engine: str, names: Sequence[TableName]) -> str:
     """In words, of ``engine``: which tables (``names``) are in no backup at all."""
-    shown = ", ".join(name.shown for name in names[:_SHOWN])
-    shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = few((name.shown for name in names), _SHOWN)
     return (
         f"{len(names)} tables of engine {engine} are in no backup, as physical backups leave that engine out: {shown}"
     )
@@ -210,8 +208,7 @@ def lost_words(engine: str, names: Sequence[TableName]) -> str:
 
 def rocks_words(names: Sequence[TableName]) -> str:
     """In words: what can not be done with the MyRocks tables ``names``, though physical backups hold them."""
-    shown = ", ".join(name.shown for name in names[:_SHOWN])
-    shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = few((name.shown for name in names), _SHOWN)
     return (
         f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
         "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "

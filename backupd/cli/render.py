@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from backupd.cli.output import Screen
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.proof import Proof
-from backupd.model.text import format_duration, format_size
+from backupd.model.text import few, format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
@@ -66,9 +66,7 @@ def _state_text(record: BackupRecord) -> str:
 
 def _missing_text(record: BackupRecord) -> str:
     if record.missing:
-        return f"PARTIAL: {len(record.missing)} tables are not in it: {', '.join(record.missing[:_NAMED])}" + (
-            f" and {len(record.missing) - _NAMED} more" if len(record.missing) > _NAMED else ""
-        )
+        return f"PARTIAL: {len(record.missing)} tables are not in it: {few(record.missing, _NAMED)}"
     if not record.tables_missing:
         return ""
     why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are not in it: its warnings name them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -80,6 +80,13 @@ def format_duration(seconds: float) -> str:
     minutes, whole = divmod(whole, 60)
     parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole, "s")]
     return " ".join(f"{number}{unit}" for number, unit in parts if number) or "0.0s"
+
+
+def few(names: Iterable[object], most: int, more: str = "more") -> str:
+    """The first ``most`` of them in words: ``a, b, c and 4 more``."""
+    listed = list(map(str, names))
+    rest = f" and {len(listed) - most} {more}" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

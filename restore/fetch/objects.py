@@ -33,6 +33,7 @@ from backupd.model.errors import (
 )
 from backupd.model.job import Progress
 from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, Part, StoredObject
+from backupd.model.text import few
 from backupd.process.folders import opened
 from backupd.process.run_context import RunContext
 from restore.datadir.staging import sync_filesystem
@@ -446,5 +447,4 @@ def _unpacked(plain: bytes, wanted: Sequence[tuple[Assembly, int]]) -> Iterator[
 
 def _names(item: _Item) -> str:
     paths = sorted({assembly.entry.path for assembly, _ in item.uses})
-    shown = ", ".join(repr(path) for path in paths[:_NAMED])
-    return shown if len(paths) <= _NAMED else f"{shown} and {len(paths) - _NAMED} more files"
+    return few(map(repr, paths), _NAMED, "more files")

@@ -6,7 +6,7 @@ Its steps tell what each works on, and how long it will take by the rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,7 @@ PIPE_RATE = Rate(2e6, 1.0)
 @dataclass(frozen=True, slots=True)
 class Step(Document):
     """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and
-    how."""
+    how; ``measured``: by what runs here took."""
 
     name: str
     title: str
@@ -95,6 +95,7 @@ class Step(Document):
     seconds: float = field(metadata=json_key(digits=1))
     estimate: str
     commands: tuple[str, ...] = ()
+    measured: bool = field(default=False, metadata=HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +163,18 @@ def estimated(
 
 
 def _step(name: str, title: str, size: int, rate: Rate) -> Step:
-    return Step(name, title, size, rate.estimate(size), rate.basis)
+    return Step(name, title, size, rate.estimate(size), rate.basis, measured=rate.samples > 0)
 
 
-def over_objective(seconds: float, rto: float | None) -> tuple[str, ...]:
+def over_objective(steps: Iterable[Step], rto: float | None) -> tuple[str, ...]:
     """What to say of a plan that takes longer than the policy allows; empty for one that does not."""
+    taken = tuple(steps)
+    seconds = sum(step.seconds for step in taken)
     if rto is None or seconds <= rto:
         return ()
-    return (f"this takes {format_duration(seconds)} by measured rates; objectives.rto is {format_duration(rto)}",)
+    measured = sum(step.measured for step in taken)
+    rates = "measured" if measured == len(taken) else "measured and assumed" if measured else "assumed"
+    return (f"this takes {format_duration(seconds)} by {rates} rates; objectives.rto is {format_duration(rto)}",)
 
 
 def replay_text(replay: ReplaySpec) -> str:

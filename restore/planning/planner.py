@@ -142,7 +142,7 @@ def make_plan(
         rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
         older=older,
     )
-    return replace(plan, warnings=(*plan.warnings, *over_objective(plan.seconds, plan.rto)))
+    return replace(plan, warnings=(*plan.warnings, *over_objective(plan.steps, plan.rto)))
 
 
 def _steps(

@@ -242,7 +242,7 @@ def choose(
             else "it comes nearest to the target"
         )
     )
-    late = over_objective(_seconds(steps), chosen.base.rto)
+    late = over_objective(steps, chosen.base.rto)
     return TablePlan(chosen, tuple(goals), steps, reason, tuple(others), (*chosen.warnings, *late))
 
 

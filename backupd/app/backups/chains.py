@@ -23,7 +23,7 @@ from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.manifest import Header, Landmarks
 from backupd.model.proof import FAILED, UNDECIDED, Proof
 from backupd.model.server_facts import ServerInfo, Version
-from backupd.model.text import format_duration, format_size, format_time
+from backupd.model.text import few, format_duration, format_size, format_time
 from backupd.recovery.chains import chain_of
 from backupd.transfer.deletion import is_whole, marks
 from backupd.transfer.records.manifests import read
@@ -253,8 +253,7 @@ def _of_tables(session: Session, last: BackupRecord, landmarks: Landmarks) -> It
         yield f"a table that was created since {last.id} cannot be read: {error.strerror} ({error.filename})"
         return
     if imported:
-        named = ", ".join(imported[:5]) + (f" and {len(imported) - 5} more" if len(imported) > 5 else "")
-        yield f"pages of a tablespace that was imported since {last.id} are in no increment: {named}"
+        yield f"pages of a tablespace that was imported since {last.id} are in no increment: {few(imported, 5)}"
 
 
 def _of_proofs(wiring: Wiring, chain: tuple[BackupRecord, ...]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Severity
 from backupd.model.manifest import Header
-from backupd.model.text import format_time, is_id, new_id
+from backupd.model.text import few, format_time, is_id, new_id
 from backupd.transfer.records.keyring import (
     KeyInfo,
     digest_of,
@@ -75,7 +75,7 @@ def require_keys(wiring: Wiring, server: str, backup_ids: Sequence[str]) -> None
         for header in _headers(wiring)
         if missing & set(header.recipients) and not here & set(header.recipients)
     )
-    shown = ", ".join(needing[:_NAMED]) + (f" and {len(needing) - _NAMED} more" if len(needing) > _NAMED else "")
+    shown = few(needing, _NAMED)
     raise KeyUnusableError(
         f"{', '.join(header.backup_id for header in closed)} cannot be opened here: it is sealed for "
         f"{', '.join(sorted(missing))}, and no secret key of these is in {home}",

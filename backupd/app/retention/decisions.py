@@ -41,7 +41,7 @@ from backupd.app.retention.rules import (
 )
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import Branch
-from backupd.model.text import format_time
+from backupd.model.text import few, format_time
 from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if
 from policies.policy import Keep
 
@@ -456,11 +456,11 @@ class _Solution:
     def _complain(self) -> None:
         future = [b.id for b in self._backups if b.finished_at > self._now]
         if future:
-            self._warnings.append(f"{_named(future)} ended in the future: check the clock of this host")
+            self._warnings.append(f"{few(future, 3)} ended in the future: check the clock of this host")
         broken = [b.id for b in self._backups if self._problems[b.id] and not b.marked]
         if broken and self._has_rules:
             self._warnings.append(
-                f"{_named(broken)} cannot be restored from here and no rule counts them: {self._problems[broken[0]]}"
+                f"{few(broken, 3)} cannot be restored from here and no rule counts them: {self._problems[broken[0]]}"
             )
         for backup in self._backups:
             if backup.marked and backup.id in self._grounds and not self._view.hold:
@@ -543,8 +543,3 @@ def _words(name: str, obstacle: Obstacle | None, by_id: Mapping[str, Stored]) ->
         return "it builds on itself"
     problem = _own_problem(by_id[obstacle.backup]) or "the parent of this increment is unknown"
     return problem if obstacle.backup == name else f"it builds on {obstacle.backup}: {problem}"
-
-
-def _named(ids: Iterable[str]) -> str:
-    names = list(ids)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

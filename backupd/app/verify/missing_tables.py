@@ -31,6 +31,7 @@ from backupd.model.event import Severity
 from backupd.model.manifest import Body
 from backupd.model.proof import Witness
 from backupd.model.table import BaseTable, TableName
+from backupd.model.text import few
 from backupd.recovery.chains import dependants
 from backupd.transfer.records.manifests import load_body, load_header
 from storage import layout
@@ -50,8 +51,7 @@ class Lacking(Document):
     doubtful: str = ""
 
     def __str__(self) -> str:
-        more = f" and {len(self.tables) - _TOLD} more" if len(self.tables) > _TOLD else ""
-        names = f"{len(self.tables)} tables are not in it: {', '.join(self.tables[:_TOLD])}{more}"
+        names = f"{len(self.tables)} tables are not in it: {few(self.tables, _TOLD)}"
         if not self.tables:
             names = ""
         return f"{self.backup} of {self.server}: {'; '.join(filter(None, (names, self.doubtful)))}"

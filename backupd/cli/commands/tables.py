@@ -12,7 +12,7 @@ import typer
 from backupd.cli.render import position_text, show_phases, show_steps
 from backupd.cli.session import Run, Server, flag, one_of, option
 from backupd.model.errors import UsageError
-from backupd.model.text import format_duration, format_size
+from backupd.model.text import few, format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.app.restores.execution import Leftover
@@ -285,8 +285,7 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
             ("way", plan.reason),
             (
                 "tables",
-                ", ".join(goal.source.shown for goal in plan.goals[:20])
-                + (f" and {len(plan.goals) - 20} more" if len(plan.goals) > 20 else ""),
+                few((goal.source.shown for goal in plan.goals), 20),
             ),
             (
                 "needed, too",

@@ -58,7 +58,7 @@ from backupd.model.errors import ToolError
 from backupd.model.job import Progress, Report
 from backupd.model.server_facts import Flavour, ServerInfo, Tool, Version
 from backupd.model.table import DumpedTable, Outcome, TableName, TablePattern, data_path, definition_path, triggers_path
-from backupd.model.text import format_size
+from backupd.model.text import few, format_size
 from backupd.process.run_context import RunContext
 
 NAME = "mydumper"
@@ -316,8 +316,7 @@ def _unused(include: Sequence[TablePattern], exclude: Sequence[TablePattern], us
 def _leftover_words(names: Sequence[TableName]) -> list[str]:
     if not names:
         return []
-    shown = ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    return [f"left out as temporary tables of a running or interrupted ALTER TABLE: {shown}"]
+    return [f"left out as temporary tables of a running or interrupted ALTER TABLE: {few(names, 10)}"]
 
 
 _NO_TABLE = "backupd check: no table has this name"

@@ -30,6 +30,7 @@ from backupd.engine.sql.dialect import Dialect
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName, TablePattern, quote_name
+from backupd.model.text import few
 
 _GRANT = re.compile(
     r"(?P<verb>GRANT|REVOKE) (?P<names>.+?) ON (?:\*\.\*|`(?P<schema>(?:[^`]|``)*)`\.(?:\*|`(?P<table>(?:[^`]|``)*)`))"
@@ -221,7 +222,7 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     if grants.allow("SELECT"):
         return
     may = sorted(pattern for pattern, _names in grants.schemas if grants.allow("SELECT", pattern.replace("\\", "")))
-    readable = ", ".join(may[:_SHOWN]) + (f" and {len(may) - _SHOWN} more" if len(may) > _SHOWN else "")
+    readable = few(may, _SHOWN)
     for pattern in include:
         if pattern.table is None and not grants.allow("SELECT", pattern.schema):
             yield (

@@ -33,6 +33,7 @@ from backupd.engine.sql.tables import Table, list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import ExternalPath, Flavour, Position, Role, ServerInfo, Version
 from backupd.model.table import quote_name
+from backupd.model.text import few
 from backupd.process.folders import read_plain
 
 
@@ -335,7 +336,7 @@ def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]
         by_engine[table.engine].append(str(table.name))
     missing = uncovered(by_engine, flavour)
     for engine, names in sorted(by_engine.items()):
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        shown = few(names, _SHOWN)
         if engine == "MEMORY":
             yield f"MEMORY tables are restored empty, as after any restart of the server: {shown}"
         elif engine in _ELSEWHERE:

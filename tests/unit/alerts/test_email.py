@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateNotFound
 from pydantic import ValidationError
 
 from backupd.alerts import email as mail
@@ -43,6 +44,21 @@ def post(email: Email) -> Delivered:
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return certificate(tmp_path_factory.mktemp("tls"))
+
+
+def test_a_mail_whose_html_cannot_be_made_goes_out_as_text_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_letter: Letter) -> str:
+        raise TemplateNotFound("letter.html")
+
+    monkeypatch.setattr(Letter, "as_html", gone)
+    email = settings("smtp://localhost:25", to=[DBA])
+    came = Parser(policy=default).parsestr(as_mail(LETTER, email, Envelope("m1", NOW), "here"))
+    assert (came["Subject"], came["To"]) == (LETTER.subject_line, DBA), "nothing is wrong with the headers"
+    assert came.get_body(("html",)) is None
+    text = came.get_body(("plain",))
+    assert text is not None
+    assert text.get_content().splitlines()[0] == "Grüße"
+    assert "letter.html cannot be rendered (TemplateNotFound: letter.html). Reinstall" in text.get_content()
 
 
 def test_a_mail_arrives_as_text_and_html_at_every_recipient() -> None:

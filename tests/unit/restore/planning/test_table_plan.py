@@ -135,7 +135,11 @@ def test_measured_rates_and_the_objective_count() -> None:
     loaded = next(step for step in plan.steps if step.name == "loaded")
     assert loaded.seconds > 100
     assert "measured" in loaded.estimate
-    assert any("by measured rates" in warning for warning in plan.warnings)
+    assert any("by measured and assumed rates" in warning for warning in plan.warnings)
+    (assumed,) = [one for one in chosen(logical, rates={"loaded": Rate(1e6)}).warnings if "rates" in one]
+    assert "by assumed rates" in assumed
+    rates = {step.name: Rate(1e6, samples=2) for step in plan.steps}
+    assert any("by measured rates" in warning for warning in chosen(logical, rates=rates).warnings)
     document = plan.as_json()
     assert document["rto"] == {"objective": 30.0, "kept": False}
     assert document["bytes"] == 40 * MIB
