@@ -1,4 +1,4 @@
-"""The queue of jobs, the schedules that fill it, and what holds jobs and deletions back.
+"""The queue of jobs, and the schedules that fill it.
 
 A job that runs has a lease: the pair of the job and a token. The token grows with every new owner, and whoever writes
 names the one it holds, so that a process that slept through being declared dead can no longer say anything about its
@@ -57,10 +57,9 @@ from backupd.catalog.row_mapping import (
     records,
     row_of,
 )
-from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
-from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobKind, JobRecord, JobState
 from backupd.model.proof import Phase
 
 jobs = Table(
@@ -112,17 +111,6 @@ schedules = Table(
 )
 
 
-holds = Table(
-    "holds",
-    metadata,
-    Column("server", String(64), primary_key=True),
-    Column("kind", String(16), primary_key=True),
-    Column("reason", FreeText, nullable=False),
-    Column("set_by", FreeText, nullable=False),
-    Column("since", UtcTime, nullable=False),
-)
-
-
 FRESH = timedelta(minutes=5)
 """A job of a process that cannot be seen from here is dead when its heartbeat is older."""
 
@@ -131,6 +119,8 @@ OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 
 _CLAIMING = 0x6261636B75706A
 """Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
+_SWEEPING = 0x6261636B757073
+"""Key of the advisory lock under which sweeps are queued: the letters ``backups``."""
 
 _FIRST, _MORE = 4, 50
 """Queued jobs that are read at once: mostly the oldest may start."""
@@ -164,9 +154,11 @@ class Jobs(Rows):
         runs_on: str = "",
         allowed: Allowed = lambda _job, _running: True,
         bars: Bars = lambda _running: (),
+        inherits: bool = True,
     ) -> JobRecord | None:
         """Take the oldest queued job of ``runs_on`` whose time has come and which ``allowed`` lets start, as running
-        for ``owner``. Those of ``bars`` are passed over unseen.
+        for ``owner``. Those of ``bars`` are passed over unseen. ``inherits``: those of before hosts had names become
+        jobs of ``runs_on``.
 
         Claimers of one host take turns, so no job is taken twice and ``allowed`` sees every job just taken. Reads the
         jobs that run, and the queue as far as the first that may start.
@@ -177,7 +169,7 @@ class Jobs(Rows):
                     text("SELECT pg_advisory_xact_lock(hashtextextended(:host, :key))"),
                     {"host": runs_on, "key": _CLAIMING},
                 )
-            if runs_on:
+            if runs_on and inherits:
                 readdress(connection, "", runs_on)  # of before hosts had names
             running = records(connection, JobRecord, _in_state(JobState.RUNNING))
             for job in _waiting(connection, runs_on, now, partial(bars, running)):
@@ -453,10 +445,21 @@ def readdress(connection: Connection, before: str, after: str) -> None:
 
 
 def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
-    """Record jobs, as ``Jobs.add`` does, within a transaction of the caller."""
+    """Record jobs, as ``Jobs.add`` does, within a transaction of the caller. No sweep is queued beside one that waits
+    for the same host and destination: that one has not begun to look, and will see whatever this one was to see."""
     if wrong := [record.state for record in records if record.state not in FIRST_STATES]:
         raise ValueError(f"no job begins as {wrong[0]}")
-    insert_all(connection, jobs, records)
+    sweeps = [one for one in records if one.kind == JobKind.SWEEP and one.state is JobState.QUEUED]
+    if sweeps and connection.dialect.name == "postgresql":  # two jobs may end at once; SQLite has one writer
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SWEEPING})
+    late = {one.id for one in sweeps if connection.scalar(select(exists(_waits_like(one))))}
+    insert_all(connection, jobs, [one for one in records if one.id not in late])
+
+
+def _waits_like(sweep: JobRecord) -> Select[Any]:
+    """A queued sweep of the same destination, for the same host."""
+    place = jobs.c.arguments["destination"].as_string() == str(sweep.arguments["destination"])
+    return _in_state(JobState.QUEUED).where(jobs.c.runs_on == sweep.runs_on, jobs.c.kind == JobKind.SWEEP, place)
 
 
 def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
@@ -571,30 +574,3 @@ _FORGET = delete(schedules).where(schedules.c.server == bindparam("of_server"), 
 
 def _all(connection: Connection) -> dict[Key, Schedule]:
     return {(row.server, row.leg): Schedule(*row) for row in connection.execute(select(schedules))}
-
-
-class Holds(Rows):
-    """Holds and pauses: at most one of each kind for each server; ``*`` is every server."""
-
-    def set(self, server: str, kind: HoldKind, reason: str, by: str, now: datetime) -> Hold:
-        """A new reason replaces an older one of the same kind."""
-        hold = Hold(server, HoldKind(kind), reason, by, now)
-        self._put(holds, row_of(holds, hold))
-        return hold
-
-    def release(self, server: str, kind: HoldKind) -> bool:
-        """Was there one? That of every server is only released under the name ``*``."""
-        return bool(self._do(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind)))))
-
-    def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
-        """Everything that concerns ``server``, its own before that of every server."""
-        wanted = None if kind is None else HoldKind(kind)
-        query = narrowed(select(holds), (holds.c.server, (server, EVERY_SERVER)), (holds.c.kind, wanted))
-        found = self._records(Hold, query)
-        return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
-
-    def all(self, servers: Collection[str] | None = None) -> tuple[Hold, ...]:
-        """Every hold and pause, or those that concern ``servers``, by server and kind."""
-        concerned = None if servers is None else (*servers, EVERY_SERVER)
-        query = narrowed(select(holds), (holds.c.server, concerned))
-        return self._records(Hold, query.order_by(holds.c.server, holds.c.kind))

@@ -1,10 +1,11 @@
-"""Who may come in, what they asked for, and what they did: tokens, sessions, challenges, requests, the audit."""
+"""Who may come in, what they asked for, what they hold back, and what they did: tokens, sessions, challenges, requests,
+holds and pauses, the audit."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from sqlalchemy import (
 from backupd.catalog.database import Rows
 from backupd.catalog.row_mapping import EVER, FreeText, Span, UtcTime, metadata, narrowed, records, row_of, written_out
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Session, Token
+from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import RefusedError, unknown
 
 challenges = Table(
@@ -110,6 +112,17 @@ requests = Table(
 
 USED_EVERY = timedelta(minutes=5)
 """How exactly the last use of a token is known: a write for each request would be too many."""
+
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("reason", FreeText, nullable=False),
+    Column("set_by", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+)
 
 
 class Tokens(Rows):
@@ -343,3 +356,30 @@ def _storable(entry: AuditEntry) -> AuditEntry:
         if isinstance(text := getattr(entry, column.name), str)
     }
     return replace(entry, **{**texts, "digest": ""})
+
+
+class Holds(Rows):
+    """Holds and pauses: at most one of each kind for each server; ``*`` is every server."""
+
+    def set(self, server: str, kind: HoldKind, reason: str, by: str, now: datetime) -> Hold:
+        """A new reason replaces an older one of the same kind."""
+        hold = Hold(server, HoldKind(kind), reason, by, now)
+        self._put(holds, row_of(holds, hold))
+        return hold
+
+    def release(self, server: str, kind: HoldKind) -> bool:
+        """Was there one? That of every server is only released under the name ``*``."""
+        return bool(self._do(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind)))))
+
+    def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
+        """Everything that concerns ``server``, its own before that of every server."""
+        wanted = None if kind is None else HoldKind(kind)
+        query = narrowed(select(holds), (holds.c.server, (server, EVERY_SERVER)), (holds.c.kind, wanted))
+        found = self._records(Hold, query)
+        return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
+
+    def all(self, servers: Collection[str] | None = None) -> tuple[Hold, ...]:
+        """Every hold and pause, or those that concern ``servers``, by server and kind."""
+        concerned = None if servers is None else (*servers, EVERY_SERVER)
+        query = narrowed(select(holds), (holds.c.server, concerned))
+        return self._records(Hold, query.order_by(holds.c.server, holds.c.kind))

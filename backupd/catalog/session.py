@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from backupd.catalog.binlogs import Binlogs
     from backupd.catalog.destinations import Deposits, Inventory, Lags, Marks, Replications, Scrubs, Thaws
     from backupd.catalog.hosts import Hosts, Watch
-    from backupd.catalog.jobs import Holds, Jobs, Schedules
+    from backupd.catalog.jobs import Jobs, Schedules
     from backupd.catalog.overview import Glances
-    from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
+    from backupd.catalog.people import Audit, Challenges, Holds, Requests, Sessions, Tokens
     from backupd.catalog.proofs import Proofs, Witnesses
     from backupd.catalog.restores import Plans, Rates, Restores
     from backupd.catalog.standings import Standings
@@ -60,7 +60,7 @@ class Catalog:
     identities: Identities = _of("backups")
     events: Events = _of("alerts")
     challenges: Challenges = _of("people")
-    holds: Holds = _of("jobs")
+    holds: Holds = _of("people")
     schedules: Schedules = _of("jobs")
     scrubs: Scrubs = _of("destinations")
     binlogs: Binlogs = _of("binlogs")

@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Select, Table, insert, select, tuple_
 from backupd.catalog.alerts import events
 from backupd.catalog.database import Database
 from backupd.catalog.destinations import binlog_lags
-from backupd.catalog.jobs import holds, jobs, schedules
-from backupd.catalog.people import audit, challenges
+from backupd.catalog.jobs import jobs, schedules
+from backupd.catalog.people import audit, challenges, holds
 from backupd.catalog.proofs import proofs, witnesses
 from backupd.catalog.restores import restores
 from backupd.catalog.standings import server_standings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backupd.cli.output import Screen, complain, explained
+from backupd.cli.output import BROKEN_PIPE, Screen, complain, explained
 from backupd.model.errors import UnknownNameError
 from backupd.model.text import parse_time
 
@@ -121,7 +121,9 @@ def open_service(
 @dataclass
 class Run:
     """One command's run. ``named``: the configuration that the command line names, if it does; ``held``: settings that
-    another process holds; ``opening``, ``new_catalog``: as of ``Service.open``."""
+    another process holds; ``opening``, ``new_catalog``: as of ``Service.open``; ``follows``: the servers of which it
+    takes backups, so that their rules are applied when it is over, and what is due is removed; None: it does nothing
+    that either follows from."""
 
     screen: Screen
     named: Path | None
@@ -129,6 +131,7 @@ class Run:
     stack: ExitStack
     held: Path | None = None
     new_catalog: bool = False
+    follows: Collection[str] | None = None
 
     @property
     def config(self) -> Path:
@@ -167,6 +170,19 @@ class Run:
         else:
             self.screen.line(nothing)
 
+    def follow_up(self) -> None:
+        """Do what follows from the jobs of this command, if nobody else does. What goes wrong is told, and changes
+        nothing of how the command ends."""
+        if self.follows is None or "service" not in vars(self):
+            return
+        try:
+            for job, error in self.service.follow_ups.run(self.follows):
+                self.screen.warn(f"{job.leg or job.kind} did not succeed (job {job.id}): {error.line}")
+        except KeyboardInterrupt:
+            self.screen.warn("removal of what is due was interrupted; the next backup, or the service, goes on with it")
+        except Exception as error:  # noqa: BLE001  told; the job that was asked for has ended, and well or ill as it says
+            self.screen.warn(f"what is due was not removed: {explained(error, 'the removal').line}")
+
     def ends(self, *, well: bool) -> None:
         """Exit status 1 unless it ends well. Raises Exit."""
         if not well:
@@ -175,18 +191,35 @@ class Run:
 
 @contextmanager
 def running(context: typer.Context, config: Path | None, as_json: bool, opening: str) -> Iterator[Run]:
-    """Run a command: errors are shown and become the exit code."""
+    """Run a command: errors are shown and become the exit code. What follows from its jobs is done after that."""
     before = context.find_object(Before) or Before()
     screen = Screen(as_json=as_json or before.json)
+    with _shown(context, screen), ExitStack() as stack:
+        run = Run(screen, config or before.config, opening, stack)
+        try:
+            with _shown(context, screen):
+                try:
+                    yield run
+                except UnknownNameError as error:
+                    if error.name and "service" in vars(run):
+                        error.message += run.service.listings.resembling(error.kind, error.name)
+                    raise
+        except typer.Exit as ending:
+            if ending.exit_code in _FOLLOWED:
+                run.follow_up()
+            raise
+        run.follow_up()
+
+
+_FOLLOWED = (0, 1, BROKEN_PIPE)
+"""Exit codes of commands that did their job, well or ill: neither used wrongly nor ended by a signal."""
+
+
+@contextmanager
+def _shown(context: typer.Context, screen: Screen) -> Iterator[None]:
+    """Errors are shown and become the exit code."""
     try:
-        with ExitStack() as stack:
-            run = Run(screen, config or before.config, opening, stack)
-            try:
-                yield run
-            except UnknownNameError as error:
-                if error.name and "service" in vars(run):
-                    error.message += run.service.listings.resembling(error.kind, error.name)
-                raise
+        yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:  # noqa: BLE001  last resort; told, or written to a file that is named

@@ -31,6 +31,7 @@ class JobKind(StrEnum):
     THAW = "thaw"
     RESTORE = "restore"
     REMOVAL = "removal"
+    SWEEP = "sweep"
 
 
 class JobState(StrEnum):

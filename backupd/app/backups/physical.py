@@ -23,7 +23,6 @@ from backupd.app.context.server_identity import meet, problem_of, reason_of, ref
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing
 from backupd.app.context.wiring import JobRun, Wiring
-from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.retention import relieve
 from backupd.backup.host_configuration import collect
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute, slow_destinations
@@ -90,9 +89,8 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun)
 def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> Made:
     destinations = wiring.required(server)
     for destination in destinations:
-        # One of the runs that are dead may have died between its manifest and its row; what the others left goes.
+        # One of the runs that are dead may have died between its manifest and its row.
         adopt_unknown(wiring, destination, server.name)
-        sweep_destination(wiring, destination, wait=False)
     run.check()
     if kind is BackupKind.LOGICAL:
         return Made(*dump_tables(wiring, server, run, destinations))

@@ -17,10 +17,12 @@ from backupd.model.job import Bar, JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 
 _COPY = JobKind.REPLICATE
-_APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL)
+_APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL, JobKind.SWEEP)
 """Kinds that take none of the places of the others."""
 _NO_POLICY = (JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that a person asked for and that no policy has a say in, nor in where they read and write."""
+_SWEEP = JobKind.SWEEP
+"""One at a time: it holds the lock of removals from end to end. No pause concerns it."""
 
 
 def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
@@ -30,12 +32,20 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
     # Copies to a slow place may take a day, and somebody waits for a restore, or for room: each of these kinds has as
     # many places as all the others, and takes none of theirs.
     alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
+    if job.kind == _SWEEP and alike:
+        return f"one sweep runs at a time, and {_named(alike)} runs already"
     if len(alike) >= limits.jobs:
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
-    if job.leg and (job.server in paused or EVERY_SERVER in paused):
+    if job.leg and job.kind != _SWEEP and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
-    if not job.server or (broken := _unusable(settings, job)):
-        return broken if job.server else ""
+    return _of_server(settings, job, running) if job.server else ""
+
+
+def _of_server(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:
+    """What keeps a job of one server from starting."""
+    if broken := _unusable(settings, job):
+        return broken
+    limits = settings.configuration.concurrency
     beside = [other for other in running if other.server == job.server and other.kind not in _APART]
     if len(beside) >= limits.per_server and job.kind not in _APART:
         return f"of {job.server} runs already {_named(beside)} (concurrency.per_server: {limits.per_server})"
@@ -92,11 +102,14 @@ class Admission:
         """What ``allows`` would say no to, of jobs that are younger than all that it was asked about: most of a long
         queue need not be read."""
         settings, limits = self._settings, self._settings.configuration.concurrency
-        found = [Bar(kinds={kind}) for kind in _APART if sum(other.kind == kind for other in running) >= limits.jobs]
+        most = {kind: 1 if kind == _SWEEP else limits.jobs for kind in _APART}
+        beside_it = Counter(other.kind for other in running)
+        found = [Bar(kinds={kind}) for kind, limit in most.items() if beside_it[kind] >= limit]
         if sum(other.kind not in _APART for other in running) >= limits.jobs:
             found.append(Bar(but=_APART))
         if self._paused:
-            found.append(Bar(scheduled=True, servers=None if EVERY_SERVER in self._paused else self._paused))
+            whose = None if EVERY_SERVER in self._paused else self._paused
+            found.append(Bar(scheduled=True, servers=whose, but=(_SWEEP,)))
         beside = Counter(other.server for other in running if other.server and other.kind not in _APART)
         if busy := {server for server, count in beside.items() if count >= limits.per_server}:
             found.append(Bar(servers=busy, but=_APART))
@@ -110,9 +123,9 @@ class Admission:
                 name: (set(one.destinations.required), set(one.destinations.others))
                 for name, one in settings.policies.items()
             }
-            whose = [(name, *needs[one.policy]) for name, one in settings.servers.items() if one.policy in needs]
-            found.append(Bar(servers=[name for name, required, _others in whose if required <= full], kinds=BACKUPS))
-            every = [name for name, required, others in whose if required | others <= full]
+            using = [(name, *needs[one.policy]) for name, one in settings.servers.items() if one.policy in needs]
+            found.append(Bar(servers=[name for name, required, _others in using if required <= full], kinds=BACKUPS))
+            every = [name for name, required, others in using if required | others <= full]
             found.append(Bar(servers=every, but=(*BACKUPS, _COPY, *_NO_POLICY)))
         return found
 

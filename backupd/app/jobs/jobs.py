@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -69,6 +69,8 @@ _GRAVE = (Severity.WARNING, Severity.ERROR)
 KEPT = timedelta(days=90)
 """How long jobs that are over stay in the catalog, with their logs."""
 RETENTION_LEG = "retention"
+SWEEP_LEG = "sweep/"
+"""What the leg of a sweep begins with; the name of the destination follows."""
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
 """Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
 BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
@@ -164,18 +166,43 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
         return [repetition(wiring, job, attempt=job.attempt + 1)] if killed else []
     if policy is None:
         return []
-    then: list[JobRecord] = []
-    if (
-        state in (JobState.SUCCEEDED, JobState.PARTIAL)
-        and job.kind in BACKUPS
-        and policy.retention
-        and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1)
-    ):
-        then.append(replace(queued(wiring, JobKind.RETENTION, job.server, runs_on=job.runs_on), leg=RETENTION_LEG))
+    then = [*_expiry(wiring, job, state, policy), *_sweeps(wiring, job, state)]
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
         then.append(repetition(wiring, job, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
     return then
+
+
+def _expiry(wiring: Wiring, job: JobRecord, state: JobState, policy: Policy) -> list[JobRecord]:
+    if not (_expires(job, state) and policy.retention):
+        return []
+    if wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
+        return []
+    return [replace(queued(wiring, JobKind.RETENTION, job.server, runs_on=job.runs_on), leg=RETENTION_LEG)]
+
+
+def _expires(job: JobRecord, state: JobState) -> bool:
+    """Does a backup that is there now make others expire?"""
+    return job.kind in BACKUPS and state in (JobState.SUCCEEDED, JobState.PARTIAL)
+
+
+def _sweeps(wiring: Wiring, job: JobRecord, state: JobState) -> list[JobRecord]:
+    """What ``job`` left, or marked, is removed afterwards. A backup that retention follows leaves that to it."""
+    server = wiring.settings.server(job.server)
+    names: Collection[str] = ()
+    if job.kind == JobKind.RETENTION:
+        names = {*server.required, *server.others, *wiring.catalog.backups.destinations_of(job.server)}
+    elif job.kind in BACKUPS and not (_expires(job, state) and server.policy.retention):
+        names = server.required
+    elif job.kind == JobKind.REPLICATE and state is not JobState.FAILED:
+        names = [str(job.arguments["destination"])]
+    return [sweep_of(wiring, name, job.runs_on) for name in sorted(names) if name in wiring.settings.destinations]
+
+
+def sweep_of(wiring: Wiring, destination: str, runs_on: str = "") -> JobRecord:
+    """A new sweep of ``destination`` for the queue, which takes one at a time; ``runs_on``: as of ``queued``."""
+    sweep = queued(wiring, JobKind.SWEEP, "", arguments={"destination": destination}, runs_on=runs_on)
+    return replace(sweep, leg=SWEEP_LEG + destination)
 
 
 def queued(

@@ -1,4 +1,5 @@
-"""Applying retention rules: what no rule keeps is marked at its destination, and goes after the grace period.
+"""Applying retention rules: what no rule keeps is marked at its destination, and goes after the grace period, by a
+sweep of that destination: one after the rules of however many servers.
 
 It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
 by itself. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.deletion_limit``) unless a person
@@ -158,7 +159,7 @@ class Applied(Document):
 
 
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
-    """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is,
+    """Mark what expired; a sweep removes it when it is due. ``really``: also when it is more than half of all there is,
     and what another destination keeps and has not got yet.
 
     Raises RefusedError (with an event) when it is too much at once, and whatever keeps it from a destination (where
@@ -194,15 +195,13 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             run.check()
             run.fence()
             if lacks := missing[destination.name]:
-                # The rules would count on what is not there. The sweep tells it and collects nothing.
+                # The rules would count on what is not there. The sweep that follows tells it and collects nothing.
                 troubles.append(_out_of_sight(destination, lacks))
-                sweep_locked(wiring, destination)
                 continue
             report_stopped(wiring, decisions, run)
             expired[destination.name] = _mark_expired(
                 wiring, destination, decisions, stock.records, run, confirmed=really
             )
-            held += sweep_locked(wiring, destination).held
             cleared[destination.name] = clear(wiring, destination, decisions, run)
             held += cleared[destination.name].held
         if troubles:

@@ -2,7 +2,7 @@
 
 The main thread keeps the time and the service's own state; jobs run in processes of their own, which the worker
 starts and watches. All that happens is decided from the catalog, so a service that was killed goes on where it was.
-Once a day it keeps house: old rows and logs go, what dead runs left at destinations too, and who paused something is
+Once a day it keeps house: old rows and logs go, every destination is swept by a job, and who paused something is
 reminded of it.
 """
 
@@ -30,12 +30,11 @@ from backupd.app.context.settings_problems import left_out, refuse_newly_broken,
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.jobs.admission import QueueWatch
-from backupd.app.jobs.jobs import abandon_dead, prune
+from backupd.app.jobs.jobs import abandon_dead, prune, sweep_of
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.metacopies.copy_check import of_today
 from backupd.app.metacopies.signed_heads import HeadWatch
 from backupd.app.restores.thaw_jobs import ThawWatch
-from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.holds import remind
 from backupd.app.runtime.clock_check import ClockWatch, Jump, note_step
 from backupd.app.runtime.fork_server import ForkServer
@@ -476,10 +475,7 @@ def keep_house(wiring: Wiring) -> None:
     after_job(wiring, turn=of_today(wiring.clock()))
     for name in wiring.settings.destinations:
         try:
-            destination = wiring.destination(name)
-            if destination.is_initialised():
-                for held in sweep_destination(wiring, destination):
-                    say("housekeeping", f"{name}: {held}")
+            wiring.catalog.jobs.enqueue(sweep_of(wiring, name))
         except BackupdError as error:
             say("housekeeping-failed", f"destination {name}: {error}", level=logging.WARNING)
 

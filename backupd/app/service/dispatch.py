@@ -34,6 +34,7 @@ from backupd.model.errors import (
     CancelledError,
     CatalogError,
     DamagedError,
+    DestinationError,
     DumpsOnlyError,
     ElsewhereError,
     RefusedError,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 Action = Callable[[Wiring, JobRun], Result]
 
-_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL)
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL, JobKind.SWEEP)
 """Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
 
 LONGEST_SILENCE = timedelta(hours=6)
@@ -228,6 +229,24 @@ def _remove(wiring: Wiring, run: JobRun) -> Result:
     )
 
 
+def _sweep(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.retention.deletion import sweep_destination
+
+    name = str(run.job.arguments["destination"])
+    held: list[str] = []
+    try:
+        # One that is not configured any more has nothing to remove, nor has one that is out of sight.
+        there = name in wiring.settings.destinations and wiring.destination(name).is_initialised()
+    except DestinationError as error:  # an incident tells of it, and whatever is stored there next queues a sweep
+        held.append(error.line)
+    else:
+        run.check()
+        held += sweep_destination(wiring, wiring.destination(name)) if there else []
+    for reason in held:
+        say("sweep-held", f"{name}: {reason}", job=run.job.id)
+    return Result(outcome=tuple(held))
+
+
 def _replicate(wiring: Wiring, run: JobRun) -> Result:
     from backupd.app.copies.replication import bring_up_to_date
     from backupd.app.metacopies.catalog_copies import after_job
@@ -259,6 +278,7 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.REPLICATE: _replicate,
     JobKind.RESTORE: _restore,
     JobKind.REMOVAL: _remove,
+    JobKind.SWEEP: _sweep,
 }
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.service.backups import Backups, Binlogs, Retention
     from backupd.app.service.dispatch import Foreground
+    from backupd.app.service.follow_ups import FollowUps
     from backupd.app.service.requests import Jobs, Requests
     from backupd.app.verify.verification import FsckOutcome
     from backupd.app.views.destinations import DestinationView
@@ -438,6 +439,13 @@ class Service:
         from backupd.app.service.dispatch import Foreground
 
         return Foreground(self._wiring, self.actor)
+
+    @property
+    def follow_ups(self) -> FollowUps:
+        """What follows from the work of this process, once that has ended."""
+        from backupd.app.service.follow_ups import FollowUps
+
+        return FollowUps(self._wiring, self.actor)
 
     @property
     def jobs(self) -> Jobs:

@@ -182,6 +182,7 @@ def retention(
     if apply:
         from backupd.cli.progress import reporting
 
+        run.follows = ()
         with reporting() as report:
             applied = run.service.foreground.apply_retention(server, report, really=really)
         run.screen.done = "the rules were applied"

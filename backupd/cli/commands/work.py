@@ -56,6 +56,7 @@ def backup(
     if (table_set or tables) and kind != BackupKind.LOGICAL.word:
         raise typer.BadParameter("only logical backups can be limited to some tables: add --kind logical")
     run.new_catalog = new_catalog
+    run.follows = (server,)
     with reporting() as report:
         record = run.service.foreground.backup(
             server, BackupKind.of(kind), report, table_set=table_set, tables=tables or ()
@@ -133,6 +134,7 @@ def replicate(
     """Copy missing backups and binary logs to the destinations, then read the copies back to verify them."""
     from backupd.cli.progress import reporting
 
+    run.follows = ()
     with reporting() as report:
         found = run.service.foreground.replicate(server, to, report, label or ())
     run.screen.document([one.as_json() for one in found])

@@ -14,8 +14,8 @@ from sqlalchemy import Table
 
 from backupd.catalog.alerts import events, incidents
 from backupd.catalog.destinations import binlog_lags, marks, replications, scrubs
-from backupd.catalog.jobs import holds, jobs
-from backupd.catalog.people import audit
+from backupd.catalog.jobs import jobs
+from backupd.catalog.people import audit, holds
 from backupd.catalog.proofs import proofs, witnesses
 from backupd.catalog.restores import restores
 from backupd.catalog.tables.backups import backups, commits, copies, identities

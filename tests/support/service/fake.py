@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, Self
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.retention.deletion import Deleted
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.job import Progress, Report
+from backupd.model.errors import BackupdError
+from backupd.model.job import JobRecord, Progress, Report
 from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server_facts import Position
@@ -79,6 +80,8 @@ class FakeService:
     outcome: str = "proved"
     sound: bool = True
     held: list[str] = field(default_factory=list)
+    followed: list[tuple[str, ...]] = field(default_factory=list)
+    following: list[tuple[JobRecord, BackupdError] | BaseException] = field(default_factory=list)
 
     def open(
         self, path: Path, _held: Path | None = None, _opening: str = "reads", *, new_catalog: bool = False
@@ -101,6 +104,17 @@ class FakeService:
     @property
     def foreground(self) -> Self:
         return self
+
+    @property
+    def follow_ups(self) -> SimpleNamespace:
+        return SimpleNamespace(run=self._follow_up)
+
+    def _follow_up(self, servers: Sequence[str]) -> Iterator[tuple[JobRecord, BackupdError]]:
+        self.followed.append(tuple(servers))
+        for outcome in self.following:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield outcome
 
     @property
     def maintenance(self) -> Self:

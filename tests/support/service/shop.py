@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.copies.replication import Replicated, bring_up_to_date
+from backupd.app.retention import retention
+from backupd.app.retention.retention import Applied
+from backupd.app.service.dispatch import perform
 from backupd.model.job import JobKind, JobRecord, JobState
 from storage import layout
 from storage.destination import Destination
 from tests.support.catalog.shelf import SERVER, Shelf
 
 JOB = "20261121T040000Z-00000000"
+
+
+def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
+    """The rules, and the sweeps that follow from them, however they ended."""
+    held: list[str] = []
+    try:
+        applied = retention.apply(wiring, server, run, really=really)
+    finally:
+        for name in wiring.catalog.backups.destinations_of(server):
+            sweep = replace(run.job, kind=JobKind.SWEEP, server="", arguments={"destination": name})
+            held += perform(wiring, replace(run, job=sweep)).outcome
+    return replace(applied, held=(*applied.held, *held))
 
 
 @dataclass

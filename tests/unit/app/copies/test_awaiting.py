@@ -7,9 +7,8 @@ from collections.abc import Callable
 from backupd.app.context.destination_identity import findings, identities
 from backupd.app.copies.protection import with_protection
 from backupd.app.retention.deletion import delete, sweep_destination
-from backupd.app.retention.retention import apply
 from tests.support.catalog.shelf import SERVER
-from tests.support.service.shop import Shop
+from tests.support.service.shop import Shop, apply
 
 Make = Callable[..., Shop]
 RULES = "{local: {keep_fulls: 1}, offsite: {keep_fulls: 2}}"

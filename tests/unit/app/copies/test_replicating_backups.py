@@ -12,7 +12,6 @@ from backupd.alerts.rules import LOST, REPLICATION
 from backupd.app.copies.replication import LONGEST_PAUSE, pause_after
 from backupd.app.retention.deletion import keep, sweep_destination
 from backupd.app.retention.holds import hold
-from backupd.app.retention.retention import apply
 from backupd.model.errors import BusyError, RefusedError
 from backupd.model.text import format_time
 from backupd.transfer.deletion import mark
@@ -22,7 +21,7 @@ from backupd.transfer.leases import Intent, intents, pins
 from backupd.transfer.scrub_and_repair import put_right
 from storage import layout, objects
 from tests.support.catalog.shelf import SERVER
-from tests.support.service.shop import Shop
+from tests.support.service.shop import Shop, apply
 from tests.support.stores.stock import backup_id, named, pool, put
 from tests.support.stores.strict import UndeletableDestination
 

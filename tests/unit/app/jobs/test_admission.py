@@ -23,7 +23,16 @@ from tests.support.dice import rounds, thrown
 from tests.support.service.house import GOLD, Clock, Office
 
 LATER = NOON + timedelta(hours=1)
-KINDS = (JobKind.FULL, JobKind.LOGICAL, JobKind.VERIFY, JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL)
+KINDS = (
+    JobKind.FULL,
+    JobKind.LOGICAL,
+    JobKind.VERIFY,
+    JobKind.REPLICATE,
+    JobKind.RESTORE,
+    JobKind.REMOVAL,
+    JobKind.SWEEP,
+)
+PLACED = (JobKind.REPLICATE, JobKind.SWEEP)
 
 
 def settings_of(folder: Path, limits: str) -> Settings:
@@ -73,11 +82,11 @@ def test_what_is_barred_would_not_have_been_allowed(tmp_path: Path) -> None:
             JobRecord(
                 f"j{one:03}",
                 (kind := random.choice(KINDS)),
-                random.choice([*settings.servers, ""]) if kind is not JobKind.REPLICATE else "a1",
+                random.choice([*settings.servers, ""]) if kind not in PLACED else "" if kind is JobKind.SWEEP else "a1",
                 JobState.QUEUED,
                 NOON + timedelta(seconds=random.randint(0, 60)),
                 leg=random.choice(["", "full"]),
-                arguments={"destination": random.choice(["local", "second"])} if kind is JobKind.REPLICATE else {},
+                arguments={"destination": random.choice(["local", "second"])} if kind in PLACED else {},
             )
             for one in range(70)
         ]
@@ -180,8 +189,9 @@ def test_a_job_that_is_repeated_waits_for_the_host_of_the_job_before(
     serve(gone)  # by another process: the one that ran the job is gone
     assert here.here == "host:backup1"  # a command there, which looks after dead jobs as every command does
     assert [job.id for job in abandon_dead(here)] == [died.id]
-    (again,) = catalog.jobs.list(state=JobState.QUEUED)
+    again, sweep = sorted(catalog.jobs.list(state=JobState.QUEUED), key=lambda job: job.kind)
     assert (again.previous, again.runs_on) == (died.id, "host:shop1")
+    assert (sweep.kind, sweep.runs_on) == (JobKind.SWEEP, "host:shop1"), "what it left is there"
 
 
 def test_a_command_renames_no_host_under_its_service(catalog: Catalog, clock: Clock, tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ def then(work: Callable[[JobRun], object], result: Result | None = None) -> Call
     return done
 
 
+def no_sweep(job: JobRecord, _running: object) -> bool:
+    return job.kind != JobKind.SWEEP
+
+
 def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobRecord:
     """Let a job of a schedule, claimed by this process, do ``work``; gives its row afterwards, whatever was raised."""
     record = JobRecord(
@@ -78,7 +82,7 @@ def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobReco
         due_at=NOW,
     )
     wiring.catalog.jobs.enqueue(replace(record, **changes))
-    job = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here)
+    job = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here, allowed=no_sweep)
     assert job is not None
     try:
         live(wiring, job, then(work), silent)
@@ -130,7 +134,7 @@ def test_a_good_run_is_recorded_with_its_bytes_phases_result_and_log(wiring: Wir
         arguments={"x": 1},
     )
     assert done.outcome == 7
-    (job,) = wiring.catalog.jobs.list()
+    (job,) = wiring.catalog.jobs.list("db1")
     assert (job.state, job.result, job.bytes, job.phases) == (JobState.SUCCEEDED, "b1", 7, (Phase("backup", 2.0, 7),))
     assert (job.arguments, job.requested_by, job.token) == ({"x": 1}, user(), 1)
     assert kinds(wiring) == []
@@ -305,10 +309,10 @@ def test_a_failure_that_may_pass_is_tried_again_with_growing_pauses(wiring: Wiri
         assert (again.state, again.attempt, again.previous) == (JobState.QUEUED, attempt, job.id)
         assert (again.kind, again.leg, again.due_at, again.arguments) == (job.kind, job.leg, job.due_at, {"n": 1})
         assert again.not_before == wiring.clock() + timedelta(minutes=pause)
-        assert wiring.catalog.jobs.claim("me", wiring.clock(), runs_on=wiring.here) is None
+        assert wiring.catalog.jobs.claim("me", wiring.clock(), runs_on=wiring.here, allowed=no_sweep) is None
         later = replace(wiring, clock=Clock(again.not_before))
         wiring = later
-        claimed = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here)
+        claimed = wiring.catalog.jobs.claim(owner(), wiring.clock(), runs_on=wiring.here, allowed=no_sweep)
         assert claimed is not None
         with pytest.raises(ToolError):
             live(wiring, claimed, then(fails(ToolError("again"))), silent)
@@ -567,7 +571,7 @@ def test_jobs_that_were_over_long_ago_go_with_their_logs(wiring: Wiring) -> None
     new = do(wiring, lambda _run: None)
     wiring = replace(wiring, clock=Clock(NOW + jobs.KEPT + timedelta(days=1)))
     assert jobs.prune(wiring) == (min(old.id, new.id),)
-    (left,) = wiring.catalog.jobs.list()
+    (left,) = wiring.catalog.jobs.list("db1")
     assert logs.read_log(wiring.settings, left.id)
     assert [path.stem for path in logs.log_folder(wiring.settings).iterdir()] == [left.id]
 

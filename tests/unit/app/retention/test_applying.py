@@ -12,7 +12,6 @@ import pytest
 from backupd.app.retention.deletion import keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold
 from backupd.app.retention.preview import preview
-from backupd.app.retention.retention import apply
 from backupd.app.retention.rules import Stored
 from backupd.model.backup_record import BackupKind, BackupState, Hold, HoldKind
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
@@ -20,6 +19,7 @@ from backupd.transfer.deletion import marked
 from backupd.transfer.holds_and_locks import put_hold, put_keep, remove_hold
 from backupd.transfer.leases import Intent, Pin
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 
 Make = Callable[..., Shelf]
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from backupd.app.retention import retention as logretention
 from backupd.app.retention.decisions import NOTHING, first_files, solve
 from backupd.app.retention.preview import preview
-from backupd.app.retention.retention import apply, clear, make_room
+from backupd.app.retention.retention import clear, make_room
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Stored, View
 from backupd.app.views.capacity import forecast
 from backupd.app.views.policies import SPAN, streamed
@@ -30,6 +30,7 @@ from backupd.transfer.records.manifests import put_bytes
 from storage import layout
 from tests.support.catalog.histories import NOW, days_ago, rules, stored, view
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 
 OLD = "20261001T000000Z-00000001"
 NEW = "20261110T000000Z-00000002"

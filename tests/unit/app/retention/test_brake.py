@@ -11,13 +11,14 @@ import pytest
 
 from backupd.app.backup_records import adopt
 from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
-from backupd.app.retention.retention import apply, make_room, relieve
+from backupd.app.retention.retention import make_room, relieve
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.leases import Lease, Owner
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import backup_id, put
 from tests.support.stores.strict import LockingDestination

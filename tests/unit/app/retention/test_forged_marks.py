@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
-from backupd.app.retention.retention import REASON, apply, make_room
+from backupd.app.retention.retention import REASON, make_room
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupState
 from backupd.model.text import format_time
 from backupd.transfer.deletion import mark
 from storage import layout
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 from tests.support.stores.stock import pool
 
 Make = Callable[..., Shelf]

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from backupd.app.retention.deletion import delete, sweep_destination
-from backupd.app.retention.retention import apply, make_room
+from backupd.app.retention.retention import make_room
 from backupd.app.verify.verification import fsck, verify
 from backupd.cli.output import Screen
 from backupd.cli.render import show_damages
 from backupd.model.errors import DamagedError, DestinationError
 from backupd.model.job import silent
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import pool
 

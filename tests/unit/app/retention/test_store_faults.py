@@ -25,7 +25,6 @@ from backupd.app.copies.protection import with_protection
 from backupd.app.copies.replication import bring_up_to_date
 from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.app.retention.deletion import DELETED, sweep_destination
-from backupd.app.retention.retention import apply
 from backupd.app.verify.verification import fsck, verify
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
@@ -44,6 +43,7 @@ from storage.s3 import client as s3client
 from storage.s3 import stream as s3upload
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
+from tests.support.service.shop import apply
 from tests.support.stores.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of
 from tests.support.stores.fault_proxy import Fault, FaultProxy, Kind, schedule
 from tests.support.stores.s3_server import S3Server

@@ -12,7 +12,6 @@ import pytest
 from backupd.alerts.rules import FOREIGN
 from backupd.app.backup_records import adopt, adopt_unknown
 from backupd.app.retention.deletion import delete
-from backupd.app.retention.retention import apply
 from backupd.app.service.check import check
 from backupd.app.verify.verification import fsck
 from backupd.model.errors import RefusedError
@@ -21,6 +20,7 @@ from backupd.transfer.deletion import mark, sweep
 from backupd.transfer.records.manifests import read
 from storage import layout
 from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.service.shop import apply
 from tests.support.stores.stock import believed, put, wanted
 
 Make = Callable[..., Shelf]

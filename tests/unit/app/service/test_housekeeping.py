@@ -47,7 +47,10 @@ def test_old_events_and_jobs_go_and_a_destination_that_is_not_there_stops_nothin
         )
     keep_house(wiring)
     assert [event.at for event in wiring.catalog.events.list()] == [NOON - timedelta(days=300)]
-    assert [job.id[:8] for job in wiring.catalog.jobs.list()] == ["20260101"]
+    assert [job.id[:8] for job in wiring.catalog.jobs.list(kind="verify")] == ["20260101"]
+    keep_house(wiring)
+    (sweep,) = wiring.catalog.jobs.list(kind="sweep", state=JobState.QUEUED)
+    assert (sweep.leg, sweep.arguments, sweep.runs_on) == ("sweep/local", {"destination": "local"}, wiring.here)
 
 
 def test_whoever_paused_or_held_something_is_reminded_every_day(wiring: Wiring) -> None:

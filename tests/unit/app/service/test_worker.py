@@ -285,7 +285,7 @@ def test_a_backup_stopped_by_a_signal_is_cancelled(site: Site, number: signal.Si
         os.kill(process.pid, number)
         process.communicate(timeout=240)
     assert process.returncode == 128 + number
-    (job,) = site.wiring.catalog.jobs.list()
+    (job,) = site.wiring.catalog.jobs.list(SERVER)
     assert (job.state, job.message) == (JobState.CANCELLED, f"stopped by {number.name}")
     site.is_clean()
 

@@ -1,0 +1,171 @@
+"""Sweeps are jobs of their own: what queues one, that one waits at a time, and who does it where no service runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.context.wiring import JobRun, Wiring, owner
+from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, sweep_of
+from backupd.app.retention import deletion
+from backupd.app.service.dispatch import perform
+from backupd.app.service.facade import Service
+from backupd.catalog.database import WANTED
+from backupd.catalog.session import open_catalog
+from backupd.model.backup_record import HoldKind
+from backupd.model.errors import BusyError
+from backupd.model.job import HOST, JobKind, JobRecord, JobState
+from backupd.model.text import new_id
+from backupd.transfer.collection import Collected
+from tests.support.service.house import GOLD, Clock, Office, at
+
+NOON = at("2026-11-21T12:00Z")
+RULES = "retention: {local: {keep_fulls: 2}}\n"
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> Iterator[Wiring]:
+    settings = Office(tmp_path).write(gold=GOLD + RULES)
+    with open_catalog(settings.catalog) as catalog:
+        found = Wiring(settings, catalog, Clock(NOON))
+        found.destination("local").initialise(NOON)
+        yield found
+
+
+def without_rules(wiring: Wiring) -> Wiring:
+    return replace(wiring, settings=Office(wiring.settings.file.parent).write(gold=GOLD))
+
+
+def ended(wiring: Wiring, kind: JobKind, state: JobState, **changes: object) -> JobRecord:
+    job = JobRecord(new_id(wiring.clock()), kind, "db1", JobState.RUNNING, wiring.clock(), owner=owner())
+    job = replace(job, **changes)  # type: ignore[arg-type]  # of any field
+    wiring.catalog.jobs.add(job)
+    return close(wiring, job, state)
+
+
+def waiting(wiring: Wiring) -> list[str]:
+    return sorted(job.leg for job in wiring.catalog.jobs.list(state=JobState.QUEUED))
+
+
+def follow_up(wiring: Wiring, *servers: str) -> list[tuple[str, str]]:
+    """What went wrong: the leg of each job, and why."""
+    return [(job.leg, error.message) for job, error in Service(wiring, WANTED).follow_ups.run(servers)]
+
+
+AT = {"destination": "local"}
+GOOD, BAD = JobState.SUCCEEDED, JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "rules", "follows"),
+    [
+        (JobKind.FULL, GOOD, True, ["retention"]),
+        (JobKind.FULL, GOOD, False, ["sweep/local"]),
+        (JobKind.LOGICAL, JobState.PARTIAL, False, ["sweep/local"]),
+        (JobKind.FULL, BAD, True, ["sweep/local"]),
+        (JobKind.INCREMENTAL, JobState.ABANDONED, True, ["sweep/local"]),
+        (JobKind.FULL, JobState.CANCELLED, True, ["sweep/local"]),
+        (JobKind.RETENTION, GOOD, True, ["sweep/local"]),
+        (JobKind.RETENTION, BAD, True, ["sweep/local"]),
+        (JobKind.REPLICATE, GOOD, True, ["sweep/local"]),
+        (JobKind.REPLICATE, BAD, True, []),
+        (JobKind.VERIFY, GOOD, True, []),
+        (JobKind.SWEEP, GOOD, True, []),
+    ],
+)
+def test_what_a_sweep_follows(wiring: Wiring, kind: JobKind, state: JobState, rules: bool, follows: list[str]) -> None:
+    wiring = wiring if rules else without_rules(wiring)
+    arguments = AT if kind in (JobKind.REPLICATE, JobKind.SWEEP) else {}
+    ended(wiring, kind, state, arguments=arguments, server="" if kind is JobKind.SWEEP else "db1")
+    assert waiting(wiring) == follows
+
+
+def test_a_destination_that_is_not_configured_any_more_is_not_swept(wiring: Wiring) -> None:
+    ended(wiring, JobKind.REPLICATE, GOOD, arguments={"destination": "gone"})
+    assert waiting(wiring) == []
+    assert perform(wiring, JobRun(sweep_of(wiring, "gone"))).problem is None
+
+
+def test_one_sweep_waits_for_each_destination_and_host_and_one_beside_one_that_runs(wiring: Wiring) -> None:
+    for _ in range(3):
+        ended(wiring, JobKind.RETENTION, GOOD)
+    (first,) = wiring.catalog.jobs.list(kind=JobKind.SWEEP)
+    taken = wiring.catalog.jobs.claim("somebody", wiring.clock(), runs_on=wiring.here)
+    assert taken is not None
+    assert taken.id == first.id
+    for _ in range(2):
+        ended(wiring, JobKind.RETENTION, GOOD)  # what it marked the running one may not have seen
+    assert waiting(wiring) == ["sweep/local"]
+    wiring.catalog.jobs.enqueue(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
+    wiring.catalog.jobs.enqueue(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
+    assert waiting(wiring) == ["sweep/local", "sweep/local"]
+    stopped = close(wiring, replace(taken, cancel_by=DAEMON_STOP), JobState.CANCELLED)
+    assert stopped.state is JobState.CANCELLED
+    assert waiting(wiring) == ["sweep/local", "sweep/local"], "its repetition is the one that waits"
+
+
+def test_a_command_does_what_follows_where_no_service_runs(wiring: Wiring) -> None:
+    ended(wiring, JobKind.FULL, GOOD)
+    assert follow_up(wiring, "db2") == []
+    assert waiting(wiring) == ["retention"], "that is another server's"
+    assert follow_up(wiring, "db1") == []
+    assert waiting(wiring) == []
+    done = {job.kind: job.state for job in wiring.catalog.jobs.list()}
+    assert done == dict.fromkeys((JobKind.FULL, JobKind.RETENTION, JobKind.SWEEP), GOOD)
+
+
+def test_a_service_of_this_host_does_it(wiring: Wiring) -> None:
+    ended(wiring, JobKind.FULL, GOOD)
+    wiring.catalog.hosts.serves(wiring.here.removeprefix(HOST), wiring.clock())
+    assert follow_up(wiring, "db1") == []
+    assert waiting(wiring) == ["retention"]
+
+
+def test_a_pause_holds_the_rules_back_and_not_the_removal_of_what_is_due(wiring: Wiring) -> None:
+    ended(wiring, JobKind.FULL, GOOD)
+    ended(wiring, JobKind.FULL, BAD)
+    wiring.catalog.holds.set("*", HoldKind.PAUSE, "storage move", "anna", NOON)
+    assert waiting(wiring) == ["retention", "sweep/local"]
+    assert follow_up(wiring, "db1") == []
+    assert waiting(wiring) == ["retention"]
+
+
+def test_what_goes_wrong_is_given_and_the_rest_is_done(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(wiring, JobKind.FULL, GOOD)
+
+    def busy(*_arguments: object, **_more: object) -> Collected:
+        raise BusyError("somebody has held the removal lock for an hour")
+
+    monkeypatch.setattr(deletion, "sweep_locked", busy)
+    assert follow_up(wiring, "db1") == [("sweep/local", "somebody has held the removal lock for an hour")]
+    assert waiting(wiring) == []
+    monkeypatch.undo()
+    (event,) = wiring.catalog.events.list()
+    assert (event.kind, event.server, event.subject) == ("job-failed", "", "sweep/local")
+    ended(wiring, JobKind.FULL, BAD)
+    assert follow_up(wiring) == []
+    assert [event.kind for event in wiring.catalog.events.list(limit=1)] == ["job-recovered"]
+
+
+def test_a_sweep_that_was_killed_keeps_no_other_one_waiting(wiring: Wiring) -> None:
+    wiring.catalog.jobs.enqueue(sweep_of(wiring, "local"))
+    assert wiring.catalog.jobs.claim("localhost boot ns 4194305 1", wiring.clock(), runs_on=wiring.here) is not None
+    wiring.catalog.jobs.enqueue(sweep_of(wiring, "local"))
+    assert follow_up(wiring) == []
+    assert waiting(wiring) == ["sweep/local"], "the dead one still counts as one that runs"
+    wiring = replace(wiring, clock=Clock(NOON + timedelta(minutes=6)))
+    assert [job.state for job in abandon_dead(wiring)] == [JobState.ABANDONED]
+    assert follow_up(wiring) == []
+    assert waiting(wiring) == []
+
+
+def test_a_destination_out_of_sight_is_left_alone(wiring: Wiring, tmp_path: Path) -> None:
+    root = next(tmp_path.rglob("repository.json")).parent
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    assert perform(wiring, JobRun(sweep_of(wiring, "local"))).problem is None
+    assert list(root.iterdir()) == []
