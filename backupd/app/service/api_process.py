@@ -7,16 +7,17 @@ answer is replaced, too. Nothing here keeps backups from being made.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import API
@@ -94,7 +95,7 @@ class _Server:
     when to ask the next one. Times are monotonic."""
 
     process: ChildProcess
-    basis: str
+    basis: Mapping[str, Any]
     ear: int
     began: float
     address: tuple[str, int]
@@ -172,7 +173,7 @@ class ApiWatch(ProcessWatch):
         if not settings.api.enabled:
             self._retire_all(now)
             return
-        basis = json.dumps(settings.document, sort_keys=True)
+        basis = settings.document  # the same object from look to look: to compare it costs nothing
         self._look_at_current(basis, now)
         self._look_at_next(now)
         if state.next is None and now >= state.next_start and (state.current is None or state.current.basis != basis):
@@ -181,7 +182,7 @@ class ApiWatch(ProcessWatch):
 
     # -- the processes
 
-    def _begin(self, basis: str, now: float) -> None:
+    def _begin(self, basis: Mapping[str, Any], now: float) -> None:
         state, settings = self._state, self._wiring.settings
         ear = mouth = -1
         try:
@@ -240,7 +241,7 @@ class ApiWatch(ProcessWatch):
             self._retire(one, now)
             self._failed(f"its process did not answer within {STARTING:g} seconds", one.process.last_words(), now)
 
-    def _look_at_current(self, basis: str, now: float) -> None:
+    def _look_at_current(self, basis: Mapping[str, Any], now: float) -> None:
         state, one = self._state, self._state.current
         if one is None:
             return

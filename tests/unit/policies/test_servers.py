@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,15 @@ policies_by_label:
   - {labels: {env: prod}, policy: gold}
   - {labels: {env: test, site: berlin}, policy: bronze}
 """
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def add(folder: Path, **files: str) -> Path:
@@ -125,6 +137,22 @@ def test_what_may_be_meant_as_a_file_of_servers_is_refused_where_it_is_none(tmp_
         ("servers.d", f"'outside.yaml' is a link to '{secret}', outside of this folder: put the file itself here"),
         ("servers.d", f"'up.yaml' is a link to '{secret}', outside of this folder: put the file itself here"),
     ]
+
+
+def test_a_file_or_folder_that_the_service_may_not_read_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = write(Path(name))
+        folder = add(Path(name), a="db2: {policy: gold}\n")
+        Path(name).chmod(0o755)
+        (folder / "a.yaml").chmod(0o600)
+        with as_nobody():
+            assert problems(path) == [("a.yaml", None, "", "cannot be read: Permission denied")]
+        folder.chmod(0o700)
+        with as_nobody():
+            ((file, _line, _field, message),) = problems(path)
+        assert file == "servers.d"
+        assert "Permission denied" in message
+        assert list(load(path).configuration.servers) == ["db1", "db2"]
 
 
 def test_what_nobody_takes_for_one_is_left_alone(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def test_the_copy_of_the_configuration_holds_the_files_of_servers(wiring: Wiring
             content = tar.extractfile("servers.d/berlin.yaml")
             assert content is not None
             assert content.read() == b"db7: {policy: gold}\n"
+            anew = wiring.settings.spool / one.destination
+            tar.extractall(anew, filter="data")
+        assert list(load_settings(anew / "backupd.yaml").servers) == [SERVER, "db7"], "on another host"
     (folder / "berlin.yaml").write_text("db8: {policy: gold}\n")
     assert [bool(one.configuration) for one in write_copies(there)] == [True] * 2, "as soon as one of them changes"
     (folder / "berlin.yaml").unlink()

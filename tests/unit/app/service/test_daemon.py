@@ -166,6 +166,30 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
         assert not (office.base / "other.db").exists()
 
 
+def test_a_reload_follows_the_files_of_servers(office: Office) -> None:
+    folder = office.base / "servers.d"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\ndb3: {policy: gold, socket: no.sock}\n")
+    with serving(office) as service:
+        service.ready()
+        assert service.heard("STATUS=3 servers")
+        (folder / "b.yaml").write_text("db3: {policy: gold}\ndb4: {policy: gold}\n")
+        (folder / "c.yaml").symlink_to("/etc/passwd")
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(2)
+        refused = service.refused()
+        assert f"server `db3` is in {folder / 'a.yaml'}, line 2, too" in refused
+        assert "'c.yaml' is a link to '/etc/passwd'" in refused
+        (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
+        (folder / "c.yaml").unlink()
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(3)
+        with looking(office) as catalog:
+            (told,) = catalog.events.list(kind="config-reloaded")
+            assert "4 servers; new: db4" in told.message
+            assert ("db4", "physical.full") in catalog.schedules.all()
+
+
 def test_one_broken_policy_at_the_start_keeps_only_its_server_from_being_backed_up(office: Office) -> None:
     office.write(servers={"db1": "gold", "db2": "silver"}, silver=FAR)
     silver = office.base / "policies" / "silver.yaml"
