@@ -30,7 +30,9 @@ from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 _PROOFS = 300
 _JOBS = 6
 _FAMILIES = 6
-"""So many chains are listed unless all are asked for."""
+"""So many chains are listed unless more are asked for."""
+CHAINS_OF_A_PAGE = 60
+"""So many then."""
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.VIEWER))])
 
@@ -86,7 +88,8 @@ def server_page(
     chains: str = "",
 ) -> HTMLResponse:
     """``to``: a target; ``at``: a time of the form's field, UTC without saying so; ``begin`` and ``end`` of what is
-    drawn. What cannot be read of these is left out or told, never an error of the page."""
+    drawn; ``chains``: ``all``, or how many are left out, as the pages before have them. What cannot be read of these is
+    left out or told, never an error of the page."""
     (shown,) = service.servers.overview([server])
     timeline = service.servers.timeline(server)
     backups = service.backups.list(server)
@@ -94,6 +97,9 @@ def server_page(
     view = view_of(timeline, backups, span=span, between=_between(begin, end), around=choice.moment if choice else None)
     proofs = service.listings.proofs(server, limit=_PROOFS).items
     families = families_of(backups)
+    first = int(chains) if chains.isdecimal() and len(chains) < 10 else 0
+    more = bool(first) or chains == EVERYTHING
+    last = first + (CHAINS_OF_A_PAGE if more else _FAMILIES)
     return render(
         request,
         "server.html",
@@ -106,8 +112,10 @@ def server_page(
         earlier=_moved(view, -1),
         later=_moved(view, 1) if view.end < timeline.now else None,
         field=_field(choice.moment if choice and choice.moment else timeline.latest or timeline.now),
-        families=families if chains == EVERYTHING else families[:_FAMILIES],
+        families=families[first:last],
         family_count=len(families),
+        newer=f"{link('servers', server, chains=EVERYTHING)}#chains" if first else "",
+        older=f"{link('servers', server, chains=str(last))}#chains" if more and last < len(families) else "",
         largest=max((record.stats.bytes_new for record in backups), default=0) or 1,
         jobs=service.listings.jobs(server, limit=_JOBS).items,
         holds=service.retention.holds(),

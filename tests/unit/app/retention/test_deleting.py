@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backupd.app.backup_records import adopt_unknown
-from backupd.app.retention.deletion import Deleted, delete, keep, sweep_destination, undelete
+from backupd.app.context.wiring import Wiring
+from backupd.app.retention import deletion
+from backupd.app.retention.deletion import Deleted, delete, expected_at, keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold, listed, release
 from backupd.app.service.dispatch import perform
 from backupd.app.service.requests import Requests
@@ -19,11 +21,14 @@ from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.backup_record import BackupState, HoldKind
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import CatalogError, NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobState
+from backupd.transfer.collection import Expected, Missing
 from backupd.transfer.deletion import mark
+from backupd.transfer.holds_and_locks import Backup
 from backupd.transfer.leases import Intent, Pin
 from storage import layout, objects
+from storage.destination import Destination
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import backup_id, named
 
@@ -46,6 +51,33 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
     assert "--with-increments" in refused.value.hint
     assert delete(one.wiring, full, now=True, with_increments=True) == Deleted()
     assert one.present() == {other}
+    assert [record.id for record in one.catalog.backups.every()] == [other]
+
+
+def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
+    shelf: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = shelf()
+    full, first, second, other = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+
+    def failing(wiring: Wiring, destination: Destination) -> Expected:
+        told = expected_at(wiring, destination)
+
+        def expected(present: Collection[Backup], besides: Collection[str]) -> Missing:
+            if not one.present() & {full, first, second}:
+                raise CatalogError("the disk of the catalog is full")
+            return told(present, besides)
+
+        return expected
+
+    monkeypatch.setattr(deletion, "expected_at", failing)
+    held = sweep_destination(one.wiring, one.at())
+    assert one.present() == {other}
+    assert any("the disk of the catalog is full" in line for line in held)
+    removed = one.catalog.audit.list(action="backup-removed")
+    assert {(entry.subject, entry.server) for entry in removed} == {(name, SERVER) for name in (full, first, second)}
     assert [record.id for record in one.catalog.backups.every()] == [other]
 
 

@@ -3,6 +3,8 @@ cannot be provoked without a hand-over of its own, so the questions to the serve
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,22 @@ def test_others_and_what_replaces_nothing_go_on_with_a_warning(
     settle()
     assert len(warnings) == 1
     assert "that was finished" in warnings[0]
+
+
+def test_a_discarded_restore_takes_its_own_folder_alone(tmp_path: Path) -> None:
+    gone, other = "20261121T042512Z-7f3a9c01", "20261121T042512Z-7f3a9c011"
+    names = {f"tables-{one}{end}" for one in (gone, other) for end in ("", ".over")} | {f"{gone}", f"tables-{gone}x"}
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.sql").touch()
+    tablerestore.discard(tmp_path, gone)
+    left = names - {f"tables-{gone}", f"tables-{gone}.over"}
+    assert {folder.name for folder in tmp_path.iterdir()} == left
+    held = os.open(tmp_path / f"tables-{other}", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        tablerestore.discard(tmp_path, other)  # somebody is at it
+        assert {folder.name for folder in tmp_path.iterdir()} == left - {f"tables-{other}.over"}
+    finally:
+        os.close(held)
+    tablerestore.discard(tmp_path / "nowhere", gone)

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from api.web.pages import server as server_pages
 from api.web.pages.lists import SERVERS_OF_A_PAGE, worst_first
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Installation, Servers
@@ -268,6 +270,23 @@ def test_chains_list_their_members_and_what_is_marked_as_deleted_is_in_none(view
     text = words(page(viewer, f"/servers/{SHOP}?chains=all"))
     assert text.count("full backup and 5 increments") == 4
     assert "6 logical backups of set all" in text
+
+
+def test_many_chains_come_page_by_page(viewer: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pages, "_FAMILIES", 1)
+    monkeypatch.setattr(server_pages, "CHAINS_OF_A_PAGE", 2)
+    assert "Show all 6" in words(page(viewer, f"/servers/{SHOP}"))
+    address, told, links = f"/servers/{SHOP}?chains=all", list[str](), 0
+    while address:
+        shown = page(viewer, address)
+        told += re.findall(r"<summary><b>([^<]+)", shown)
+        found = re.search(r'rel="next" href="([^"#]+)', shown)
+        address, links = unescape(found[1]) if found else "", links + 1
+    assert (len(told), links) == (6, 3)
+    assert {"6 logical backups of set all", "full backup and 5 increments"} < set(told)
+    assert "There is no backup yet" not in page(viewer, f"/servers/{SHOP}?chains=99999")
+    for odd in ("-1", "²", "9" * 40, "x"):
+        page(viewer, f"/servers/{SHOP}?chains={odd}")
 
 
 def test_a_backup_is_shown_from_the_catalog_and_reads_a_destination_only_when_asked(
