@@ -442,7 +442,7 @@ def row(name: str, runs: Sequence[Measured], goal: tuple[float | None, int | Non
     cpu, peak, last = statistics.median(one.cpu for one in runs), max(one.peak for one in runs), runs[-1]
     seconds, size = goal
     told = [*([f"{seconds:g} s"] if seconds else []), *([f"{size} MiB"] if size else [])]
-    met = not last.ended and cpu <= (seconds or cpu) and peak <= (size or peak >> 20) << 20
+    met = not last.ended and cpu <= (seconds or cpu) and (size is None or peak <= size << 20)
     database = [one.database for one in runs if one.database is not None]
     cells = [
         name,

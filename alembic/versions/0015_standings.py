@@ -49,8 +49,12 @@ def upgrade() -> None:
         "INSERT INTO server_changes (server, changes, losses) SELECT server, 1, 0 FROM (SELECT server FROM backups"
         " UNION SELECT server FROM binlog_branches UNION SELECT server FROM identities) AS known"
     )
+    op.create_index("ix_jobs_group", "jobs", ["server", "kind", "leg", "id"])
+    op.create_index("ix_jobs_group_ends", "jobs", ["server", "kind", "leg", "state", "finished_at"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_jobs_group_ends", "jobs")
+    op.drop_index("ix_jobs_group", "jobs")
     for name in ("server_stock", "server_standings", "server_changes"):
         op.drop_table(name)

@@ -1,8 +1,7 @@
 """The queue of jobs, and the schedules that fill it.
 
-A job that runs has a lease: the pair of the job and a token. The token grows with every new owner, and whoever writes
-names the one it holds, so that a process that slept through being declared dead can no longer say anything about its
-job.
+A job that runs has a lease: the pair of the job and a token. The token grows with every new owner, and a writer names
+the one it holds, so that a process that slept through being declared dead can no longer change its job.
 """
 
 from __future__ import annotations
@@ -97,6 +96,8 @@ jobs = Table(
     Index(None, "queued_at", "id"),
     Index(None, "previous"),
     Index(None, "finished_at"),
+    Index("ix_jobs_group", "server", "kind", "leg", "id"),
+    Index("ix_jobs_group_ends", "server", "kind", "leg", "state", "finished_at"),
 )
 
 
@@ -116,7 +117,6 @@ FRESH = timedelta(minutes=5)
 
 OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 """States of a job that is not over."""
-
 _CLAIMING = 0x6261636B75706A
 """Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
 _SWEEPING = 0x6261636B757073

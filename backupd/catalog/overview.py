@@ -8,14 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Select, case, func, select
+from sqlalchemy import Select, case, func, or_, select
 
 from backupd.catalog.alerts import messages
 from backupd.catalog.database import Rows
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import OPEN, jobs
 from backupd.catalog.proofs import proofs
-from backupd.catalog.row_mapping import narrowed
 from backupd.catalog.tables.backups import server_stock
 from backupd.catalog.tables.binlogs import (
     binlog_runs,
@@ -89,6 +88,30 @@ def _of(servers: Collection[str] | None, query: Select[Any]) -> Select[Any]:
 
 
 _STOCK = server_stock.c
+_GROUP = ("server", "kind", "leg")
+
+
+def _groups(servers: Collection[str] | None) -> Any:
+    """Each server, kind and leg of which there is a job. Of all servers it is found by a step of the index for each,
+    however many jobs it has: no database does that by itself."""
+    if servers is not None:
+        return select(*(jobs.c[name] for name in _GROUP)).where(jobs.c.server.in_(servers)).distinct().subquery()
+
+    def first(*where: Any) -> Any:
+        one = jobs.alias("one")
+        of_one = [one.c[name] for name in _GROUP]
+        query = select(one.c.id).where(*(condition(one.c) for condition in where))
+        return query.order_by(*of_one, one.c.id).limit(1).correlate(jobs).scalar_subquery()
+
+    this = jobs.c
+    found = select(first().label("id")).cte("found", recursive=True)
+    following = func.coalesce(
+        first(lambda one: one.server == this.server, lambda one: one.kind == this.kind, lambda one: one.leg > this.leg),
+        first(lambda one: one.server == this.server, lambda one: one.kind > this.kind),
+        first(lambda one: one.server > this.server),
+    )
+    found = found.union_all(select(following).join_from(found, jobs, jobs.c.id == found.c.id))
+    return select(*(this[name] for name in _GROUP)).join_from(found, jobs, this.id == found.c.id).subquery()
 
 
 class Glances(Rows):
@@ -146,11 +169,14 @@ class Glances(Rows):
     def last_jobs(self, servers: Collection[str] | None = None) -> tuple[LastJob, ...]:
         """One for each server, kind and leg. Jobs that were cancelled, and runs that a rule skipped, do not count."""
         ended = jobs.c.state.not_in([*map(str, OPEN), *map(str, NOT_COUNTED)])
-        each = jobs.c.server, jobs.c.kind, jobs.c.leg
-        last = narrowed(select(func.max(jobs.c.id)).where(ended), (jobs.c.server, servers)).group_by(*each)
-        # Not a condition on the state: SQLite would take its index, in which nearly every job is one that succeeded.
-        succeeded = case((jobs.c.state == str(JobState.SUCCEEDED), jobs.c.finished_at))
-        good = _of(servers, select(*each, func.max(succeeded).label("at"))).group_by(*each).subquery()
+        each = _groups(servers)
+
+        def of_group(query: Select[Any]) -> Any:
+            return query.where(*(jobs.c[name] == each.c[name] for name in _GROUP)).correlate(each).scalar_subquery()
+
+        last = of_group(select(jobs.c.id).where(ended).order_by(jobs.c.id.desc()).limit(1))
+        good = of_group(select(func.max(jobs.c.finished_at)).where(jobs.c.state == str(JobState.SUCCEEDED)))
+        found = select(last.label("id"), good.label("succeeded_at")).select_from(each).subquery()
         query = (
             select(
                 jobs.c.id,
@@ -161,12 +187,9 @@ class Glances(Rows):
                 jobs.c.finished_at,
                 jobs.c.message,
                 jobs.c.hint,
-                good.c.at.label("succeeded_at"),
+                found.c.succeeded_at,
             )
-            .outerjoin(
-                good, (good.c.server == jobs.c.server) & (good.c.kind == jobs.c.kind) & (good.c.leg == jobs.c.leg)
-            )
-            .where(jobs.c.id.in_(last))
+            .join(found, found.c.id == jobs.c.id)
             .order_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
         )
         return self._records(LastJob, query)
@@ -176,7 +199,7 @@ class Glances(Rows):
         query = (
             select(jobs.c.server, jobs.c.kind, jobs.c.state, func.count())
             .where(
-                func.coalesce(jobs.c.finished_at, jobs.c.queued_at) >= since,
+                or_(jobs.c.finished_at >= since, jobs.c.finished_at.is_(None) & (jobs.c.queued_at >= since)),
                 jobs.c.state.not_in([str(state) for state in OPEN]),
             )
             .group_by(jobs.c.server, jobs.c.kind, jobs.c.state)

@@ -102,6 +102,10 @@ class Standings(Rows):
         rows = self._rows(select(_C.changes, _C.losses).where(_C.server == server))
         return Count(*rows[0]) if rows else Count()
 
+    def servers(self) -> tuple[str, ...]:
+        """Every server that something was ever recorded of, by name."""
+        return tuple(self._scalars(select(_C.server).order_by(_C.server)))
+
     def confirmed(self, server: str) -> Confirmed:
         """As ``rows`` tells it, of one server."""
         with self._database.read() as connection:

@@ -31,81 +31,17 @@ from backupd.alerts.rules import FILLING
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
+from backupd.app.views.growth import Growth, exponential
+from backupd.app.views.standings import shares_of_all
 from backupd.backup.finding import Finding, from_error, warning
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
-from backupd.model.binlog import Run
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.text import format_size
 from storage.config import S3Config
 from storage.destination import Space
 
-SECONDS_A_DAY = 86400.0
-LEAST_SAMPLES = 3
-"""Two points always lie on a line, so they say nothing about how good it is."""
-LEAST_DAYS = 1.0
 HORIZON = 365
 """Days that are looked ahead."""
-
-_STUDENT_TABLE = (
-    "12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131 "
-    "2.120 2.110 2.101 2.093 2.086 2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042"
-)
-_STUDENT = tuple(map(float, _STUDENT_TABLE.split()))
-"""Quantile 0.975 of Student's t for 1 to 30 degrees of freedom; 1.96 beyond."""
-_MOST = 700.0
-"""The largest exponent that a float holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """``size_now``: bytes by the fitted line at the last sample, from where days are counted. ``rate``: logarithm of
-    the factor per day. ``samples`` in number, over so many ``days``, around the day ``mean`` with a sum of ``squares``;
-    ``spread``: residual standard error of the logarithms."""
-
-    size_now: float
-    rate: float
-    samples: int
-    days: float
-    spread: float
-    mean: float
-    squares: float
-
-    @property
-    def factor(self) -> float:
-        """By what the size is multiplied each day."""
-        return _exp(self.rate)
-
-    def size_after(self, days: float) -> float:
-        """Bytes after this time, if it goes on like that."""
-        return self.size_now * _exp(self.rate * days)
-
-    def bounds(self, days: float) -> tuple[float, float]:
-        """The least and the largest size after ``days`` that are likely (19 times in 20)."""
-        freedom = self.samples - 2
-        student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96
-        error = self.spread * math.sqrt(1 + 1 / self.samples + (days - self.mean) ** 2 / self.squares)
-        return self.size_after(days) * _exp(-student * error), self.size_after(days) * _exp(student * error)
-
-
-def fit(history: Sequence[tuple[datetime, int]]) -> Growth | None:
-    """The growth of sizes (bytes) over time, in any order; None where there are too few samples, or from too short a
-    time, to tell anything."""
-    samples = sorted((moment, size) for moment, size in history if size > 0)
-    if len(samples) < LEAST_SAMPLES:
-        return None
-    last = samples[-1][0]
-    days = [(moment - last).total_seconds() / SECONDS_A_DAY for moment, _size in samples]
-    if -days[0] < LEAST_DAYS:
-        return None
-    logs = [math.log(size) for _moment, size in samples]
-    count = len(samples)
-    mean, height = sum(days) / count, sum(logs) / count
-    squares = sum((day - mean) ** 2 for day in days)
-    rate = sum((day - mean) * (log - height) for day, log in zip(days, logs, strict=True)) / squares
-    start = height - rate * mean
-    misses = sum((log - start - rate * day) ** 2 for day, log in zip(days, logs, strict=True))
-    return Growth(_exp(start), rate, count, -days[0], math.sqrt(misses / (count - 2)), mean, squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +57,7 @@ class Tenant:
     def more_after(self, days: float, *, rate: float | None = None) -> float:
         """Bytes that are there after ``days`` beyond those of now. ``rate`` replaces that of the growth."""
         speed = rate if rate is not None else self.growth.rate if self.growth else 0.0
-        swollen = _exp(speed * days) - 1
+        swollen = exponential(speed * days) - 1
         if self.expires:
             return max(0.0, self.stored * swollen)
         return self.added * (swollen / speed if abs(speed) > 1e-9 else days)
@@ -154,14 +90,6 @@ def _first(full: Callable[[int], bool]) -> int | None:
     return next((day for day in range(1, HORIZON + 1) if full(day)), None)
 
 
-def _exp(exponent: float) -> float:
-    return math.exp(min(exponent, _MOST))
-
-
-HISTORY = timedelta(days=60)
-"""Older backups say little about how it grows now."""
-RECENT = timedelta(days=14)
-"""What was added in this time gives what is added each day."""
 SOON = 30
 """Days: a repository that may be full within them is worth a warning."""
 NEARLY = 0.05
@@ -257,15 +185,15 @@ class Forecast:
 
 
 def forecast(wiring: Wiring, destination: str) -> Forecast | None:
-    """Of a configured destination; None where nothing is stored. Raises DestinationError."""
+    """Of a configured destination; None where nothing is stored, or that is not known yet. Raises
+    DestinationError."""
     now = wiring.clock()
-    backups, binlogs = wiring.catalog.backups, wiring.catalog.binlogs
-    parts = []
-    for server in sorted({*backups.servers(), *binlogs.servers()}):
-        here = [record for record in backups.list(server) if record.state_at(destination)]
-        runs = binlogs.runs(server, destination)
-        if here or runs:
-            parts.append(_part(server, here, runs, destination, now))
+    parts = [
+        ServerGrowth(server, one.growth, one.stored, one.added)
+        for server, found in shares_of_all(wiring, now)
+        for one in found
+        if one.destination == destination
+    ]
     if not parts:
         return None
     tenants = [
@@ -308,39 +236,6 @@ def room(wiring: Wiring, destination: str) -> list[Finding]:
             "add space, or keep fewer backups: `backupd policy explain` previews other rules",
         )
     ]
-
-
-def _part(
-    server: str, records: Sequence[BackupRecord], runs: Sequence[Run], destination: str, now: datetime
-) -> ServerGrowth:
-    """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
-    are left tells the least that must be there."""
-    physical = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL]
-    fulls = [
-        (record.started_at, record.stats.bytes_source)
-        for record in physical or records
-        if record.started_at > now - HISTORY
-    ]
-    alive = [
-        record.stats
-        for record in records
-        if record.state is not BackupState.DELETED and record.state_at(destination) not in ("", "deleted")
-    ]
-    stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))
-    recent = [record for record in records if record.started_at > now - RECENT]
-    # The first backup of all stores everything; that says nothing about a day.
-    newer = recent if len(recent) < len(records) else sorted(recent, key=lambda record: record.started_at)[1:]
-    since = min((record.started_at for record in records), default=now)
-    days = max(1.0, min(RECENT, now - since).total_seconds() / SECONDS_A_DAY)
-    logs = sum(run.stored for run in runs)
-    added = sum(record.stats.bytes_new for record in newer) / days + logs / _days_of(runs)
-    return ServerGrowth(server, fit(fulls), stored + logs, added)
-
-
-def _days_of(runs: Iterable[Run]) -> float:
-    """In how many days these binary logs were written."""
-    moments = [at for run in runs for at in (run.first_at, run.last_at, run.confirmed_at) if at is not None]
-    return max(1.0, (max(moments) - min(moments)).total_seconds() / SECONDS_A_DAY) if moments else 1.0
 
 
 def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:

@@ -196,7 +196,7 @@ class DestinationLook(PeriodicCheck):
         self.checked_at = now
         if initialised and (self._foreseen is None or not timedelta(0) <= now - self._foreseen < FORECAST_EVERY):
             self.forecast = forecast(wiring, name)
-            self._foreseen = now
+            self._foreseen = now if self.forecast is not None else None
         note_seen(wiring, name, initialised=initialised)
 
 

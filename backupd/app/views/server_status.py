@@ -5,7 +5,7 @@ Values, which ``backupd.app.views.overview`` makes of what is kept of each serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -194,11 +194,12 @@ class ServerOverview(Document):
         return Objectives(rto=self.rto_objective).rto_kept(self.rto)
 
 
-def timeline(wiring: Wiring, server_name: str) -> Timeline:
-    """Raises NotFoundError for a server that is not configured."""
+def timeline(wiring: Wiring, server_name: str, listed: Sequence[BackupRecord] | None = None) -> Timeline:
+    """``listed``: its backups, where somebody has read them already. Raises NotFoundError for a server that is not
+    configured."""
     server = wiring.settings.server(server_name)
     promised = server.policy.objectives if server.usable else None  # a broken policy must not hide what is there
-    records = counted(wiring, server_name)
+    records = counted(wiring, wiring.catalog.backups.list(server_name) if listed is None else listed)
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
     preferences = Preferences(
@@ -235,9 +236,9 @@ def by_dumps(server: ServerSettings) -> bool:
     return server.usable and server.policy.physical is None and server.policy.logical is not None
 
 
-def counted(wiring: Wiring, server_name: str) -> list[BackupRecord]:
+def counted(wiring: Wiring, listed: Iterable[BackupRecord]) -> list[BackupRecord]:
     """The backups that a timeline is made of."""
-    return [one for one in within_reach(wiring, wiring.catalog.backups.list(server_name)) if not one.apart]
+    return [one for one in within_reach(wiring, listed) if not one.apart]
 
 
 def place_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import is_protected, protection_of, sites_of, verified
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import Leg, due_times, start_of
+from backupd.app.views.growth import Share, shares
 from backupd.app.views.server_status import LastBackup, ServerOverview, Status, timeline
 from backupd.catalog.session import Catalog
 from backupd.catalog.standings import Confirmed, StandingRow
@@ -36,7 +37,7 @@ from backupd.model.document import Document, made_of, parsed
 from backupd.model.errors import BackupdError, CatalogError
 from backupd.recovery.timeline import Reach
 
-FORM = 1
+FORM = 2
 """Of what is kept: rows of another form are made anew."""
 KEPT = timedelta(minutes=5)
 """Then a server that is asked for by name is looked at again though nothing changed: time itself changes what a restore
@@ -49,6 +50,8 @@ EVERY = timedelta(seconds=1)
 """From one search for rows that were overtaken to the next."""
 BUDGET = 0.5
 """Seconds that somebody may wait for servers that nobody has looked at since they changed."""
+PATIENCE = 20.0
+"""The same of a forecast, which nobody waits for."""
 SHARED = 1.0
 """Seconds for which one answer serves everybody, while nothing is written into the catalog."""
 SCOPES = 64
@@ -83,6 +86,7 @@ class Standing(Document):
     trouble: str = ""
     bare: bool = False
     doubts: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
 
     def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
@@ -325,8 +329,8 @@ def look(wiring: Wiring, name: str, now: datetime) -> Standing:
 
 def seen(wiring: Wiring, name: str) -> Standing:
     """What a look at all that is recorded of a server finds, but for what is confirmed."""
-    found = timeline(wiring, name)
     records = wiring.catalog.backups.list(name)
+    found = timeline(wiring, name, records)
     complete = [one for one in records if one.state is BackupState.COMPLETE]
     wanted, sites = protection_of(wiring, name), sites_of(wiring)
     walk = verified(records, sites)
@@ -351,7 +355,31 @@ def seen(wiring: Wiring, name: str) -> Standing:
         unprotected_since=min(later, default=None),
         bare=all(one.apart for one in records),
         doubts=found.doubts,
+        shares=shares(records, wiring.catalog.binlogs.runs(name), wiring.clock()),
     )
+
+
+def shares_of_all(wiring: Wiring, now: datetime) -> Sequence[tuple[str, tuple[Share, ...]]]:
+    """Of every server that the catalog knows; none as long as there are servers that nobody has looked at. Raises
+    CatalogError."""
+    catalog, bases = wiring.catalog, Bases(wiring)
+    rows, _confirmed = catalog.standings.rows()
+    documents = catalog.standings.documents()
+    deadline = time.monotonic() + PATIENCE
+    found = []
+    for name in catalog.standings.servers():
+        row = rows.get(name)
+        known = read(documents[name]) if name in documents else None
+        if name not in wiring.settings.servers:
+            found.append((name, shares(catalog.backups.list(name), catalog.binlogs.runs(name), now)))
+            continue
+        overtaken = row is None or known is None or row.made != row.now or not bases.is_of(name, row, now)
+        if overtaken and time.monotonic() < deadline:
+            known = look(wiring, name, now)
+        if known is None:
+            return ()
+        found.append((name, known.shares))
+    return found
 
 
 def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:

@@ -103,13 +103,13 @@ def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_
 @pytest.mark.parametrize(
     ("command", "modules", "most"),
     [
-        (("backups",), {"backups"}, 71),
+        (("backups",), {"backups"}, 74),
         (("jobs",), {"jobs", "backups"}, 59),
         (("alerts",), {"alerts", "backups"}, 60),
         (("token", "list"), {"access"}, 55),
         (("audit",), {"access"}, 55),
         (("timeline", "db1"), {"binlog"}, 129),
-        (("retention", "db1"), {"backups"}, 112),
+        (("retention", "db1"), {"backups"}, 115),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

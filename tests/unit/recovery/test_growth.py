@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.app.views.capacity import HORIZON, Filling, Growth, Tenant, days_until_full, fit
+from backupd.app.views.capacity import HORIZON, Filling, Tenant, days_until_full
+from backupd.app.views.growth import Growth, fit
 from tests.support.dice import thrown
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -402,10 +402,10 @@ def test_a_policy_that_cannot_be_used_is_bad_and_what_there_is_is_still_told(sho
 
 
 def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(wiring: Wiring, name: str) -> Timeline:
+    def fails(wiring: Wiring, name: str, listed: Sequence[BackupRecord]) -> Timeline:
         if name == "db1":
             raise RefusedError("its history contradicts itself", hint="mend it")
-        return timeline(wiring, name)
+        return timeline(wiring, name, listed)
 
     monkeypatch.setattr(standing, "timeline", fails)
     with desk_of(short_tmp, GOLD + "protection: {copies: 1, off_site: 0}\n", {"db1": "gold", "db2": "gold"}) as desk:
@@ -427,9 +427,9 @@ def test_what_becomes_recoverable_is_followed_without_looking_anew_and_is_what_t
     assert first.latest == NOW
     looked: list[str] = []
 
-    def noted(wiring: Wiring, name: str) -> Timeline:
+    def noted(wiring: Wiring, name: str, listed: Sequence[BackupRecord]) -> Timeline:
         looked.append(name)
-        return timeline(wiring, name)
+        return timeline(wiring, name, listed)
 
     monkeypatch.setattr(standing, "timeline", noted)
     streamed.clock.now += 90 * timedelta(seconds=1)
