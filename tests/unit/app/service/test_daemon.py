@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,18 @@ import pytest
 
 from backupd.app.context.logging_setup import logging_to
 from backupd.app.context.settings import Settings, load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, host_identity
+from backupd.app.jobs.jobs import queued
 from backupd.app.runtime.clock_check import careful
 from backupd.app.runtime.service_manager import Leader, SignalRequests, SystemdNotifier, Waker
 from backupd.app.schedule.calendar import AlarmClock
 from backupd.app.schedule.timetable import Timetable
 from backupd.app.service import daemon
 from backupd.app.service.worker import Worker
+from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import CatalogError
-from backupd.model.job import JobRecord, JobState
+from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.postgresql import private_postgresql
 from tests.support.service.house import GOLD, Office
 
@@ -466,3 +468,34 @@ def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kil
                     until(lambda: any(line["event"] == "daemon-started" for line in third.said()), "it has taken over")
                     trouble = [line for line in third.said() if line["event"] == "daemon-trouble"]
                     assert len(trouble) == len({line["message"] for line in trouble})
+
+
+def test_the_second_of_a_pair_with_one_name_does_at_once_what_waits_for_the_killed_first(office: Office) -> None:
+    with private_postgresql() as server:
+        office.catalog = server.create("paired")
+        office.write(extra="host: pair\n")
+        elsewhere = office.base / "elsewhere.yaml"
+        elsewhere.write_text(office.file.read_text().replace("/spool", "/spool2"))
+        with ExitStack() as stack:
+            first = stack.enter_context(serving(office))
+            first.ready()
+            second = stack.enter_context(serving(office, "--standby", config=elsewhere))
+            second.ready()
+            catalog = stack.enter_context(looking(office))
+            assert second.heard("STATUS=standing by")
+            first.process.kill()
+            first.process.wait()
+            wiring = Wiring(load_settings(office.file), catalog)
+            job = queued(wiring, JobKind.RETENTION, "db1")
+            assert job.runs_on == "host:pair"
+            catalog.jobs.enqueue(job)
+            killed = time.monotonic()
+            until(lambda: catalog.jobs.get(job.id).finished_at is not None, f"done\n{second.log.read_text()}")
+            assert time.monotonic() - killed < SERVED.total_seconds() / 2, "before the first one is given up"
+            done = catalog.jobs.get(job.id)
+            assert (done.state, done.runs_on) == (JobState.SUCCEEDED, "host:pair")
+            ((name, identity, served),) = [
+                (one.name, one.identity, one.served) for one in catalog.hosts.all(datetime.now(UTC))
+            ]
+            assert (name, identity, served) == ("pair", host_identity(office.base / "spool2"), True)
+            assert not any(line["event"] == "jobs-moved" for line in second.said())
