@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from backupd.model.errors import ConfigurationError, Problem
 from policies.configuration import Configuration, Server
 from policies.document import Model
-from policies.fields import BASE, SUFFIX
+from policies.fields import BASE, SUFFIX, Section
 from policies.policy import Policy
 
 
@@ -30,6 +30,20 @@ class Loaded:
     broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+
+
+def prepare() -> None:
+    """Build the validators of what is handed on. ``revived`` does it by itself, and it is most of its work: this is for
+    a process that others are forked from."""
+    for section in sections(Section):
+        section.model_rebuild()
+
+
+def sections(base: type[Section]) -> Iterator[type[Section]]:
+    """Every kind of section that is defined."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from sections(kind)
 
 
 def revived(document: Mapping[str, Any]) -> Loaded:

@@ -15,6 +15,7 @@ from importlib import import_module
 from backupd.cli.main import main
 from backupd.process.forking import TITLE_ROOM, answer_requests, files_state, show_as
 from backupd.process.runtime import hide_memory
+from policies.handed import prepare
 
 PACKAGES = ("backupd", "policies", "restore", "storage")
 """Whose modules are imported."""
@@ -36,13 +37,15 @@ _KINDS = ("s3", "sftp")
 
 
 def import_everything(kinds: Collection[str]) -> None:
-    """What jobs and streams need with destinations of these ``kinds``; the command line's own part by and by."""
+    """What jobs and streams need with destinations of these ``kinds``, and the validators of the settings that are
+    handed on to them; the command line's own part by and by."""
     unused = tuple(f"storage.{kind}" for kind in _KINDS if kind not in kinds)
     for package in PACKAGES:
         for found in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
             if not f"{found.name}.".startswith(tuple(f"{name}." for name in (*_NOT_NEEDED, *unused))):
                 import_module(found.name)
     import_module("backupd.cli.commands.serve")
+    prepare()
 
 
 def run(descriptor: int, kinds: Sequence[str]) -> int:

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from backupd.model.errors import ConfigurationError
 from policies import handed
 from policies.document import Model
-from policies.handed import HandedServers, revived
+from policies.fields import Section
+from policies.handed import HandedServers, prepare, revived, sections
 from policies.load import load
-from tests.support.catalog.places import CONFIGURATION, POLICY, write
+from tests.support.catalog.places import CONFIGURATION, POLICY, example_configuration, write
 from tests.unit.policies.test_servers import BY_LABEL, add
 
 
@@ -52,6 +54,16 @@ def test_a_process_makes_the_server_that_it_asks_for(tmp_path: Path, monkeypatch
     assert servers["s7"].policy == "gold"
     assert servers.get("s7") is servers["s7"]
     assert len(made) == 1
+
+
+def test_what_is_prepared_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = load(write(tmp_path, example_configuration(tmp_path / "policies"))).document
+    prepare()
+    built: list[type[BaseModel]] = []
+    monkeypatch.setattr(BaseModel, "model_rebuild", classmethod(lambda model, **_: built.append(model)))
+    assert revived(document).configuration.servers["shop-db1"].policy == "gold"
+    assert [model for model in built if issubclass(model, Section)] == []
+    assert all(kind.__pydantic_complete__ for kind in sections(Section))
 
 
 def test_what_another_version_handed_on_is_read_or_refused(tmp_path: Path) -> None:
