@@ -101,6 +101,7 @@ def _made(
             view,
             name=name,
             policy=server.policy_name,
+            labels=server.config.labels,
             rpo=max(now - view.latest, timedelta()) if view.latest is not None else None,
             rpo_objective=promised.rpo if promised else None,
             rto_objective=promised.rto if promised else None,

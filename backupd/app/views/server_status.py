@@ -174,6 +174,8 @@ class ServerOverview(Document):
     """When all this was found out; null: not yet, and nothing is known of what can be recovered."""
     first_due: datetime | None = field(default=None, metadata=HIDDEN)
     """When its first backup starts, as long as none was due."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """As the configuration has them."""
 
     @property
     @computed(after="stream")

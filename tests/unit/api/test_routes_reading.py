@@ -131,6 +131,10 @@ def test_a_list_is_of_the_servers_with_all_labels_that_are_asked_for(viewer: htt
         assert viewer.get(path, params={"label": "env=prod", "server": "db1"}).status_code == 422
 
 
+def test_a_server_tells_its_labels(viewer: httpx.Client) -> None:
+    assert viewer.get("/v1/servers/db1").json()["labels"] == {"env": "prod", "site": "a"}
+
+
 def test_labels_of_servers_that_one_may_not_see_are_not_there(filled: Rig) -> None:
     some = filled.client("viewer", servers=["db2"])
     answer = some.get("/v1/servers", params={"label": "env=prod"})
