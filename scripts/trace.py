@@ -11,9 +11,9 @@ restore: asked         from the route of POST /v1/restores (what the framework c
 restore: done          from `backupd run-job`, which the worker starts, to the statement that lets the copy's server
                        begin with the first event of the archived binary logs
 restore, both          files of the two together
-plan                   of `backupd plan`: every file of which a function is called, those of restore/ among them, and how
-                       often the walk goes from one file of restore/ to another one; the bodies of modules and classes
-                       do not count, which run when they are imported
+plan                   of `backupd plan`: every file of which a function is called, those of restore/ among them, and
+                       how often the walk goes from one file of restore/ to another one; the bodies of modules and
+                       classes do not count, which run when they are imported
 
 ``cpu``: read-only commands over an installation with some weeks in its catalog and no server that answers; and the
 process of a job until its work begins: until it first connects to a server, starts a program or opens something at a
