@@ -408,7 +408,7 @@ class Keep(Section):
 
 
 class Objectives(Section):
-    """What the business was promised."""
+    """Recovery objectives."""
 
     rpo: Duration | None = optional(description="Recovery point objective: maximum data loss.", examples=["60s"])
     rto: Duration | None = optional(

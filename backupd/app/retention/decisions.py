@@ -61,15 +61,15 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
             found.append(_by_time(run, needing))
             continue
         first, why = by_place.get(run.branch, First(0, "the backups that need it are unknown"))
-        unsure = next(
+        uncertain = next(
             (backup for backup in needing if backup.place is None and run.last_at >= backup.started_at - SKEW), None
         )
-        if unsure is not None:
+        if uncertain is not None:
             found.append(
                 RunDecision(
                     run,
                     keep=True,
-                    reason=f"the binary log position of {unsure.id} is uncertain, so a replay from it may need them",
+                    reason=f"the binary log position of {uncertain.id} is uncertain, so a replay from it may need them",
                 )
             )
         elif run.last < first:
