@@ -22,7 +22,6 @@ from sqlalchemy import (
     String,
     Table,
     bindparam,
-    case,
     delete,
     exists,
     func,
@@ -32,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.backups import Owner, Placed, chunks, placed_at
+from backupd.catalog.backups import Owner, Placed, placed_at
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, records, row_of
@@ -476,11 +475,10 @@ _PAIRS = 450
 @dataclass(frozen=True, slots=True)
 class Absent:
     """Copies that are known at a destination and not found there. ``missing``: those of the servers that were asked
-    about; ``others``: how many of any other server, and of these the ``young`` ones."""
+    about; ``others``: how many of any other server."""
 
     missing: tuple[Placed, ...] = ()
     others: int = 0
-    young: int = 0
 
 
 class Inventory(Rows):
@@ -491,9 +489,10 @@ class Inventory(Rows):
         query = select(backups.c.server).distinct().join(copies, copies.c.backup_id == backups.c.id)
         return frozenset(self._scalars(query.where(copies.c.destination == destination)))
 
-    def absent(self, destination: str, present: Collection[Owner], servers: Collection[str], since: datetime) -> Absent:
+    def absent(self, destination: str, present: Collection[Owner], servers: Collection[str]) -> Absent:
         """The copies that are known there, and not on their way out, of all backups but those that are ``present``, of
         which all belong to ``servers``. They are counted, and rows are read only of those servers that lack some."""
+        of_all = _counted_at(destination, func.count())
         count = _counted_at(destination, backups.c.server, func.count()).group_by(backups.c.server)
         name, there = backups.c.server + "/" + backups.c.id, frozenset(present)
         owners = sorted(there)
@@ -504,10 +503,14 @@ class Inventory(Rows):
                 ids, names = [one for _server, one in pairs], ["/".join(one) for one in pairs]
                 known = count.where(backups.c.id.in_(ids), name.in_(names))
                 left.subtract({row[0]: row[1] for row in connection.execute(known)})
-            if connection.execute(_counted_at(destination, func.count())).scalar_one() + left.total() == 0:
+            total = connection.execute(of_all).scalar_one()
+            if total + left.total() == 0:
                 return Absent()
-            for chunk in chunks(servers):
-                left.update({row[0]: row[1] for row in connection.execute(count.where(backups.c.server.in_(chunk)))})
+            known_there = 0
+            for server in servers:  # one by one: each by its index, where all together would pass through everything
+                number = connection.execute(of_all.where(backups.c.server == server)).scalar_one()
+                known_there += number
+                left[server] += number
             query = placed_at(destination).where(*_alive_at(destination))
             missing = [
                 one
@@ -515,16 +518,24 @@ class Inventory(Rows):
                 for one in records(connection, Placed, query.where(backups.c.server == server))
                 if one.owner not in there
             ]
-            young = func.coalesce(func.sum(case((copies.c.stored_at >= since, 1), else_=0)), 0)
-            others = _counted_at(destination, func.count(), young).where(backups.c.server.not_in(sorted(servers)))
-            return Absent(tuple(missing), *connection.execute(others).one())
+            return Absent(tuple(missing), total - known_there)
 
-    def others(self, destination: str, servers: Collection[str], *, after: str = "", limit: int) -> tuple[Placed, ...]:
+    def others(
+        self,
+        destination: str,
+        servers: Collection[str],
+        *,
+        after: str = "",
+        before: datetime | None = None,
+        limit: int,
+    ) -> tuple[Placed, ...]:
         """The first copies, by id ``after`` this one, that are known there, and not on their way out, of other servers
-        than these."""
+        than these; stored ``before`` then."""
         query = placed_at(destination).where(
             *_alive_at(destination), backups.c.server.not_in(sorted(servers)), copies.c.backup_id > after
         )
+        if before is not None:
+            query = query.where(copies.c.stored_at < before)
         return self._records(Placed, query.order_by(copies.c.backup_id).limit(limit))
 
 

@@ -23,7 +23,6 @@ from backupd.app.context.destination_identity import require_single
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.catalog.backups import Placed
-from backupd.catalog.destinations import Absent
 from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
@@ -41,7 +40,7 @@ DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""
 _MANY = 16
 """More young backups than these are looked for by listing all, rather than one by one."""
-_SHOWN = 20
+_SHOWN = 10
 """Missing backups that are named of servers of which nothing is at the destination."""
 
 
@@ -217,10 +216,10 @@ def expected_at(wiring: Wiring, destination: Destination) -> Expected:
 
     def beyond(present: Collection[Backup], besides: Collection[str]) -> Missing:
         servers = {server for server, _id in (*present, *doubted)}.union(besides)
-        absent = wiring.catalog.inventory.absent(name, present, servers, now - DAY)
+        absent = wiring.catalog.inventory.absent(name, present, servers)
         missing = {one.owner for one in _not_there(destination, absent.missing, now)}
         lost = doubted.difference(present, missing)
-        others = _others_missing(wiring, destination, servers, absent)
+        others = _others_missing(wiring, destination, servers, absent.others, now)
         return Missing(len(missing) + len(lost) + others.count, others.backups.union(missing, lost))
 
     return beyond
@@ -241,17 +240,21 @@ def _not_there(destination: Destination, absent: Sequence[Placed], now: datetime
             yield one
 
 
-def _others_missing(wiring: Wiring, destination: Destination, servers: Collection[str], absent: Absent) -> Missing:
-    """Of servers of which nothing is there. Where all are ``young``, they may have come meanwhile, and are looked for
-    until one is missing: one is as bad as all, and the rest only counts."""
+def _others_missing(
+    wiring: Wiring, destination: Destination, servers: Collection[str], count: int, now: datetime
+) -> Missing:
+    """``count`` copies are of servers of which nothing is there. Where all of them are young, they may have come
+    meanwhile, and are looked for until one is missing: one is as bad as all, and the rest only counts."""
+    if not count:
+        return Missing()
     look = partial(wiring.catalog.inventory.others, destination.name, servers, limit=_SHOWN)
-    if absent.others > absent.young:
-        return Missing(absent.others, frozenset(one.owner for one in look()))
-    looked, batch = 0, look() if absent.young else ()
+    if old := look(before=now - DAY):
+        return Missing(count, frozenset(one.owner for one in old))
+    looked, batch = 0, look()
     while batch:
         for one in batch:
             if not exists(destination, layout.manifest_key(*one.owner)):
-                return Missing(max(absent.young - looked, 1), frozenset({one.owner}))
+                return Missing(max(count - looked, 1), frozenset({one.owner}))
             looked += 1
         batch = look(after=batch[-1].id)
     return Missing()

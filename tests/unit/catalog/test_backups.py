@@ -112,10 +112,12 @@ def _assert_absent(
         for copy in one.copies
         if copy.destination == place
     }
-    found = catalog.inventory.absent(place, present, servers, since)
+    found = catalog.inventory.absent(place, present, servers)
     others = sorted((one for one in left if one[0] not in servers), key=lambda one: one[1])
     assert {one.owner for one in found.missing} == {one for one in left if one[0] in servers}
-    assert (found.others, found.young) == (len(others), sum(stored[one] >= since for one in others))
+    assert found.others == len(others)
+    old = [one for one in others if stored[one] < since]
+    assert [one.owner for one in catalog.inventory.others(place, servers, before=since, limit=3)] == old[:3]
     assert [one.owner for one in catalog.inventory.others(place, servers, limit=3)] == others[:3]
     if len(others) > 1:
         assert [one.owner for one in catalog.inventory.others(place, servers, after=others[0][1], limit=9)] == others[
