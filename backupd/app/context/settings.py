@@ -183,7 +183,7 @@ class Settings:
         if config is None:
             raise UnknownNameError(
                 f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
-                hint="servers are named under `servers:` in the configuration file, or in a file of its folder servers.d",
+                hint="servers are named under `servers:` in the configuration file, or in a file of servers.d",
             )
         return ServerSettings(
             name,

@@ -29,12 +29,14 @@ KNOWN = {
     "JOB": "20261121T120000Z-00000002",
     "SET": "money",
     "EXAMPLE": "gold",
+    "LABEL": "env=prod",
 }
 """What the house below has."""
 
 NAMES = {
     "server": "SERVER",
     "into": "SERVER",
+    "label": "LABEL",
     "place": "DESTINATION",
     "to": "DESTINATION",
     "backup_id": "BACKUP",
@@ -103,6 +105,7 @@ OTHERS = {
 LISTS = {
     "SERVER": "`servers:`",
     "DESTINATION": "`destinations:`",
+    "LABEL": "`labels:`",
     "BACKUP": "backupd backups",
     "JOB": "backupd jobs",
     "SET": "logical.sets",
@@ -209,7 +212,7 @@ def world(keys: Keys) -> Iterator[Path]:
         )
         (path / "backupd.yaml").write_text(
             f"catalog: sqlite:///{path}/catalog.db\nspool: {path}/spool\npolicies: {path}/policies\n"
-            f"servers:\n  shop-db1: {{socket: {path}/none.sock, policy: gold}}\n"
+            f"servers:\n  shop-db1: {{socket: {path}/none.sock, policy: gold, labels: {{env: prod}}}}\n"
             f"destinations:\n  local: {{type: filesystem, path: {path}/repository}}\n"
             f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n"
         )
