@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -23,7 +23,8 @@ import typer
 from backupd.model.errors import BackupdError, ConfigurationError, DamagedError
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console
+    from rich.table import Table
 
 
 _HINTS = {
@@ -171,6 +172,25 @@ def _in_batches(values: Iterable[T], size: int) -> Iterator[Sequence[T]]:
         yield batch
 
 
+def _table(columns: Sequence[str], cells: Iterable[Sequence[str]], right: Sequence[str], *, has_head: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_header=has_head)
+    for column in columns:
+        table.add_column(Text(column), overflow="fold", justify="right" if column in right else "left")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _straight(row: Sequence[str], widths: Iterable[int], right: Iterable[bool], length: Callable[[str], int]) -> str:
+    """A row of a table whose columns have room, each as wide as ``widths`` says; ``right``: which are numbers."""
+    spaces = [" " * (width - length(cell)) for cell, width in zip(row, widths, strict=True)]
+    aligned = zip(row, spaces, right, strict=True)
+    return " ".join(space + cell if is_number else cell + space for cell, space, is_number in aligned) + "\n"
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -278,25 +298,21 @@ class Screen:
         cut; ``right`` names columns of numbers."""
         if self.as_json:
             return
-        from rich.table import Table
-        from rich.text import Text
+        from rich.cells import cell_len
 
         room = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns
-        widths = [0] * len(columns)
+        widths = [cell_len(column) for column in columns]
         batches = _in_batches(rows, _ROWS)
         for number, some in enumerate(chain([next(batches, ())], batches)):
-            told = [Text(column) for column in columns]
-            cells = [[Text(visible(value)) for value in row] for row in some]
-            aligned = sum(widths) + len(widths) <= room
-            table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_header=not number)
-            for column, width in zip(told, widths, strict=True):
-                side: JustifyMethod = "right" if column.plain in right else "left"
-                table.add_column(column, overflow="fold", justify=side, min_width=width if aligned else None)
-            for row in cells:
-                table.add_row(*row)
-            lengths = (max(cell.cell_len for cell in column) for column in zip(told, *cells, strict=True))
-            widths = list(map(max, widths, lengths))
-            self._print(table)
+            cells = [[visible(value) for value in row] for row in some]
+            lengths = (max(map(cell_len, column)) for column in zip(*cells, strict=True))
+            widths = list(map(max, widths, lengths)) if cells else widths
+            if number and sum(widths) + len(widths) <= room:  # a hundred times as fast as what folds
+                numbers = [column in right for column in columns]
+                with self._stdout() as stream:
+                    stream.writelines(_straight(row, widths, numbers, cell_len) for row in cells)
+            else:
+                self._print(_table(columns, cells, right, has_head=not number))
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values under each other, for people."""
