@@ -408,7 +408,7 @@ class Keep(Section):
 
 
 class Objectives(Section):
-    """Recovery objectives."""
+    """Recovery point objective and recovery time objective."""
 
     rpo: Duration | None = optional(description="Recovery point objective: maximum data loss.", examples=["60s"])
     rto: Duration | None = optional(

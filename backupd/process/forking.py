@@ -37,8 +37,13 @@ _ARGUMENTS = 48
 
 
 def files_state(folders: Sequence[str]) -> list[object]:
-    """Differs after a file in one of these folders, or Python, or a library on its path was exchanged or removed."""
-    found: list[object] = [_state(path) for path in (sys.executable, *sys.path)]
+    """Differs after a file in one of these folders, Python, or a library that is installed on its path was exchanged or
+    removed."""
+    found: list[object] = [_state(sys.executable)]
+    for entry in sys.path:
+        with suppress(OSError):  # there is none
+            libraries = sorted(name for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info")))  # noqa: PTH208  as below
+            found += [(entry, name, _state(os.path.join(entry, name))) for name in libraries]  # noqa: PTH118  as below
     for folder in folders:
         for inside, folders_inside, names in os.walk(folder):
             folders_inside[:] = sorted(set(folders_inside) - {"__pycache__"})

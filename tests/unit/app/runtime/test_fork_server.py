@@ -224,7 +224,7 @@ def test_after_files_were_exchanged_processes_run_what_is_installed_now(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     stream = place.stream()
     first = place.forks.pid
-    (tmp_path / "upgraded.py").touch()
+    (tmp_path / "library-2.0.dist-info").mkdir()
     assert exit_code(place.job()) == 2, "started as any other program"
     assert place.forks.pid is None
     assert exit_code(place.job()) == 2
