@@ -50,7 +50,7 @@ WRITE_COMPRESSED, UPDATE_COMPRESSED, DELETE_COMPRESSED = 169, 170, 171
 _CHUNK = 512 * 1024
 _U32 = struct.Struct("<I")
 _FORMAT_FIXED = 2 + 50 + 4 + 1
-_WITH_ALGORITHM = 90
+WITH_ALGORITHM = 90
 """A format description that is as long names a checksum algorithm: MySQL's since 5.6 (97 bytes; 84 before), MariaDB's
 since 5.3 (over 200). The version in it is not asked, since a flipped bit there must be noticed, too."""
 _ENCRYPTED_MAGIC = b"\xfdbin"
@@ -111,7 +111,7 @@ def read_format(stream: BinaryIO) -> Format:
     mariadb = "MariaDB" in version
     if int.from_bytes(body[:2], "little") != 4 or body[56] != HEADER.size:
         raise damaged(FIRST_EVENT, f"format {int.from_bytes(body[:2], 'little')} of binary logs is not known")
-    has_algorithm = len(body) >= _WITH_ALGORITHM
+    has_algorithm = len(body) >= WITH_ALGORITHM
     if has_algorithm:
         seen = bytearray(header + body[:-CRC_SIZE])
         seen[17] &= ~IN_USE

@@ -175,6 +175,14 @@ def values(row: Row, count: int) -> list[memoryview | None]:
     return found
 
 
+def begin_dump(raw: Any, command: int, arguments: bytes) -> socket.socket:
+    """Send a command whose answer never ends, and give the (encrypted) socket. All earlier answers must have been read:
+    then nothing of this one is in PyMySQL's buffer. Raises what PyMySQL raises."""
+    raw._execute_command(command, arguments)  # noqa: SLF001 - PyMySQL has no other way to its packets
+    opened: socket.socket = raw._sock  # noqa: SLF001
+    return opened
+
+
 def break_off(raw: Any) -> None:
     """From another thread: whoever waits for an answer on ``raw`` gets an error instead."""
     opened: socket.socket | None = raw._sock  # noqa: SLF001

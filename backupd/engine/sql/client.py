@@ -298,6 +298,14 @@ class Session:
         except (pymysql.err.Error, OSError, UnicodeError) as error:
             raise self._refused(error, sql) from error
 
+    def begin_dump(self, command: int, arguments: bytes) -> socket.socket:
+        """Send a command of the replication protocol, after which this connection carries nothing but its answer: give
+        its socket, to be read by others. Raises ServerError."""
+        try:
+            return answers.begin_dump(self._raw, command, arguments)
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
+            raise self._refused(error) from error
+
     def break_off(self) -> None:
         """From any thread: end the conversation now; whoever waits for an answer gets ServerError."""
         answers.break_off(self._raw)
