@@ -159,9 +159,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             if spec.restore_gnupg_home is not None:
                 found += _restores(spec, probed.info)
             if spec.streaming is not None:
-                found += examine_binary_log(
-                    session, probed.info, spec.streaming, programs=spec.programs, spool=spec.spool
-                )
+                found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None

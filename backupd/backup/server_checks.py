@@ -20,15 +20,16 @@ from datetime import timedelta
 from pathlib import Path
 
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.engine.log_client import BinlogTool, HoldsBackError, binlog_tool, connection_id, tried
+from backupd.engine.binlog_program import binlog_program
 from backupd.engine.physical.live_datadir import READABLE, closed_links, is_folder, reader_of, survey
+from backupd.engine.receiver.receiver import connection_id, trial
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.server.probe import CLONE, ROCKSDB, kept_for, read_dialect, system_files, uncovered, unlogged
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import Table
 from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import RefusedError, ServerError, ToolError
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import Flavour, ServerInfo, Tool
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.model.text import few, format_duration
 from backupd.process.folders import open_plain, powers_of
@@ -283,10 +284,8 @@ def examine_binary_log(
     streaming: Streaming,
     *,
     programs: Mapping[str, str] = NO_PATHS,
-    spool: Path | None = None,
 ) -> Iterator[Finding]:
-    """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched; ``spool``: where
-    the one that copies is tried, None: it is not."""
+    """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched."""
     if not info.log_bin:
         yield error(
             BINLOG,
@@ -295,7 +294,7 @@ def examine_binary_log(
         )
         return
     try:
-        yield _copies(session, binlog_tool(info.flavour, paths=programs), spool)
+        yield _copies(session, binlog_program(info.flavour, paths=programs))
     except (ServerError, ToolError) as problem:
         yield from_error(BINLOG, problem)
     problems = [*_expiry(info.variables, streaming.fulls), *_engines(info.engines)]
@@ -309,26 +308,18 @@ def examine_binary_log(
     yield from problems
 
 
-def _copies(session: Session, program: BinlogTool, spool: Path | None) -> Finding:
-    """Raises ServerError, ToolError; HoldsBackError where it keeps what the server has sent."""
-    tool = program.tool
-    named = f"{tool.name} {tool.version} at {tool.path}"
-    if spool is None:
-        return fine(BINLOG, f"{named} copies the binary log (not probed)")
+def _copies(session: Session, program: Tool) -> Finding:
+    """Raises ServerError."""
+    named = f"{program.name} {program.version} at {program.path} replays it"
     position = BinlogSource(session.connection).look(files=False).position
-    try:
-        trial = tried(program, session.connection, position, spool, connection_id("check", secrets.token_hex(8)))
-    except OSError as problem:
-        return warning(BINLOG, f"{named}: not probed, since {spool} cannot be written ({problem.strerror})")
-    if trial.holds:
-        raise HoldsBackError(tool)
-    if trial.holds is None:
+    said = trial(session.connection, position, connection_id("check", secrets.token_hex(8)))
+    if said:
         return warning(
             BINLOG,
-            f"{named} did not copy the end of the binary log: {trial.said}",
+            f"the end of the binary log was not received: {said}",
             "grant REPLICATION SLAVE ON *.* to the account, and check that this host can connect to the server",
         )
-    return fine(BINLOG, f"{named} copies the binary log up to its end")
+    return fine(BINLOG, f"the binary log is received up to its end; {named}")
 
 
 def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[Finding]:

@@ -228,9 +228,9 @@ class Approach:
             return None
         return self._follow(found or self._look_back(tail, start.branch, state), start.kept, state)
 
-    def skip(self, newest: Spooled, state: SourceState) -> Start | None:
-        """The server cannot read on behind ``newest``: in the rest of it, or in the file after it. None: no file
-        follows yet with which it can go on."""
+    def skip(self, newest: Spooled, state: SourceState, damage: str = "") -> Start | None:
+        """The server cannot read on behind ``newest``: in the rest of it, or in the file after it; ``damage``: what it
+        sends is damaged, as this says. None: no file follows yet with which it can go on."""
         tail = self._tail(newest)
         bad = newest.number if tail.ended is None else newest.number + 1
         following = next((log for log in state.logs if log.number > bad), None)
@@ -239,9 +239,9 @@ class Approach:
         before = self.source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
         if bad == newest.number:
-            gap = "" if whole else f"the server itself cannot read {newest.name} behind {tail.end}"
+            gap = "" if whole else damage or f"the server itself cannot read {newest.name} behind {tail.end}"
         else:
-            gap = f"the server itself cannot read the file after {newest.name}"
+            gap = damage or f"the server itself cannot read the file after {newest.name}"
         return self._follow(GoOn(following.number, gap), newest, state)
 
     # --- what follows

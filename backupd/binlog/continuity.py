@@ -11,7 +11,9 @@ shorter, or by GTIDs. Everything else begins a branch, and the fork is named onl
 from __future__ import annotations
 
 import hashlib
+import mmap
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backupd.engine.binlog.events import clear_flag
+from backupd.engine.receiver.connection import HIGHEST_START
 from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import MAGIC, BranchReason, Ending, covers, same
 from backupd.model.document import Document
@@ -36,6 +39,8 @@ _ROTATE_POSITION = 8
 _IN_USE = 21
 _HEAD, _TAIL = 512, 16 * 1024
 _BLOCK = 1024 * 1024
+_SEEN_AGAIN = 16 * 1024
+"""Bytes at the end of a file that come again when a dump goes on, and are compared; at least one event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,40 @@ def first_moment(path: Path) -> datetime:
     with path.open("rb") as file:
         file.seek(len(MAGIC))
         return datetime.fromtimestamp(int.from_bytes(file.read(4), "little"), UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where the events of a file are, by their headers. ``end``: behind the last whole one. ``start``: of the first one
+    that is seen again when a dump goes on. ``is_damaged``: what follows ``end`` is no beginning of an event."""
+
+    start: int
+    end: int
+    is_damaged: bool
+
+
+def resume_at(path: Path) -> Resume | None:
+    """Walks over the headers. None: it does not even begin as a binary log. Raises OSError."""
+    size = path.stat().st_size
+    if size < len(MAGIC):
+        return None
+    starts: deque[int] = deque()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+        if content[: len(MAGIC)] != MAGIC:
+            return None
+        at, damaged = len(MAGIC), False
+        while at + _HEADER.size <= size:
+            _at, _kind, _server, length, following, _flags = _HEADER.unpack_from(content, at)
+            end = at + length
+            damaged = length < _HEADER.size or following != end & 0xFFFFFFFF
+            if damaged or end > size:
+                break
+            if at <= HIGHEST_START:
+                starts.append(at)
+                while len(starts) > 1 and starts[0] < end - _SEEN_AGAIN:
+                    starts.popleft()
+            at = end
+    return Resume(starts[0] if starts else len(MAGIC), at, damaged)
 
 
 class Comparison:

@@ -1,7 +1,8 @@
-"""One run of the program that copies the binary log, and what the server says meanwhile.
+"""One dump of the server's binary log into the spool, and what the server says meanwhile.
 
-What the program writes is compared, taken into the spool, and followed from file to file. The server is asked whether
-it contradicts that, and whether it will remove a file too early: it removes a file when it was last written to longer
+A dump begins a little before the end of what is here of the newest file: those bytes come again, and are compared. What
+follows them is appended, from file to file. The server is asked whether it contradicts that, and whether it will remove
+a file too early: it removes a file when it was last written to longer
 ago than its setting says, or when all its files together are larger than another setting allows. It looks when it
 begins a new file and when it starts.
 """
@@ -9,29 +10,37 @@ begins a new file and when it starts.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from backupd.binlog import continuity
 from backupd.binlog.connection_start import Start
-from backupd.binlog.continuity import Comparison, Seen, ending_at_server, head_of
+from backupd.binlog.continuity import Seen, ending_at_server, head_of, resume_at
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError
-from backupd.engine.log_client import BinlogTool, EndKind, end_kind, log_client, not_made
+from backupd.engine.binlog.events import FLAGS_AT, FORMAT, HEADER, IN_USE
+from backupd.engine.receiver.connection import Request
+from backupd.engine.receiver.endings import EndedError, EndKind
+from backupd.engine.receiver.receiver import Receiver
 from backupd.engine.server.binary_logs import Expiry, SourceState
 from backupd.engine.sql.client import Connection
-from backupd.model.binlog import Branch, covers, is_log_name
-from backupd.model.errors import CancelledError, MisnamedError, ToolError
+from backupd.model.binlog import FIRST_EVENT, MAGIC, covers
+from backupd.model.errors import CancelledError, ToolError
 from backupd.model.text import Clock
-from backupd.process.pipeline import Heard
 
 _NOTE_SECONDS = 30.0
 _ROOM_SECONDS = 1.0
+_HEARTBEAT = 2.0
+_HEARTBEATS_A_STALL = 4
+_TURN = 0.1
+_VERSION_SIZE = 50
 
 
 class Watch:
@@ -110,6 +119,30 @@ class Watch:
         return continuity.seen_now(state, self._looked_at)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Where does the server stand? Asked at ``asked_at``, when ``received`` was here, as of Session."""
+
+    asked_at: datetime
+    received: tuple[int, int]
+    state: Future[SourceState]
+
+
+def answered(ask: Callable[[], SourceState]) -> Future[SourceState]:
+    """What ``ask`` will give, in a thread of its own: a server that does not let in anybody new may still send its
+    binary log."""
+    answer: Future[SourceState] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001  carried to who waits for the answer
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="look", daemon=True).start()
+    return answer
+
+
 _EARLY = timedelta(hours=1)
 _SHARE = 0.1
 
@@ -162,27 +195,60 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the program ended; ``said``: its last words."""
+    """How the dump ended; ``said``: the server's last words."""
 
     kind: EndKind
-    code: int
     said: str
 
 
-class Copier(Heard):
-    """The program, running; a context manager that leaves no process behind."""
+class _DivergedError(Exception):
+    """The server's file is not the one that is here."""
 
-    def ended(self) -> End | None:
-        """None while it runs."""
-        if (code := self.child.poll()) is None:
-            return None
-        self.voice.finish()
-        said = self.last_words(20).strip()
-        return End(end_kind(said), code, said)
+
+class _OtherFileError(Exception):
+    """The file that was asked for has ended."""
+
+
+class _CopySink:
+    """One file, as it comes."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.size = 0
+        self.put(MAGIC)
+
+    def follow(self, name: str) -> None:
+        raise _OtherFileError(name)
+
+    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
+        """The dump begins with the file: it describes itself."""
+
+    def put(self, data: bytes | memoryview) -> None:
+        self.size += _write(self._descriptor, data)
+
+    def take_back(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        os.lseek(self._descriptor, size, os.SEEK_SET)
+        self.size = size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> int:
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done:])
+    return done
+
+
+def heartbeat_for(stall: float) -> float:
+    """Seconds between heartbeats, where a silence of ``stall`` seconds means that a connection is dead."""
+    return min(_HEARTBEAT, stall / _HEARTBEATS_A_STALL)
 
 
 def fetch(
-    tool: BinlogTool,
     connection: Connection,
     spool: Spool,
     name: str,
@@ -191,158 +257,232 @@ def fetch(
     stall: float,
     cancel: threading.Event,
 ) -> Path:
-    """Copy one of the server's files as it is now into ``spool.incoming``.
+    """Copy one of the server's files as it is now into ``spool.incoming``: as it comes, damaged or not.
 
-    Raises ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError, OSError.
+    Raises ServerError, ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError,
+    OSError.
     """
     spool.clear_incoming()
     target = spool.incoming / name
-
-    def collect() -> None:
-        spool.collect(connection.address, lambda found: found == name)
-
-    with log_client(tool, connection) as client, Copier(client.fetch(spool.intake, name, connection_id)) as copier:
-        size, moved = -1, time.monotonic()
-        while (end := copier.ended()) is None:
-            collect()
-            if cancel.wait(0.05):
+    request = Request(name, FIRST_EVENT, connection_id, heartbeat_for(stall), ends=True)
+    with contextlib.closing(_CopySink(target)) as sink, Receiver(connection, request, sink, strict=False) as receiver:
+        size, moved = 0, time.monotonic()
+        while True:
+            if cancel.is_set():
                 raise CancelledError(f"stopped while {name} was copied from {connection.address}")
-            if target.exists() and (now := target.stat().st_size) != size:
-                size, moved = now, time.monotonic()
+            try:
+                receiver.receive(_TURN)
+            except _OtherFileError:
+                return target
+            except EndedError as end:
+                if end.kind is EndKind.ALL:
+                    return target
+                raise ToolError(
+                    f"{name} cannot be copied from {connection.address}", detail=end.said, hint="backupd retries"
+                ) from end
+            if sink.size != size:
+                size, moved = sink.size, time.monotonic()
             if time.monotonic() - moved > stall:
                 raise ToolError(
                     f"no data of {name} was received from {connection.address} for {stall:.0f} s",
                     hint="backupd retries",
                 )
-    collect()
-    refuse_misnamed(end, connection)
-    if end.code != 0:
-        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said, hint="backupd retries")
-    return target
 
 
-def refuse_misnamed(end: End, connection: Connection) -> None:
-    """Raises MisnamedError where the program was told to write what it cannot reach, and is no binary log's name."""
-    if end.kind is EndKind.MISNAMED and not is_log_name(name := not_made(end.said)):
-        raise MisnamedError(name, connection.address)
-
-
-@dataclass(slots=True)
 class Session:
-    """Copies from ``start`` on. ``written``: how far the server had written the first file right before, None where it
-    had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor;
-    ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
+    """Receives from ``start`` on; a context manager. ``written``: how far the server had written the first file right
+    before, None where it had begun another one since. ``is_whole``: asks the server whether a file has just this size
+    and a successor; ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
+    ``stall``: as of Pace.
 
-    ``tick`` moves what came into the spool. ``end`` is set when the program has ended. ``diverged``: how much of the
-    first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
+    ``end`` is set when the dump has ended. ``diverged``: the server's first file is not the one that is here, or
+    shorter; nothing was taken then. ``current``: the file that is being written now; None until the first one was found
+    to go on from what is here.
     """
 
-    spool: Spool
-    tool: BinlogTool
-    connection: Connection
-    start: Start
-    connection_id: int
-    written: int | None
-    is_whole: Callable[[int, int], bool]
-    follows: Callable[[int, int], bool] = lambda _number, _following: True
-    end: End | None = None
-    diverged: int | None = None
-    current: Spooled | None = None
-    """The file that is being written now; None until the first one was found to go on from what is here."""
-    came: int = 0
-    """Bytes that were not here before."""
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _copier: Copier | None = None
-    _comparison: Comparison | None = None
-    _kept_size: int = 0
+    def __init__(
+        self,
+        spool: Spool,
+        connection: Connection,
+        start: Start,
+        *,
+        connection_id: int,
+        written: int | None,
+        stall: float,
+        is_whole: Callable[[int, int], bool],
+        follows: Callable[[int, int], bool] = lambda _number, _following: True,
+    ) -> None:
+        self.start = start
+        self.end: End | None = None
+        self.diverged = False
+        self.current: Spooled | None = None
+        self.moved = 0
+        """Bytes of files that came: grows as long as anything comes from the server."""
+        self._spool, self._connection = spool, connection
+        self._connection_id, self._written, self._heartbeat = connection_id, written, heartbeat_for(stall)
+        self._is_whole, self._follows = is_whole, follows
+        self._open = contextlib.ExitStack()
+        self._receiver: Receiver | None = None
+        self._kept: Spooled | None = None
+        """What is compared still."""
+        self._fresh: tuple[int, str] | None = None
+        """The file in ``incoming``, whose head has not come yet."""
+        self._descriptor = -1
+        self._size = 0
 
     def __enter__(self) -> Self:
-        self.spool.clear_incoming()
+        self._spool.clear_incoming()
+        first = FIRST_EVENT
+        if self.start.kept is None:
+            self._begin(self.start.number, self.start.name)
+        else:
+            first = self._resume(self.start.kept)
+        request = Request(self.start.name, first, self._connection_id, self._heartbeat)
         with contextlib.ExitStack() as stack:
-            client = stack.enter_context(log_client(self.tool, self.connection))
-            command = client.stream(self.spool.intake, self.start.name, self.connection_id)
-            self._copier = stack.enter_context(Copier(command))
+            stack.callback(self._close)
+            if not self.diverged:
+                self._receiver = stack.enter_context(Receiver(self._connection, request, self))
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self._open.close()
 
-    def tick(self) -> None:
-        """Look at what came. Raises MisnamedError, OSError, and what ``is_whole`` raises."""
-        # First the program, then its files: after its end nothing more comes to them.
-        end = self._copier.ended() if self._copier else None
-        self._look()
-        if end is not None:
-            refuse_misnamed(end, self.connection)
-            self.end = end
+    def receive(self, seconds: float) -> None:
+        """Take what comes for so long. Raises DamagedDumpError, MisnamedError, OSError, and as ``is_whole``."""
+        if self._receiver is not None:
+            try:
+                self._receiver.receive(seconds)
+            except _DivergedError:
+                self.diverged = True
+            except EndedError as end:
+                self.end = End(end.kind, end.said)
+        if self._kept is not None and self._written is not None and self._written <= self._size:
+            self.diverged = True  # the server has less than what is here
 
     @property
     def received(self) -> tuple[int, int]:
         """Number of the current file, and its size; (0, 0) before anything was taken."""
         if self.current is None:
             return 0, 0
-        with contextlib.suppress(FileNotFoundError):
-            return self.current.number, self.current.path.stat().st_size
-        return self.current.number, self.current.size
+        return self.current.number, self.current.size if self._fresh is not None else self._size
 
     @property
-    def moved(self) -> int:
-        """Grows as long as anything comes from the server."""
-        compared = self._comparison.equal if self._comparison is not None else 0
-        return compared + self.came + self.received[1]
+    def dumped(self) -> str:
+        """The file that the server sends now."""
+        return self._receiver.file if self._receiver is not None else self.start.name
 
-    def _look(self) -> None:
-        branch = self.start.branch
-        self.spool.collect(self.connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
-        found = sorted((number, path) for path in self.spool.incoming.iterdir() if (number := branch.number(path.name)))
-        for index, (number, path) in enumerate(found):
-            self._expect(number, path)
-            if not self._take(branch, number, path, finished=index + 1 < len(found)):
-                break
+    @property
+    def silent_for(self) -> float:
+        """Seconds since anything came, heartbeats included."""
+        return self._receiver.silent_for if self._receiver is not None else 0.0
 
-    def _expect(self, number: int, path: Path) -> None:
-        """The program names files as it is told from the other side: a name that was altered on its way would make one
-        file another. Raises DamagedCopyError."""
-        before = self.current
-        right = number == self.start.number if before is None else number in (before.number, before.number + 1)
-        if not right and (before is None or number < before.number or not self.follows(before.number, number)):
-            due = self.start.name if before is None else f"the file after {before.name}"
-            raise DamagedCopyError(path.name, self.connection.address, f"it was received where {due} was expected")
+    # --- as the sink of the receiver
 
-    def _take(self, branch: Branch, number: int, path: Path, *, finished: bool) -> bool:
-        """Move it into the spool. False: not yet, or never."""
-        if head_of(path) is None:
-            return False  # its first events are still on their way
-        kept = self.start.kept if self.current is None else None
-        if kept is not None and not self._goes_on(kept, path, finished=finished):
-            return False
-        if self.current is not None and self.current.ended is None:
-            last, size = self.current, self.current.path.stat().st_size
-            is_next = number == last.number + 1
-            ending = ending_at_server(last.path, size, lambda: is_next and self.is_whole(last.number, size))
-            self.spool.end(last, ending)
-            self.came += size
-        if kept is not None and kept.ended is not None and path.stat().st_size == kept.size:
-            path.unlink()  # it is here already, whole
+    @property
+    def size(self) -> int:
+        """Where what comes next belongs."""
+        return self._size
+
+    def follow(self, name: str) -> None:
+        """The server goes on with another file."""
+        if self._kept is not None:
+            raise _DivergedError
+        number = self.start.branch.number(name)
+        self._expect(number, name)
+        if self._fresh is not None:
+            self._take(*self._fresh)
+        self._close()
+        if self.current is not None:
+            self.current = replace(self.current, size=self._size)
+        self._begin(number, name)
+
+    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
+        """Was the file that is here begun by the same server at the same second?"""
+        if self._kept is None:
+            return
+        with self._kept.path.open("rb") as file:
+            file.seek(FIRST_EVENT)
+            when, kind, server, _length, _following, _flags = HEADER.unpack(file.read(HEADER.size))
+            mine = file.read(2 + _VERSION_SIZE)[2:]
+        if (kind, when, server, mine) != (FORMAT, seconds, server_id, version):
+            raise _DivergedError
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Bytes of the file: compared where they are here, else appended."""
+        self.moved += len(data)
+        if self._kept is not None:
+            data = self._compare(self._kept, data)
+        if not len(data):
+            return
+        if self.current is not None and self._fresh is None and self.current.ended is not None:
+            self.current = self._spool.cut(self.current, self._size)  # it ended too early here
+        self._size += _write(self._descriptor, data)
+        if self._fresh is not None and head_of(self._spool.incoming / self._fresh[1]) is not None:
+            self._take(*self._fresh)
+
+    def take_back(self, size: int) -> None:
+        """What was appended behind ``size`` is damaged."""
+        if self._kept is None:
+            os.ftruncate(self._descriptor, size)
+            self._size = size
+
+    # --- how
+
+    def _resume(self, kept: Spooled) -> int:
+        """Where the dump begins."""
+        place = resume_at(kept.path)
+        if place is None:
+            self.diverged = True
+            return FIRST_EVENT
+        if kept.ended is None and place.end < kept.size and not place.is_damaged:
+            kept = self._spool.cut(kept, place.end)  # half an event, written when the process was killed
+        self._size = place.start
+        self._descriptor = os.open(kept.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if place.start == kept.size:
             self.current = kept
-            return True
-        self.current = self.spool.take(branch, number, path.name)
-        return True
+        else:
+            self._kept = kept
+        return place.start
 
-    def _goes_on(self, kept: Spooled, path: Path, *, finished: bool) -> bool:
-        """Is the server's file the one that is here, and as long? Sets ``diverged`` where it is not."""
-        if self._comparison is None:
-            self._comparison = Comparison(self._opened(kept.path), self._opened(path))
-            self._kept_size = kept.path.stat().st_size
-        equal = self._comparison.go_on()
-        if equal >= self._kept_size:
-            return kept.ended is None or finished
-        size = path.stat().st_size
-        shorter = equal == size and (finished or (self.written is not None and self.written <= equal))
-        if self._comparison.differs or shorter:
-            self.diverged = equal
-        return False
+    def _compare(self, kept: Spooled, data: bytes | memoryview) -> bytes | memoryview:
+        """Gives what is not here yet. Raises _DivergedError."""
+        size = min(len(data), kept.size - self._size)
+        here, there = bytearray(os.pread(self._descriptor, size, self._size)), bytearray(data[:size])
+        if self._size <= FLAGS_AT < self._size + size:
+            here[FLAGS_AT - self._size] &= ~IN_USE
+            there[FLAGS_AT - self._size] &= ~IN_USE
+        if here != there:
+            raise _DivergedError
+        self._size += size
+        if self._size == kept.size:
+            self.current, self._kept = kept, None
+        return data[size:]
 
-    def _opened(self, path: Path) -> BinaryIO:
-        return self._open.enter_context(path.open("rb"))
+    def _begin(self, number: int, name: str) -> None:
+        path = self._spool.incoming / name
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = _write(self._descriptor, MAGIC)
+        self._fresh = (number, name)
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _expect(self, number: int, name: str) -> None:
+        """A name that was altered on its way would make one file another. Raises DamagedCopyError."""
+        before = self._fresh[0] if self._fresh is not None else self.current.number if self.current is not None else 0
+        if number != before + 1 and (number < before or not self._follows(before, number)):
+            due = f"the file after {self.start.branch.file(before)}"
+            raise DamagedCopyError(name, self._connection.address, f"it was received where {due} was expected")
+
+    def _take(self, number: int, name: str) -> None:
+        """Its head has come: it becomes the branch's file, and the one before it has ended."""
+        if (last := self.current) is not None and last.ended is None:
+            size = last.path.stat().st_size
+            is_next = number == last.number + 1
+            ending = ending_at_server(last.path, size, lambda: is_next and self._is_whole(last.number, size))
+            self._spool.end(last, ending)
+        self.current = self._spool.take(self.start.branch, number, name)
+        self._fresh = None

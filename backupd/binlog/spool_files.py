@@ -1,21 +1,21 @@
 """The spool of one server: binary logs as they come, in plain files, until every destination has them.
 
-A folder of ours alone (0711 where the copying program runs as another user, else 0700; files 0600)::
+A folder of ours alone (0700; files 0600)::
 
     lock             held by the one stream of this server
     state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
                      write no binary log; replaced as a whole
     branches/<branch>/<file>
-    intake/          where the program writes, who owns it: nothing is believed or opened there (see ``log_client``)
-    incoming/        what was taken from there, and may still grow; it was not compared yet
+    incoming/        a file whose first events are still on their way, and copies that are only compared
 
-A file comes into ``branches`` by a rename, after it was shown to go on from what is there, and the program goes on
-writing to it there. So it grows, and its end may be half an event. It counts as ended when its successor comes or its
-branch is over; it is on the disk then (fsync). Whatever happens in between, the next start finds one of the two states.
+A file comes into ``branches`` by a rename, when its first events are there, and is appended to there. Its end may be
+half an event after a kill, which the next start cuts off. It counts as ended when its successor comes or its branch is
+over; it is on the disk then (fsync). Whatever happens in between, the next start finds one of the two states.
 
-What lies here may be damaged: by a power cut (the copying program waits for no disk), a flipped bit, or on its way
-from the server. The archive finds that when it scans, and says so (``doubt``); the stream fetches the file again
-(``mending``). Only what it finds then is a verdict; it lasts as long as the process, and is found again by the next.
+What lies here may be damaged: by a power cut (the stream waits for no disk), a flipped bit, or, in a log without
+checksums, on its way from the server. The archive finds that when it scans, and says so (``doubt``); the
+stream fetches the file again (``spool_repair``). Only what it finds then is a verdict; it lasts as long as the process,
+and is found again by the next.
 
 ``files`` and ``branches`` may be asked from any thread; what changes the spool belongs to the stream, ``remove`` and
 ``doubt`` to the archive.
@@ -29,20 +29,18 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from backupd.binlog.continuity import Fingerprint, Seen, ending_of, fingerprint_of
-from backupd.engine.log_client import collect, make_intake
-from backupd.engine.server.sandbox import worker
 from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server_facts import Position
-from backupd.process.folders import make_passable, sync_folder, write_whole
+from backupd.process.folders import sync_folder, write_whole
 
 _FORMAT = "backupd-spool/1"
 
@@ -92,7 +90,6 @@ class State(Document):
 _STATE = "state.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
-_INTAKE = "intake"
 _REMEMBERED = 8
 """Removed files of which it is remembered what they were."""
 
@@ -132,7 +129,6 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.incoming = folder / _INCOMING
-        self.intake = folder / _INTAKE
         self._guard = threading.RLock()
         self._state: State | None = None
         self._doubts: dict[tuple[str, int], Doubt] = {}
@@ -221,10 +217,7 @@ class Spool:
             for folder in (self.folder, self.folder / _BRANCHES, self.incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
-            if worker() is not None:  # who copies comes to the intake by its path
-                for folder in (self.folder, *self.folder.parents[:2]):
-                    make_passable(folder)
-            make_intake(self.intake)
+            shutil.rmtree(self.folder / "intake", ignore_errors=True)  # of versions that copied with a program
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise RefusedError(
@@ -376,14 +369,9 @@ class Spool:
                 self._save(unlogged=at)
 
     def clear_incoming(self) -> None:
-        """Nothing of an earlier program is of use. Raises OSError."""
+        """Nothing of an earlier connection is of use. Raises OSError."""
         shutil.rmtree(self.incoming, ignore_errors=True)
         self.incoming.mkdir(mode=0o700, exist_ok=True)
-        make_intake(self.intake)
-
-    def collect(self, address: str, expected: Callable[[str], bool]) -> None:
-        """Bring what the program has made to ``incoming``. Raises as ``log_client.collect``."""
-        collect(self.intake, self.incoming, address, expected=expected)
 
     # --- how
 

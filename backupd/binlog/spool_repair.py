@@ -27,7 +27,7 @@ from backupd.binlog.continuity import (
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan
-from backupd.engine.log_client import EndKind, end_kind
+from backupd.engine.receiver.endings import EndKind, end_kind
 from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError, StreamError, ToolError

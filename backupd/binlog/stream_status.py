@@ -31,8 +31,8 @@ class StreamState(StrEnum):
 class StreamStatus(Document):
     """``branch``, ``file``, ``pos``: up to where the spool holds the log. ``server_position``: where the server was at
     the last look, and ``server_time``: its own clock or ours, whichever was behind, right *before* that look; both None
-    while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program,
-    since the stream was started. ``away``: it waits because the server is out of reach.
+    while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the
+    connection, since the stream was started. ``away``: it waits because the server is out of reach.
     """
 
     state: StreamState

@@ -1,9 +1,9 @@
-"""One server's binary log stream: a supervised program, started again whenever it ends, and a spool that it fills.
+"""One server's binary log stream: a dump over a connection, begun again whenever it ends, and a spool that it fills.
 
-Whatever ends the program, the next one begins with the newest file that is here, from its first byte, in a folder of
-its own; only what was shown to go on from what is here comes into the spool (see ``session`` and ``approach``). The
-server is asked every few seconds where it stands, because the program does not notice everything: a RESET that made a
-file of the same name, a connection that was cut without a word, another server behind the same address.
+Whatever ends a dump, the next one begins a little before the end of the newest file that is here; only what was shown
+to go on from what is here comes into the spool (see ``session`` and ``connection_start``). The server is asked every
+few seconds where it stands, because a dump does not tell everything: a RESET that made a file of the same name, another
+server behind the same address.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from datetime import datetime
 from pathlib import Path
 
 from backupd.binlog.connection_start import Approach, Start
-from backupd.binlog.continuity import first_moment
-from backupd.binlog.session import End, PurgeAlarm, Session, Watch, fetch, purge_alarm
+from backupd.binlog.continuity import Comparison, first_moment
+from backupd.binlog.session import End, PurgeAlarm, Question, Session, Watch, answered, fetch, purge_alarm
 from backupd.binlog.spool_files import Doubt, Spool
-from backupd.binlog.spool_repair import DamagedCopyError, Mender
+from backupd.binlog.spool_repair import Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.engine.log_client import BinlogTool, EndKind, HoldsBackError, connection_id, tried
+from backupd.engine.receiver.endings import DamagedDumpError, EndKind, end_kind
+from backupd.engine.receiver.receiver import connection_id
 from backupd.engine.server.binary_logs import BinlogSource, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
 from backupd.model.errors import (
@@ -34,7 +35,6 @@ from backupd.model.errors import (
     ServerError,
     StreamError,
     ToolError,
-    ToolMissingError,
 )
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
@@ -45,26 +45,23 @@ ArchivedTo = Callable[[], tuple[int, int] | None]
 GivenUp = Callable[[], Sequence[tuple[str, int]]]
 """Branch and number of files that were not archived whole."""
 
-_TRIALS = 3
 _ROOM_AGAIN = 0.8
 _ROOM_SECONDS = 0.5
 _SAID = {
     EndKind.LOST: "the connection to the server broke",
-    EndKind.UNREACHABLE: "the server cannot be reached",
     EndKind.NOT_THERE: "the server no longer has the file that was asked for",
     EndKind.NO_NEXT: "the server has removed its binary logs",
     EndKind.TORN: "the server cannot read its own binary log",
     EndKind.TWIN: "another program reads this server's binary log with the same server ID",
     EndKind.DENIED: "this account may not read the server's binary log",
-    EndKind.DISK: NO_ROOM,
-    EndKind.MISNAMED: "the program that copies it cannot create a file",
-    EndKind.OTHER: "the program that copies it failed",
+    EndKind.ALL: "the server ended the connection",
+    EndKind.OTHER: "the server ended the connection with an error",
 }
 _HINTS = {
     EndKind.TWIN: "check for a second backupd with a copy of this spool: each needs its own spool",
     EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and check its password file",
-    EndKind.DISK: "free space there; nothing is lost as long as the server keeps its binary logs",
 }
+_NO_ROOM_HINT = "free space there; nothing is lost as long as the server keeps its binary logs"
 _FAILED = (EndKind.TWIN, EndKind.DENIED)
 _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT)
 
@@ -73,10 +70,11 @@ _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT)
 class Pace:
     """In seconds.
 
-    ``tick``: how often the program's files are looked at; ``poll``: the server; ``purge``: what the server will
-    remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead, or silent;
-    ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``: the most while the server is out of
-    reach or writes no binary log. Whether its data was replaced meanwhile can only be told soon after it is back.
+    ``tick``: how often the stream looks whether to stop; ``poll``: how often it asks the server; ``purge``: what the
+    server will remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead,
+    and without a heartbeat in any case; ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``:
+    the most while the server is out of reach or writes no binary log. Whether its data was replaced meanwhile can only
+    be told soon after it is back.
     """
 
     tick: float = 0.1
@@ -96,13 +94,11 @@ class Streamer:
     ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
     pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
     ``given_up``: files of a branch behind which a gap is recorded; asked once, and brought back where the server has
-    them. ``ours``: uuids of the servers that are known to be the one that is meant. ``programs``: the folder where it
-    is remembered which programs hold bytes back; None: that is not tried.
+    them. ``ours``: uuids of the servers that are known to be the one that is meant.
     """
 
     server: str
     source: BinlogSource
-    tool: BinlogTool
     spool: Spool
     _: KW_ONLY
     installation: str
@@ -111,7 +107,6 @@ class Streamer:
     clock: Clock
     on_event: Callable[[StreamEvent], None]
     archived_to: ArchivedTo = lambda: None
-    programs: Path | None = None
     given_up: GivenUp | None = lambda: ()
     ours: Callable[[], Collection[str]] = lambda: ()
     pace: Pace = Pace()
@@ -121,9 +116,10 @@ class Streamer:
     _stop: threading.Event = field(default_factory=threading.Event)
     _purge_due: float = 0.0
     _torn: tuple[tuple[str, int, int], bool] | None = None
+    _damaged_at: tuple[str, int, int] | None = None
+    _damage: str = ""
     _mend_due: float = 0.0
     _lost_files: list[int] = field(default_factory=list)
-    _trials: int = 0
     _lives: int = 0
     _alarm: PurgeAlarm | None = None
 
@@ -168,8 +164,7 @@ class Streamer:
         except CancelledError:
             return 0
         except (ServerError, ToolError, StreamError) as error:
-            unfit = isinstance(error, ToolMissingError | HoldsBackError)
-            if unfit or (isinstance(error, ServerError) and is_denied(error)):
+            if isinstance(error, ServerError) and is_denied(error):
                 return self._failed(error)
             return self._lost(error.message, error.detail, error.hint, away=isinstance(error, ServerError))
         except (ConfigurationError, RefusedError, DamagedError) as error:
@@ -192,7 +187,6 @@ class Streamer:
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
         self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
-        self._refuse_holding_back(state)
         self._mend_files(newest=True)
         start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
         self._look_for_given_up(start, state)
@@ -202,22 +196,26 @@ class Streamer:
             self._status = replace(self._status, server_position=None, server_time=None)
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
         begun = time.monotonic()
-        with Session(
-            self.spool,
-            self.tool,
-            self.source.connection,
-            start,
-            connection_id=self._id,
-            written=written,
-            is_whole=self._approach.is_whole,
-            follows=self._approach.follows,
-        ) as session:
-            watch = Watch(state, poll=self.pace.poll, stall=self.pace.stall, clock=self.clock)
-            why = self._follow(session, watch, stop)
-            if session.current is not None:  # how it was last is what it is compared with when it is back
-                self.spool.note(watch.seen)
-        if session.diverged is not None:
-            self._differs(start, session.diverged)
+        try:
+            with Session(
+                self.spool,
+                self.source.connection,
+                start,
+                connection_id=self._id,
+                written=written,
+                stall=self.pace.stall,
+                is_whole=self._approach.is_whole,
+                follows=self._approach.follows,
+            ) as session:
+                watch = Watch(state, poll=self.pace.poll, stall=self.pace.stall, clock=self.clock)
+                why = self._follow(session, watch, stop)
+                if session.current is not None:  # how it was last is what it is compared with when it is back
+                    self.spool.note(watch.seen)
+        except DamagedDumpError:
+            self._look_into_damage(session.dumped)
+            raise
+        torn = session.end is not None and session.end.kind is EndKind.TORN and session.current is None
+        if (session.diverged or torn) and start.kept is not None and self._compare(start):
             return self._backoff(away=False)
         if session.current is not None and self._is_mending_due():
             self._bring_back()
@@ -229,21 +227,37 @@ class Streamer:
             return self._ended(session.end)
         return self._lost(why, "", "", away=False) if why else 0
 
-    def _refuse_holding_back(self, state: SourceState) -> None:
-        """Raises HoldsBackError. What could not be tried a few times is let through: a stream that works is more than
-        what is known of it."""
-        if self.programs is None or self._trials >= _TRIALS:
-            return
-        found = tried(self.tool, self.source.connection, state.position, self.programs, self._id, cancel=self._stop)
-        if found.holds:
-            raise HoldsBackError(self.tool.tool)
-        self._trials = self._trials + 1 if found.holds is None else _TRIALS
+    def _compare(self, start: Start) -> bool:
+        """The server does not go on from what is here: what it has is fetched as a whole, and compared. False: the
+        server itself cannot read it."""
+        if start.kept is None:
+            raise ValueError("nothing is here to compare")
+        torn = False
+        try:
+            path = self._fetch(start.name)
+        except ToolError as error:
+            path = self.spool.incoming / start.name
+            if end_kind(error.detail) is not EndKind.TORN or not path.exists():
+                raise
+            torn = True
+        with start.kept.path.open("rb") as kept, path.open("rb") as fresh:
+            equal = Comparison(kept, fresh).go_on()
+        if torn and equal == path.stat().st_size:
+            return False
+        if equal >= start.kept.path.stat().st_size:
+            raise ToolError(
+                f"two copies of {start.name} from {self.source.address} differ",
+                hint="backupd requests it again; if this recurs, check the network between the hosts",
+            )
+        self._approach.differs(start, equal)
+        return True
 
     def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
         """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
+        question: Question | None = None
         while not stop.is_set():
-            session.tick()
-            if session.diverged is not None or session.end is not None:
+            session.receive(self.pace.tick)
+            if session.diverged or session.end is not None:
                 return ""
             if session.current is not None and self._set(StreamState.STREAMING, ""):
                 self._tell(
@@ -252,15 +266,19 @@ class Streamer:
                     f" {self.source.address}, file {session.current.name}",
                 )
             watch.moved(session.moved)
-            if watch.is_due():
-                why = self._poll(session, watch)
+            if session.silent_for > self.pace.stall:
+                return f"no data was received for {self.pace.stall:.0f} s: the connection is dead"
+            if question is None and watch.is_due():
+                question = self._ask(session)
+            if question is not None and question.state.done():
+                watch.asked()
+                why, question = self._heed(question, session, watch), None
                 if why:
                     return why
             if watch.is_room_due() and self._is_full():
                 return ""
             if session.current is not None and self._is_mending_due():
                 return ""
-            stop.wait(self.pace.tick)
         return ""
 
     # --- damage in the spool, or on the way
@@ -300,36 +318,44 @@ class Streamer:
         self._mender.mend(doubt)
         self._mend_pause, self._mend_due = self.pace.first, 0.0
 
-    def _differs(self, start: Start, equal: int) -> None:
-        """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind
-        it."""
-        try:
-            self._approach.differs(start, equal)
-        except DamagedCopyError as error:
-            newest = self.spool.newest()
-            if newest is None or not (why := self._mender.damaged_there(start.name)):
-                raise
-            self._torn = ((*newest.key, newest.size), True)
-            raise DamagedCopyError(
-                start.name,
-                self.source.address,
-                f"{why}: the stream continues with the next file as soon as the server starts one",
-            ) from error
+    def _look_into_damage(self, name: str) -> None:
+        """What came of a file is damaged. When that happens twice at the same place, is the server's own file damaged?
+        Then the stream goes on behind it: raises ToolError. Raises as ``damaged_there``."""
+        newest = self.spool.newest()
+        if newest is None:
+            return
+        coordinate = (*newest.key, newest.size)
+        before, self._damaged_at = self._damaged_at, coordinate
+        if coordinate != before or not (why := self._mender.damaged_there(name)):
+            return
+        self._torn = (coordinate, True)
+        self._damage = why
+        error = ToolError(
+            f"{name} is damaged at {self.source.address}, and nothing behind that can be archived before the server "
+            "begins its next file",
+            detail=why,
+            hint="run FLUSH BINARY LOGS there, and take a full backup",
+        )
+        if self._status.state is StreamState.WAITING:  # else it is told as the reason of the interruption
+            self._tell(StreamEventKind.LOST, f"{self.server}: {error.message}", error.detail, error.hint)
+        raise error
 
-    def _poll(self, session: Session, watch: Watch) -> str:
-        """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""
-        number, size = session.received
-        asked_at = self.clock()
+    def _ask(self, session: Session) -> Question:
+        """Ask the server where it stands."""
+        files = time.monotonic() >= self._purge_due
+        return Question(self.clock(), session.received, answered(lambda: self._approach.look(files=files)))
+
+    def _heed(self, question: Question, session: Session, watch: Watch) -> str:
+        """Why the connection cannot go on, by the server's answer; "" when it can."""
+        number, size = question.received
         try:
-            state = self._approach.look(files=time.monotonic() >= self._purge_due)
+            state = question.state.result()
         except ServerError as error:
-            watch.asked()
             if watch.is_stalled():
                 return f"{error.message}, and no data was received for {self.pace.stall:.0f} s"
             with self._guard:
                 self._status = replace(self._status, error=error.message)
             return ""
-        watch.asked()
         if why := watch.contradiction(state, number, size):
             return why
         at = state.position
@@ -341,7 +367,7 @@ class Streamer:
             )
         if number:
             with self._guard:
-                branch, moment = session.start.branch.id, min(state.server_time, asked_at)
+                branch, moment = session.start.branch.id, min(state.server_time, question.asked_at)
                 self._status = replace(self._status, branch=branch, server_position=at, server_time=moment, error="")
             if watch.is_note_due():
                 self.spool.note(watch.seen)
@@ -355,12 +381,10 @@ class Streamer:
         if end.kind in _UNREADABLE and newest is not None:
             coordinate = (*newest.key, newest.size)
             self._torn = (coordinate, self._torn is not None and self._torn[0] == coordinate)
-        if end.kind is EndKind.DISK:
-            return self._no_room(end.said)
         if end.kind in _FAILED:
             return self._failed(ServerError(f"{said} ({self.server})", detail=end.said, hint=_HINTS[end.kind]))
         # The server can be asked, or this life had not begun: each new one costs it a connection, so they get rarer.
-        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""), away=False)
+        return self._lost(said, end.said, _HINTS.get(end.kind, ""), away=False)
 
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
@@ -368,11 +392,13 @@ class Streamer:
         if newest is None or self._torn != ((*newest.key, newest.size), True):
             return None
         self._torn = None
-        return self._approach.skip(newest, state)
+        start = self._approach.skip(newest, state, self._damage)
+        if start is not None:
+            self._damage = ""
+        return start
 
     def _fetch(self, name: str) -> Path:
         return fetch(
-            self.tool,
             self.source.connection,
             self.spool,
             name,
@@ -402,9 +428,9 @@ class Streamer:
         return _ROOM_SECONDS
 
     def _no_room(self, detail: str) -> float:
-        if self._set(StreamState.PAUSED, _SAID[EndKind.DISK]):
-            words = f"the stream of {self.server} pauses: {_SAID[EndKind.DISK]}"
-            self._tell(StreamEventKind.PAUSED, words, detail, _HINTS[EndKind.DISK])
+        if self._set(StreamState.PAUSED, NO_ROOM):
+            words = f"the stream of {self.server} pauses: {NO_ROOM}"
+            self._tell(StreamEventKind.PAUSED, words, detail, _NO_ROOM_HINT)
         self.spool.clear_incoming()
         return self._backoff(away=False)
 

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from backupd.engine.log_client import binlog_tool
+from backupd.engine.binlog_program import binlog_program
 from backupd.engine.replay_applier import (
     exclude_mysql,
     executed_by,
@@ -92,7 +92,7 @@ def replay_through_pipe(copy: LaunchedServer, session: Session, leg: Leg) -> tup
 
 
 def _execute(copy: LaunchedServer, leg: Leg) -> None:
-    reader = binlog_tool(leg.info.flavour, paths=leg.context.programs).tool.path
+    reader = binlog_program(leg.info.flavour, paths=leg.context.programs).path
     client = find_tool(
         ("mariadb", "mysql") if leg.mariadb else ("mysql",),
         paths=leg.context.programs,

@@ -38,12 +38,11 @@ from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.supervisor import Streamer
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.engine.log_client import binlog_tool
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import BackupdError, CancelledError, CatalogError, DestinationError, RefusedError, ServerError
 from backupd.model.event import Severity
-from backupd.model.server_facts import Flavour, Position
+from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
@@ -133,7 +132,6 @@ class StreamRun:
             sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
             recorder = CatalogRecorder(name, self._writer, wiring.clock)
             source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
-            tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
             report = StreamReport(self._server, self._writer, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
@@ -151,7 +149,6 @@ class StreamRun:
             streamer = Streamer(
                 name,
                 source,
-                tool,
                 self._spool,
                 installation=wiring.identity_key().hex(),
                 wanted=wanted,
@@ -159,7 +156,6 @@ class StreamRun:
                 clock=wiring.clock,
                 on_event=lambda event: self._heard(event, report),
                 archived_to=archiver.archived_to,
-                programs=wiring.settings.spool,
                 given_up=lambda: given_up,
                 ours=self._ours,
             )
@@ -207,11 +203,6 @@ class StreamRun:
     def _was_used(self, destination: str) -> bool:
         """One that was used and is bare now is most likely not mounted."""
         return self._writer.ask(lambda _catalog: self._wiring.holds_anything(destination), patience=OPENING)
-
-    def _flavour(self, source: BinlogSource) -> Flavour:
-        """The spool knows it: what waits there must go on its way though the server is down."""
-        branches = self._spool.branches()
-        return Flavour(branches[-1].flavour) if branches else source.look().flavour
 
     def _wanted(self) -> Position | None:
         """The position of the oldest restorable backup: a first stream begins there. Raises CatalogError."""

@@ -412,7 +412,7 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
     from backupd.binlog.continuity import Comparison
     from backupd.binlog.session import fetch
     from backupd.binlog.spool_files import Spool
-    from backupd.engine.log_client import binlog_tool, connection_id
+    from backupd.engine.receiver.receiver import connection_id
     from backupd.engine.server.binary_logs import BinlogSource
 
     ours = [one for one in known if not one.is_stranger]
@@ -423,14 +423,12 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
             return False, False
         source = BinlogSource(session.connection)
         state = source.look()
-        tool = binlog_tool(state.flavour, paths=wiring.settings.programs)
         number = first_shared(newest.path, state, source.previous_gtids) if state.mariadb else None
         with tempfile.TemporaryDirectory(prefix="compared-", dir=wiring.settings.spool) as folder:
 
             def copy(name: str) -> Path:
                 taken = connection_id(server, wiring.identity_key().hex(), source.connected_ids())
                 return fetch(
-                    tool,
                     session.connection,
                     Spool(Path(folder)),
                     name,

@@ -307,12 +307,12 @@ class Maintenance(Facade):
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
         """Compare catalog, manifests and objects; ``repair``: remove leftovers and correct what can be."""
-        from backupd.app.views.examination import fsck
+        from backupd.app.verify import verification
 
         if not repair:
-            return fsck(self._wiring, mend=False)
+            return verification.fsck(self._wiring, mend=False)
         with self._audited("repaired"):
-            return fsck(self._wiring, mend=True)
+            return verification.fsck(self._wiring, mend=True)
 
 
 class Keys(Facade):

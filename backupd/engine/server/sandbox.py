@@ -164,12 +164,11 @@ def confine(
     readable: Sequence[Path] = (),
     network_of: int | None = None,
     network: bool = False,
-    scratch: bool = True,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
     besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
-    these two share with nobody; or the host's (``network``). ``scratch``: it may write into a /tmp that goes with it.
-    Root's commands have a ``user``, who is not root.
+    these two share with nobody; or the host's (``network``). It may write into a /tmp that goes with it. Root's
+    commands have a ``user``, who is not root.
 
     Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
     """
@@ -186,7 +185,7 @@ def confine(
                 hint="let other users pass through the folders above it (chmod o+x), or choose another folder",
             )
         way = Way.ROOT
-    return _made(command, way, writable, shown, network_of=network_of, network=network, scratch=scratch)
+    return _made(command, way, writable, shown, network_of=network_of, network=network)
 
 
 def _way_of(process: int) -> Way:
@@ -216,7 +215,6 @@ def _made(
     *,
     network_of: int | None,
     network: bool = False,
-    scratch: bool = True,
     proc: bool | None = None,
 ) -> Command:
     """``proc``: with a /proc inside? The kernel lets no user mount one of his own while something lies over a part of
@@ -230,7 +228,7 @@ def _made(
             # Who is not root may enter only as a member of the sandbox's own user namespace.
             argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
         argv += ["--"]
-    argv += [locate("bwrap"), *_frame(writable, readable, scratch=scratch, proc=proc)]
+    argv += [locate("bwrap"), *_frame(writable, readable, proc=proc)]
     if network_of is None and not network:
         argv += ["--unshare-net"]
     argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
@@ -245,7 +243,7 @@ def _made(
     )
 
 
-def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool, proc: bool) -> list[str]:
+def _frame(writable: Iterable[Path], readable: Iterable[Path], *, proc: bool) -> list[str]:
     argv = ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
@@ -257,7 +255,7 @@ def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool,
     mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
     made: set[Path] = set()
     # Who made the sandbox owns its folders: what is above the given ones must not take files that nobody would find.
-    closed = ["/dev", "/run", *(() if scratch else ("/tmp",)), "/"]  # noqa: S108  inside the sandbox
+    closed = ["/dev", "/run", "/"]
     # Outer folders first: a mount hides what was mounted below it before.
     for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
         for parent in reversed(path.parents[:-1]):
@@ -374,9 +372,7 @@ class Handed:
     connection: Connection
     ways: tuple[Path, ...]
 
-    def confined(
-        self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = (), scratch: bool = True
-    ) -> Command:
+    def confined(self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = ()) -> Command:
         """``command`` in a sandbox from which it reaches the server, where anything can be confined; its user is the
         one to whom all this was handed. Raises RefusedError."""
         if not (can_confine(command.argv[0]) and is_available(command.user)):
@@ -386,7 +382,6 @@ class Handed:
             writable=writable,
             readable=[self.folder, *self.ways, *readable],
             network=not self.connection.socket,
-            scratch=scratch,
         )
 
 

@@ -9,7 +9,7 @@ whichever of the wanted groups it stands in; ``!include`` and ``!includedir`` (o
 name) are followed. A file that everybody may write is ignored by the clients, so here it is a problem.
 
 Without any setting a connection is encrypted where the server offers that, and nobody's certificate is looked at.
-External programs get the same in their own words (``Connection.option_groups``, ``client.client_options``).
+External programs get the same in their own words (``Connection.option_groups``, ``client.ssl_mode``).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ what it lacks; it is never wrong in silence."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -77,8 +78,11 @@ class World:
         self.stream.kill()
         self._lasts("stream", lambda: None)
 
-    def program_is_killed(self) -> None:
-        self.stream.kill_program()
+    def dump_is_killed(self) -> None:
+        for number, command in self.server.query("SELECT ID, COMMAND FROM information_schema.PROCESSLIST"):
+            if str(command).startswith("Binlog Dump"):
+                with contextlib.suppress(Exception):  # gone already
+                    self.server.execute(f"KILL {number}")
 
     def server_restarts(self) -> None:
         self._server_is_away(self.server.stop)
@@ -196,7 +200,7 @@ class World:
 
 ACTIONS: dict[Callable[[World], None], int] = {
     World.stream_is_killed: 4,
-    World.program_is_killed: 4,
+    World.dump_is_killed: 4,
     World.server_restarts: 2,
     World.server_is_killed: 3,
     World.network_is_cut: 3,

@@ -25,7 +25,6 @@ from backupd.transfer import log_segments
 from backupd.transfer.records.encryption import Unsealer
 from storage.destination import Destination
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
-from tests.support.e2e.service import naming, until
 from tests.support.oracle import DataDiffersError
 from tests.support.servers.server import Server
 
@@ -128,11 +127,6 @@ class Stream:
     def log(self) -> Path:
         return self.house.base / "stream.log"
 
-    @property
-    def incoming(self) -> str:
-        """Of which only the copying program's words speak."""
-        return f"{self.house.base}/spool/binlogs/{SERVER}/intake"
-
     def ensure(self) -> None:
         if self.process is not None and self.process.poll() is None:
             return
@@ -160,12 +154,6 @@ class Stream:
             self.process.send_signal(how)
             self.process.wait(LONGEST)
             self.process = None
-        until(lambda: not naming(self.incoming, set()), lambda: "the end of the copying program")
-
-    def kill_program(self) -> None:
-        for pid in naming(self.incoming, set()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 # -- what is archived, against what was written

@@ -1,4 +1,4 @@
-"""A streamer as a process of its own, so that it can be killed: socket, flavour and spool are its arguments."""
+"""A streamer as a process of its own, so that it can be killed: socket and spool are its arguments."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.supervisor import Streamer
-from backupd.engine.log_client import binlog_tool
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.sql.client import Connection
-from backupd.model.server_facts import Flavour
 from tests.support.logs.streaming import FAST, PASSWORD, USER
 
 if __name__ == "__main__":
-    socket, flavour, program, folder = sys.argv[1:]
+    socket, folder = sys.argv[1:]
     Streamer(
         "db1",
         BinlogSource(Connection(socket=socket, user=USER, password=PASSWORD)),
-        binlog_tool(Flavour(flavour), paths={"mysqlbinlog": program} if program else {}),
         Spool(Path(folder)),
         installation="test",
         wanted=None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -16,15 +18,14 @@ from backupd.binlog.continuity import without_flag
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import ArchivedTo, GivenUp, Pace, Streamer
-from backupd.engine.log_client import BinlogTool, binlog_tool
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap
-from backupd.model.server_facts import Flavour, Position
+from backupd.model.server_facts import Position
 from tests.support.oracle import nothing_lost, same
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
-from tests.support.servers.stacks import MYSQL, STACKS, Stack, stacks, whole
+from tests.support.servers.stacks import STACKS, Stack, stacks, whole
 
 USER, PASSWORD = "stream", "Stream-s3cret \\\"#' 9"
 FAST = Pace(tick=0.02, poll=0.15, stall=1.5, purge=0.3, first=0.05, most=0.3)
@@ -52,13 +53,6 @@ def prepare(server: Server) -> None:
 
 def through_socket(server: Server, password: str = PASSWORD) -> Connection:
     return Connection(socket=str(server.socket), user=USER, password=password)
-
-
-def tool_of(server: Server) -> BinlogTool:
-    if isinstance(server, PrivateServer):
-        return binlog_tool(Flavour.MARIADB)
-    stack = next(one for one in MYSQL if not one.why_not() and one.programs()["mysqld"] == server.program())
-    return binlog_tool(Flavour.MYSQL, paths={"mysqlbinlog": stack.replay()[0]})
 
 
 def insert(server: Server, count: int = 1, size: int = 20) -> None:
@@ -106,12 +100,10 @@ class Streaming:
         connection: Connection | None = None,
         wanted: Position | None = None,
         limit: int = 2**40,
-        tool: BinlogTool | None = None,
         marker: Callable[[str], str] = lambda _datadir: "",
         archived_to: ArchivedTo = lambda: None,
         pace: Pace = FAST,
         installation: str = "test",
-        programs: Path | None = None,
         given_up: GivenUp = lambda: (),
     ) -> None:
         self.spool = Spool(folder)
@@ -120,7 +112,6 @@ class Streaming:
         self.streamer = Streamer(
             "db1",
             source,
-            tool or tool_of(server),
             self.spool,
             installation=installation,
             wanted=wanted,
@@ -128,7 +119,6 @@ class Streaming:
             clock=lambda: datetime.now(UTC),
             on_event=self.events.append,
             archived_to=archived_to,
-            programs=programs,
             given_up=given_up,
             pace=pace,
         )
@@ -282,15 +272,27 @@ class Proxy:
                 client.close()
                 continue
             self._ends += [client, server]
-            self._start(self._forward, client, server, False)
-            self._start(self._forward, server, client, True)
+            over = threading.Barrier(2, action=functools.partial(_reset, client, server))
+            self._start(self._forward, client, server, over, False)
+            self._start(self._forward, server, client, over, True)
 
-    def _forward(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
+    def _forward(
+        self, source: socket.socket, target: socket.socket, over: threading.Barrier, from_server: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 while self.hangs.is_set() and not self._stop.is_set():
                     time.sleep(0.02)
-                target.sendall(self.alters(data) if self.alters is not None and from_server else data)
+                alters = self.alters  # a test may take it away at any moment
+                target.sendall(alters(data) if alters is not None and from_server else data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        over.wait()
+
+
+def _reset(*ends: socket.socket) -> None:
+    """Nobody waits for what is not read any more, as after a shutdown alone."""
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.close()

@@ -13,7 +13,6 @@ import pytest
 from backupd.binlog.session import Session, Watch
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.supervisor import Streamer
-from backupd.engine.log_client import BinlogTool
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.server_facts import Position
 
@@ -26,7 +25,6 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
     streamer = Streamer(
         "db1",
         cast(BinlogSource, SimpleNamespace()),
-        cast(BinlogTool, SimpleNamespace()),
         Spool(tmp_path / "spool"),
         installation="i",
         wanted=None,
@@ -41,9 +39,9 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
         return SimpleNamespace(server_time=NOW + ahead, position=Position("binlog.000001", 900), logs=())
 
     streamer._approach = SimpleNamespace(look=look)  # type: ignore[assignment]  # the fake server
-    watch = SimpleNamespace(
-        asked=lambda: None, contradiction=lambda *_all: "", is_stalled=lambda: False, is_note_due=lambda: False
-    )
+    watch = SimpleNamespace(contradiction=lambda *_all: "", is_stalled=lambda: False, is_note_due=lambda: False)
     session = SimpleNamespace(received=(1, 900), start=SimpleNamespace(branch=SimpleNamespace(id="b")))
-    assert streamer._poll(cast(Session, session), cast(Watch, watch)) == ""
+    question = streamer._ask(cast(Session, session))
+    question.state.exception(timeout=60)
+    assert streamer._heed(question, cast(Session, session), cast(Watch, watch)) == ""
     assert streamer._status.server_time == min(NOW, NOW + ahead)

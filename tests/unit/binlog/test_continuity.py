@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from backupd.binlog.continuity import (
     Compared,
     Fork,
     GoOn,
+    Resume,
     Seen,
     Tail,
     after_restore,
@@ -20,6 +23,7 @@ from backupd.binlog.continuity import (
     is_whole,
     looked_back,
     restored,
+    resume_at,
     with_file,
     without_file,
 )
@@ -231,3 +235,28 @@ def test_what_a_history_holds() -> None:
     assert [mariadb(gtid) for gtid in ("0-1-50", "0-2-49", "0-3-1", "1-1-7", "")] == [True, False, False, True, False]
     mysql = holder_of_each(f"{UUID}:1-5:8", mariadb=False)
     assert [mysql(gtid) for gtid in (f"{UUID}:5", f"{UUID}:6", f"{UUID}:8", "")] == [True, False, True, False]
+
+
+def test_a_dump_goes_on_a_little_before_the_end_of_what_is_here(tmp_path: Path) -> None:
+    path = tmp_path / "binlog.000001"
+    events = [4]
+    content = b"\xfebin"
+    for size in (100, 15_000, 1_000, 700, 40_000, 300):
+        content += struct.pack("<IBIIIH", 1, 2, 1, size, len(content) + size, 0) + bytes(size - 19)
+        events.append(len(content))
+        path.write_bytes(content)
+        place = resume_at(path)
+        assert place is not None
+        assert (place.end, place.is_damaged) == (len(content), False)
+        # All events of the last 16 KiB are seen again, and at least one.
+        within = [start for start in events[:-1] if start >= len(content) - 16 * 1024]
+        assert place.start == min(within, default=events[-2])
+        path.write_bytes(content + content[4:50])
+        half = resume_at(path)
+        assert half is not None
+        assert (half.end, half.is_damaged) == (len(content), True)  # what follows is of another place
+    path.write_bytes(content[:-1])
+    assert resume_at(path) == Resume(events[-3], events[-2], is_damaged=False)
+    for no_log in (b"", b"\xfeb", b"\0" * 500):
+        path.write_bytes(no_log)
+        assert resume_at(path) is None

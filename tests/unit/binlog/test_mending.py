@@ -271,15 +271,14 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
         flip(server.datadir / growing, 3_000)
         with Streaming(server, tmp_path / "spool", wanted=Position(bad, 4)) as streaming, Archive(streaming) as archive:
 
-            def told(what: str) -> None:
-                def was_told() -> bool:
-                    archive.step()
-                    return any(what in trouble for trouble in archive.troubles)
+            def was_told() -> bool:
+                archive.step()
+                return any(
+                    "FLUSH BINARY LOGS" in event.hint and f"{growing} is damaged at" in event.message
+                    for event in streaming.kinds(StreamEventKind.LOST)
+                )
 
-                until(was_told, what)
-
-            told("FLUSH BINARY LOGS")
-            assert f"{growing} in the spool is damaged" in archive.troubles[-1]
+            until(was_told, "what to do there")
             insert(server, 2)
             rotate(server)
             streaming.has_all(server)

@@ -17,12 +17,11 @@ import pytest
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import Pace, Streamer
-from backupd.engine.log_client import binlog_tool
 from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason, Ending
-from backupd.model.errors import BusyError, ToolError
-from backupd.model.server_facts import Flavour, Position, Version
+from backupd.model.errors import BusyError
+from backupd.model.server_facts import Position, Version
 from tests.support.logs.streaming import (
     FAST,
     PASSWORD,
@@ -324,7 +323,6 @@ def test_a_server_that_is_out_of_reach_is_looked_for_often_and_told_of_once(tmp_
     streamer = Streamer(
         "db1",
         Counting(nowhere),
-        binlog_tool(Flavour.MARIADB),
         Spool(tmp_path / "spool"),
         installation="test",
         wanted=None,
@@ -478,10 +476,3 @@ def test_the_server_is_about_to_remove_what_is_not_archived(server: Server, tmp_
             streaming.told(StreamEventKind.PURGE_OVER)
         finally:
             server.execute(f"SET GLOBAL binlog_expire_logs_seconds = {before}")
-
-
-def test_the_other_familys_program_is_refused_with_what_to_install() -> None:
-    assert shutil.which("mariadb-binlog"), "run scripts/setup --test"
-    with pytest.raises(ToolError, match="cannot copy the binary logs of a mysql server") as refused:
-        binlog_tool(Flavour.MYSQL, paths={"mysqlbinlog": "/usr/bin/mariadb-binlog"})
-    assert "programs: {mysqlbinlog:" in refused.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 
 from backupd.app.context.settings_problems import findings, is_open
 from backupd.backup.finding import Severity
+from backupd.binlog.session import fetch
+from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamState
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.insert_files import DumpRequest, DumpTool
 from backupd.engine.dump.selection import mydumper_tool
-from backupd.engine.log_client import log_client, make_intake
-from backupd.engine.sql.client import Connection, client_options, ssl_mode
+from backupd.engine.sql.client import Connection, ssl_mode
 from backupd.engine.sql.option_files import Tls, arguments, is_this_host
 from backupd.model.errors import ServerError, ToolError
 from backupd.model.server_facts import Flavour
@@ -29,7 +31,6 @@ from tests.support.logs.streaming import (
     insert,
     make_server,
     prepare,
-    tool_of,
 )
 from tests.support.servers.dumps import dump, wanted
 from tests.support.servers.mysql import MySQLServer
@@ -147,39 +148,29 @@ def test_a_server_that_takes_encrypted_connections_only_says_so_to_tls_off(case:
         case.server.execute("SET GLOBAL require_secure_transport = OFF")
 
 
-def test_the_log_client_is_told_in_its_own_words_and_refuses_the_same(case: Case, short_tmp: Path) -> None:
-    tool = tool_of(case.server)
+def test_a_binary_log_is_received_from_the_right_server_only(case: Case, tmp_path: Path) -> None:
     name = str(case.server.query("SHOW BINARY LOGS")[0][0])
+    spool = Spool(tmp_path / "spool")
 
-    def ends(connection: Connection) -> int:
-        make_intake(short_tmp / "intake")
-        with log_client(tool, connection) as client:
-            command = client.fetch(short_tmp / "intake", name, 2**31 + 7)
-            assert PASSWORD not in " ".join(command.argv)
-            return subprocess.run(
-                [
-                    "setpriv",
-                    *(("--reuid", command.user, "--regid", command.user, "--clear-groups") if command.user else ()),
-                    "--",
-                    *command.argv,
-                ],
-                cwd=command.cwd,
-                env=command.environment(),
-                check=False,
-                capture_output=True,
-            ).returncode
+    def copies(connection: Connection) -> int:
+        copied = fetch(connection, spool, name, connection_id=2**31 + 7, stall=20.0, cancel=threading.Event())
+        return copied.stat().st_size
 
-    assert ends(case.connection(Tls.VERIFY_FULL)) == 0
-    assert (short_tmp / "intake" / name).stat().st_size > 0
-    assert ends(case.connection(Tls.VERIFY_FULL, host=OTHER)) != 0
-    assert ends(case.connection(Tls.VERIFY_FULL, ca="stranger.pem")) != 0
-    assert ends(case.connection(Tls.VERIFY_CA, ca="stranger.pem")) != 0
-    for good in (
-        case.connection(Tls.VERIFY_CA, host=OTHER),
-        case.connection(Tls.REQUIRED, host=OTHER),
-        case.connection(Tls.OFF),
-    ):
-        assert ends(good) == 0
+    with spool.locked():
+        assert copies(case.connection(Tls.VERIFY_FULL)) > 4
+        for wrong in (
+            case.connection(Tls.VERIFY_FULL, host=OTHER),
+            case.connection(Tls.VERIFY_FULL, ca="stranger.pem"),
+            case.connection(Tls.VERIFY_CA, ca="stranger.pem"),
+        ):
+            with pytest.raises(ServerError):
+                copies(wrong)
+        for good in (
+            case.connection(Tls.VERIFY_CA, host=OTHER),
+            case.connection(Tls.REQUIRED, host=OTHER),
+            case.connection(Tls.OFF),
+        ):
+            assert copies(good) > 4
 
 
 def test_a_stream_verifies_its_server(case: Case, tmp_path: Path) -> None:
@@ -230,20 +221,21 @@ def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
 
 
 def test_each_family_has_its_own_words() -> None:
-    def words(tls: Tls, *, modes: bool) -> dict[str, str | None]:
-        asked = Connection.from_config(
-            host="db1", user="u", tls=tls, tls_ca=Path("/ca.pem") if tls.startswith("verify") else None
-        )
-        return {name: value for name, value in client_options(asked, modes=modes)["client"].items() if "ssl" in name}
+    def asked(tls: Tls) -> Connection:
+        ca = Path("/ca.pem") if tls.startswith("verify") else None
+        return Connection.from_config(host="db1", user="u", tls=tls, tls_ca=ca)
 
-    assert words(Tls.VERIFY_FULL, modes=False) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": None, "ssl": "1"}
-    assert words(Tls.VERIFY_CA, modes=False) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": "0", "ssl": "1"}
-    assert words(Tls.REQUIRED, modes=False) == {"ssl-verify-server-cert": "0", "ssl": "1"}
-    assert words(Tls.OFF, modes=False) == {"ssl": "0"}
-    assert words(Tls.VERIFY_FULL, modes=True) == {"ssl-ca": "/ca.pem", "ssl-mode": "VERIFY_IDENTITY"}
-    assert words(Tls.VERIFY_CA, modes=True) == {"ssl-ca": "/ca.pem", "ssl-mode": "VERIFY_CA"}
-    assert words(Tls.REQUIRED, modes=True) == {"ssl-mode": "REQUIRED"}
-    assert words(Tls.OFF, modes=True) == {"ssl-mode": "DISABLED"}
+    def words(tls: Tls) -> dict[str, str | None]:
+        return {name: value for name, value in asked(tls).option_groups()["client"].items() if "ssl" in name}
+
+    assert words(Tls.VERIFY_FULL) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": None, "ssl": "1"}
+    assert words(Tls.VERIFY_CA) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": "0", "ssl": "1"}
+    assert words(Tls.REQUIRED) == {"ssl-verify-server-cert": "0", "ssl": "1"}
+    assert words(Tls.OFF) == {"ssl": "0"}
+    assert ssl_mode(asked(Tls.VERIFY_FULL)) == "VERIFY_IDENTITY"
+    assert ssl_mode(asked(Tls.VERIFY_CA)) == "VERIFY_CA"
+    assert ssl_mode(asked(Tls.REQUIRED)) == "REQUIRED"
+    assert ssl_mode(asked(Tls.OFF)) == "DISABLED"
     assert ssl_mode(Connection(socket="/s")) == ""
     # Where nobody names a CA it is the system's, also for programs that know of none by themselves.
     assert Connection.from_config(host="db1", tls=Tls.VERIFY_FULL).ssl["ca"]

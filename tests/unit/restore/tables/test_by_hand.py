@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.backup.logical import LogicalOutcome
-from backupd.engine.sql.client import Connection, client_options
+from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour
 from backupd.process.runtime import option_file
 from restore.tables.sql_files import SCRIPT, write_sql
@@ -112,7 +112,7 @@ def hand(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Hand]:
         shelf = Shelf(base, source, keys)
         sums = zoo.checksums(source)
         connection = Connection(socket=str(target.socket), user="root")
-        with option_file(client_options(connection, modes=not mariadb)) as options:
+        with option_file(connection.option_groups()) as options:
             client = "mariadb" if mariadb else str(mysql.root_programs() / "mysql")
             yield Hand(shelf, shelf.dump(), target, client, Path(options), sums)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sql.client import Connection, client_options
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, data_path, definition_path, quote_name, schema_folder, triggers_path
@@ -85,7 +85,7 @@ def hand(request: pytest.FixtureRequest) -> Iterator[Hand]:
     mariadb = flavour is Flavour.MARIADB
     program = find_program("mariadb") if mariadb else str(mysql.root_programs() / "mysql")
     with PrivateServer(binlog=False) if mariadb else MySQLServer(binlog=False) as server:
-        groups = client_options(Connection(socket=str(server.socket), user="root"), modes=not mariadb)
+        groups = Connection(socket=str(server.socket), user="root").option_groups()
         groups["client"]["loose-force"] = None
         with option_file(groups) as options:
             yield Hand(server, flavour, program, Path(options))
