@@ -173,3 +173,32 @@ def test_a_connection_that_breaks_within_a_packet_leaves_whole_events_only(spool
         kept = spool.newest()
         assert kept is not None
         assert kept.path.read_bytes() == b"\xfebin" + description() + event(35, 4 + len(description()), bytes(8))
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_server_that_sends_other_bytes_at_the_end_of_what_is_here_appends_nothing(
+    spool: Spool, *, other: bool
+) -> None:
+    at = 4 + len(description())
+    with Rogue(begins(), to=_DUMP) as rogue, session(spool, rogue) as receiving:
+        receiving.receive(0.5)
+    kept = spool.newest()
+    assert kept is not None
+    before = kept.path.read_bytes()
+    more = event(2, len(before), b"more")
+    sent = sends(rotate(), description(), event(35, at, bytes([int(other)]) * 8), more)
+    with Rogue(sent, to=_DUMP) as rogue:
+        start = Start(spool.branches()[-1], 7, NAME, kept)
+        with Session(
+            spool,
+            rogue.connection,
+            start,
+            connection_id=2**31,
+            written=None,
+            stall=1.0,
+            is_whole=lambda _number, _size: True,
+        ) as receiving:
+            receiving.receive(0.5)
+            assert receiving.diverged is other
+            assert (receiving.current is None) is other
+    assert kept.path.read_bytes() == before + (b"" if other else more)
