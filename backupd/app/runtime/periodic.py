@@ -64,8 +64,12 @@ class PeriodicCheck(ABC):
 
     def step(self, wiring: Wiring, now: datetime) -> None:
         """One look at each. What fails is logged, once, and tried again."""
-        troubles = []
-        for name in self._names(wiring):
+        troubles, names = [], []
+        try:
+            names = list(self._names(wiring))
+        except BackupdError as error:
+            troubles.append(str(error))
+        for name in names:
             try:
                 self._look(wiring, name, now)
             except BackupdError as error:
@@ -79,7 +83,7 @@ class PeriodicCheck(ABC):
 
     @abstractmethod
     def _names(self, wiring: Wiring) -> Iterable[str]:
-        """What is looked at."""
+        """What is looked at. Raises BackupdError."""
 
     @abstractmethod
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:

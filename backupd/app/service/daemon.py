@@ -54,7 +54,7 @@ from backupd.app.verify.missing_tables import look_back
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
-from backupd.app.views.standings import StandingsWatch
+from backupd.app.views.standings import StandingsWatch, glances
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord
@@ -122,7 +122,7 @@ class Daemon:
         self._queue = QueueWatch()
         self._thaws = ThawWatch()
         self._absences = AbsenceWatch()
-        self._objectives = ObjectivesWatch(timeline)
+        self._objectives = ObjectivesWatch(timeline, glances)
         self._filling = FillingWatch()
         self._standings = StandingsWatch()
         self._replicas = ReplicaWatch()

@@ -7,7 +7,7 @@ by what restores took so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.alerts.conditions import Condition, Key
@@ -25,11 +25,23 @@ from backupd.catalog.overview import NOT_COUNTED
 from backupd.model.backup_record import BackupRecord
 from backupd.model.event import Severity
 from backupd.model.text import format_duration, format_time
-from backupd.recovery.timeline import Timeline
+from backupd.recovery.timeline import Reach, Timeline
 from policies.lint import streams
 
 Read = Callable[[Wiring, str], Timeline]
 """The timeline of a server as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is kept of a server that nothing changed since: as of a timeline. ``rto``: predicted."""
+
+    latest: datetime | None
+    rto: timedelta | None
+    reach: tuple[Reach, ...]
+
+
+Kept = Callable[[Wiring, datetime], Mapping[str, Glance]]
 
 EVERY = timedelta(seconds=30)
 NEW = timedelta(days=1)
@@ -37,6 +49,8 @@ NEW = timedelta(days=1)
 BEGINNING = timedelta(minutes=2)
 """So long a binary log that was never streamed before may take until something of it is stored."""
 _LATE_CHECKPOINTS = 3
+_NEAR = 0.8
+"""With more than this part of a promised time to restore it is looked at each time: that grows with the logs."""
 _SLACK = timedelta(minutes=2)
 """A run that is due is a job only a moment later."""
 
@@ -45,17 +59,24 @@ Found = Iterator[Condition | tuple[Key, str]]
 
 
 class ObjectivesWatch(PeriodicCheck):
-    """Looks at every server."""
+    """Looks at every server, but for those of which what is kept is far from every limit, with no incident open."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, kept: Kept = lambda _wiring, _now: {}) -> None:
         super().__init__("objectives", EVERY)
-        self._read = read
+        self._read, self._kept = read, kept
         self._incidents: Incidents | None = None
         self._seen: dict[tuple[str, str], datetime] = {}
         self._begun: dict[str, datetime] = {}
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
-        return wiring.settings.servers
+        if self._incidents is None:
+            self._incidents = Incidents(wiring.catalog)
+        now = wiring.clock()
+        kept, is_open = self._kept(wiring, now), self._incidents.is_open
+        for name in wiring.settings.servers:
+            server = wiring.settings.server(name)
+            if name not in kept or not _is_calm(server, kept[name], now) or any(map(is_open, _keys(server))):
+                yield name
 
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
         server = wiring.settings.server(name)
@@ -109,10 +130,32 @@ class ObjectivesWatch(PeriodicCheck):
         leg = server.policy.binlog
         if leg is None or not streams(server.policy):
             return
-        late = max(EVERY, _LATE_CHECKPOINTS * leg.checkpoint)
+        late = _late(leg.checkpoint)
         for reach in timeline.destinations:
             if reach.rpo is not None and reach.rpo > late:
                 wiring.catalog.lags.note(server.name, reach.name, reach.rpo.total_seconds(), timeline.now)
+
+
+def _keys(server: ServerSettings) -> Iterator[Key]:
+    """Of all incidents that a look may open."""
+    yield from (Key(RPO, server.name), Key(RTO, server.name))
+    yield from (Key(PLACE_RPO, server.name, place) for place in server.preferred)
+
+
+def _late(checkpoint: timedelta) -> timedelta:
+    return max(EVERY, _LATE_CHECKPOINTS * checkpoint)
+
+
+def _is_calm(server: ServerSettings, kept: Glance, now: datetime) -> bool:
+    """Would a look find nothing to tell of?"""
+    if not server.usable or kept.latest is None:
+        return False
+    promised, leg = server.policy.objectives, server.policy.binlog
+    lost = [now - kept.latest, *(one.rpo for one in kept.reach)]
+    limits = [promised.rpo, _late(leg.checkpoint) if leg is not None and streams(server.policy) else None]
+    if any(rpo is None or rpo > limit for limit in limits if limit is not None for rpo in lost):
+        return False
+    return promised.rto is None or (kept.rto is not None and kept.rto <= _NEAR * promised.rto)
 
 
 def first_to_come(wiring: Wiring, name: str, now: datetime) -> datetime | None:

@@ -28,6 +28,7 @@ from backupd.app.copies.protection import is_protected, protection_of, sites_of,
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.growth import Share, shares
+from backupd.app.views.objectives import Glance
 from backupd.app.views.server_status import LastBackup, ServerOverview, Status, timeline
 from backupd.catalog.session import Catalog
 from backupd.catalog.standings import Confirmed, StandingRow
@@ -214,6 +215,17 @@ class StatusCache:
             self._thread.start()
         return found
 
+    def kept(self, wiring: Wiring, now: datetime) -> dict[str, ServerStatus]:
+        """What is kept of every configured server; nobody is looked at. Raises CatalogError."""
+        rows, confirmed = wiring.catalog.standings.rows()
+        self._read(wiring, rows)
+        bases = Bases(wiring)
+        return {
+            name: bases.status(rows[name], self._known[name][1], confirmed.get(name, {}), now)
+            for name in wiring.settings.servers
+            if name in rows and name in self._known
+        }
+
     def _read(self, wiring: Wiring, rows: Mapping[str, StandingRow]) -> None:
         """The documents of rows that are others than before."""
         new = [name for name, row in rows.items() if name not in self._known or not self._known[name][0].is_same(row)]
@@ -255,6 +267,15 @@ def status_cache(catalog: Catalog) -> StatusCache:
     """Those of an open catalog, the same ones each time."""
     with _MAKING:
         return _ALL.setdefault(catalog, StatusCache())
+
+
+def glances(wiring: Wiring, now: datetime) -> dict[str, Glance]:
+    """Of the servers that nothing changed since somebody looked. Raises CatalogError."""
+    return {
+        name: made_of(Glance, one.found)
+        for name, one in status_cache(wiring.catalog).kept(wiring, now).items()
+        if not one.behind and not one.found.trouble
+    }
 
 
 class Bases:

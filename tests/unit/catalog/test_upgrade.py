@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 from alembic import command
 from sqlalchemy import text
@@ -11,7 +15,9 @@ from sqlalchemy import text
 from backupd.catalog import database as revision
 from backupd.catalog import migrations
 from backupd.catalog.database import Database
+from backupd.catalog.overview import Stock
 from backupd.catalog.session import open_catalog
+from backupd.catalog.standings import Count
 from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.job import JobState
 from backupd.model.proof import Phase
@@ -96,3 +102,33 @@ def test_going_back_to_the_first_version_keeps_what_it_knew(url: str) -> None:
             assert revision.current(connection) == "0001"
     with open_catalog(url) as catalog:
         assert len(catalog.jobs.list()) == 2
+
+
+def test_an_upgrade_that_is_killed_is_finished_by_the_next_start(url: str, tmp_path: Path) -> None:
+    with closing(Database(url)) as database:
+        _first_version(database)
+    begun = tmp_path / "begun"
+    script = (
+        "import pathlib, sys, time, alembic.op\n"
+        "from backupd.catalog.session import upgrade\n"
+        "create = alembic.op.create_index\n"
+        "def stops(name, *rest, **more):\n"
+        "    create(name, *rest, **more)\n"
+        "    if name == 'ix_jobs_group':\n"
+        "        pathlib.Path(sys.argv[2]).touch()\n"
+        "        time.sleep(600)\n"
+        "alembic.op.create_index = stops\n"
+        "upgrade(sys.argv[1])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, url, str(begun)]) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    with closing(Database(url)) as database, database.read() as connection:
+        assert revision.current(connection) == "0001", "all of it was undone"
+    with open_catalog(url) as catalog:
+        assert catalog.glances.stock() == {"local": Stock(2, 1000), "offsite": Stock(2, 1000)}
+        assert catalog.standings.count("shop-db1") == Count(1, 0)
+        assert catalog.standings.rows() == ({}, {}), "the service makes them, one server after the other"
+        assert catalog.integrity() == []

@@ -460,6 +460,35 @@ def test_what_becomes_recoverable_is_followed_without_looking_anew_and_is_what_t
     assert any(text.startswith("binary logs are missing (1 new gaps)") for _status, text in streamed.why())
 
 
+def test_objectives_are_looked_at_where_what_is_kept_is_not_far_from_every_limit(streamed: Desk) -> None:
+    policy = STREAMED.replace("rto: 1h", "rto: 2000h")
+    streamed.wiring = replace(streamed.wiring, settings=streamed.office.write(gold=policy))
+    read: list[str] = []
+
+    def noted(wiring: Wiring, name: str) -> Timeline:
+        read.append(name)
+        return timeline(wiring, name)
+
+    watch = ObjectivesWatch(noted, standing.glances)
+
+    def looks() -> int:
+        read.clear()
+        watch.step(streamed.wiring, streamed.clock.now)
+        return len(read)
+
+    assert looks() == 1, "nothing is kept yet"
+    streamed.look()
+    assert looks() == 0
+    streamed.clock.now += 3 * MINUTE
+    assert looks() == 1
+    assert looks() == 1, "the incident is open"
+    streamed.catalog.binlogs.confirm("db1", "local", BRANCH, (1, 1000), streamed.clock.now)
+    assert looks() == 1, "somebody has to close the incident"
+    assert looks() == 0
+    streamed.catalog.backups.set_state(streamed.catalog.backups.list("db1")[0].id, BackupState.DAMAGED)
+    assert looks() == 1, "what is kept was overtaken"
+
+
 def test_a_server_is_looked_at_again_after_a_while_though_nothing_changed(streamed: Desk) -> None:
     before = streamed.look().looked_at
     assert streamed.look(standing.KEPT / 2).looked_at == before
