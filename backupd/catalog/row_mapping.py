@@ -10,7 +10,7 @@ nor hide others, and the row itself may be gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -303,6 +303,21 @@ def page(
         query = query.where(tuple_(moment, row_id) < (then, row))
     found = read(query.order_by(moment.desc(), row_id.desc()).limit(limit + 1))
     return Listed.of(found, limit, lambda one: f"{format_time(getattr(one, moment.name))}{_BETWEEN}{one.id}")
+
+
+_AT_A_TIME = 1000
+
+
+def page_by_page(read: Callable[[int, str | None], Listed[T]], limit: int | None = None) -> Iterator[T]:
+    """The rows of a list, ``limit`` of them at most, while they are read: of a long list one page is in memory.
+    ``read``: gives the page of so many rows behind a cursor."""
+    left, after = limit, None
+    while left is None or left > 0:
+        found = read(_AT_A_TIME if left is None else min(left, _AT_A_TIME), after)
+        yield from found.items
+        left, after = None if left is None else left - len(found.items), found.next
+        if after is None:
+            return
 
 
 def number_of(after: str) -> int:

@@ -17,10 +17,12 @@ import secrets
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
+from functools import partial
 
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring, user
 from backupd.catalog.people import Verified
+from backupd.catalog.row_mapping import Listed, number_of, page_by_page
 from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
 from backupd.model.backup_record import EVERY_SERVER, BackupRecord
 from backupd.model.errors import (
@@ -402,12 +404,18 @@ class Access(Facade):
         action: str | None = None,
         server: str | None = None,
         limit: int | None = None,
-    ) -> tuple[AuditEntry, ...]:
-        """Newest first. Raises UnknownNameError for a server that is neither known nor in the audit."""
-        found = self._wiring.catalog.audit.list(actor=actor, action=action, server=server, limit=limit)
-        if not found and server is not None:
+    ) -> Iterator[AuditEntry]:
+        """Newest first, while they are read from the catalog. Raises UnknownNameError for a server that is neither
+        known nor in the audit."""
+        entries = partial(self._wiring.catalog.audit.list, actor=actor, action=action, server=server)
+        if server is not None and not entries(limit=1):
             require_known(self._wiring, server)
-        return found
+
+        def page(most: int, after: str | None) -> Listed[AuditEntry]:
+            found = entries(before=None if after is None else number_of(after), limit=most + 1)
+            return Listed.of(found, most, lambda entry: str(entry.number))
+
+        return page_by_page(page, limit)
 
     def verify_audit(self) -> Verified:
         """Are all entries there, in order, as they were written?"""

@@ -3,11 +3,13 @@ refused at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backupd.app.context import logging_setup
 from backupd.app.context.access import Facade, require_all, require_known, require_target, see
+from backupd.catalog.row_mapping import page_by_page
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
@@ -25,13 +27,16 @@ class Jobs(Facade):
 
     def list(
         self, server: str | None, *, kind: str | None = None, state: JobState | None = None, limit: int | None = None
-    ) -> tuple[JobRecord, ...]:
-        """Newest first. Jobs of servers that are not configured any more are still told. Raises UnknownNameError."""
+    ) -> Iterator[JobRecord]:
+        """Newest first, while they are read from the catalog. Jobs of servers that are not configured any more are
+        still told. Raises UnknownNameError."""
         if server is not None:
             require_known(self._wiring, server)
-        which = self._actor.servers if server is None else server
-        found = self._wiring.catalog.jobs.list(which, kind=kind, state=state, limit=limit)
-        return tuple(job for job in found if self._actor.sees(job.server))
+        which = self._actor.servers
+        if server is not None:
+            which = frozenset({server}) if self._actor.sees(server) else frozenset()
+        page = partial(self._wiring.catalog.jobs.page, which, kind=kind, state=state)
+        return page_by_page(lambda most, after: page(limit=most, after=after), limit)
 
     def get(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""

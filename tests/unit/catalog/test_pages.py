@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from backupd.catalog import row_mapping
 from backupd.catalog.backups import Absence
 from backupd.catalog.restores import StoredPlan
-from backupd.catalog.row_mapping import Listed
+from backupd.catalog.row_mapping import Listed, page_by_page
 from backupd.catalog.session import Catalog
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
@@ -34,7 +35,9 @@ def through(page: Callable[[str | None], Listed[Any]]) -> list[str]:
             return found
 
 
-def test_lists_are_read_page_by_page_and_nothing_is_given_twice_or_passed_over(catalog: Catalog) -> None:
+def test_lists_are_read_page_by_page_and_nothing_is_given_twice_or_passed_over(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(1, 6):
         catalog.backups.add(samples.backup(number))
         catalog.jobs.add(replace(samples.job(number), queued_at=samples.NOON))  # the id alone tells them apart
@@ -49,6 +52,11 @@ def test_lists_are_read_page_by_page_and_nothing_is_given_twice_or_passed_over(c
     assert through(lambda after: catalog.restores.page(limit=2, after=after)) == [
         f"restore-{n}" for n in (5, 4, 3, 2, 1)
     ]
+    every = [f"job-{number}" for number in (5, 4, 3, 2, 1)]
+    monkeypatch.setattr(row_mapping, "_AT_A_TIME", 2)
+    for limit, count in ((None, 5), (5, 5), (4, 4), (3, 3), (1, 1), (9, 5)):
+        read = page_by_page(lambda most, after: catalog.jobs.page(limit=most, after=after), limit)
+        assert [job.id for job in read] == every[:count]
     numbers = through(lambda after: catalog.events.page(limit=2, after=after))
     assert numbers == sorted(numbers, key=int, reverse=True)
     assert [str(event.number) for event in catalog.events.since(int(numbers[2]))] == [numbers[1], numbers[0]]
