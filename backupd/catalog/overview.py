@@ -21,13 +21,11 @@ from backupd.catalog.tables.binlogs import (
     binlog_streams,
 )
 from backupd.model.event import MessageState
-from backupd.model.job import JobState
+from backupd.model.job import NOT_COUNTED, JobState
 from backupd.model.proof import PROVED, RESTORED
 
 BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, JobState.MISSED})
 """Of a last job: somebody should look."""
-NOT_COUNTED = frozenset({JobState.CANCELLED, JobState.SKIPPED})
-"""Ends that say nothing of whether a job of its kind works."""
 
 
 @dataclass(frozen=True, slots=True)

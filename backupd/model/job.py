@@ -34,6 +34,9 @@ class JobKind(StrEnum):
     SWEEP = "sweep"
 
 
+BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
+
+
 class JobState(StrEnum):
     """``waiting``: no process runs it and none is needed: somebody else (an archive that thaws) is asked now and then.
     ``abandoned``: whoever ran it is gone without a word (killed, power cut). ``missed``: its time passed while
@@ -69,6 +72,8 @@ JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
 }
 """Where a job may go from each state. A repetition is a new job that names this one as ``previous``."""
 
+NOT_COUNTED = frozenset({JobState.CANCELLED, JobState.SKIPPED})
+"""Ends that say nothing of whether a job of its kind works."""
 FIRST_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.MISSED, JobState.SKIPPED})
 """States in which a job may enter the catalog; RUNNING when somebody runs it in the foreground."""
 

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from backupd.engine.server.definition_text import makes_elsewhere
 from backupd.model.binlog import STATEMENT_SIZE, Transaction
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
@@ -109,6 +108,8 @@ def refuse_pipe(replayed: Iterable[Transaction], *, exclude: bool) -> None:
 def beyond_replay(replayed: Iterable[Transaction]) -> RefusedError | None:
     """The error for a statement that a private server cannot execute, since it makes files where the server that it
     came from has its own; None without one."""
+    from backupd.engine.server.definition_text import makes_elsewhere
+
     found = next((one for one in replayed if one.statement and makes_elsewhere(one.statement)), None)
     if found is None:
         return None

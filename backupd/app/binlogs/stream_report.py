@@ -19,7 +19,6 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
-from backupd.app.runtime.child_process import CatalogWriter
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
@@ -29,6 +28,7 @@ from backupd.model.text import Clock, format_duration, format_size, format_time
 from backupd.recovery.runs import without
 
 if TYPE_CHECKING:
+    from backupd.app.runtime.child_process import CatalogWriter
     from backupd.binlog.archiver import Behind
     from backupd.binlog.spool_files import Spool
     from policies.policy import Policy

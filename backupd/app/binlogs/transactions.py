@@ -17,7 +17,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby, islice, product
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
@@ -35,10 +35,10 @@ from backupd.model.errors import (
 )
 from backupd.model.text import format_time
 from backupd.recovery.runs import AHEAD, BACK, Cut, Place, in_order
-from backupd.transfer import log_segments
-from backupd.transfer.log_segments import holding
-from backupd.transfer.records.encryption import Unsealer
 from policies.document import suggestion
+
+if TYPE_CHECKING:
+    from backupd.transfer.records.encryption import Unsealer
 
 _KEPT = 4
 _SMALL = 20_000
@@ -97,6 +97,8 @@ class Indexes:
 
     def _read(self, record: SegmentRecord) -> Iterator[Transaction]:
         """From the best copy, else out of the segment that has replaced this one since the catalog was asked."""
+        from backupd.transfer import log_segments
+
         if self._unsealer is None:
             self._unsealer = self._wiring.unsealer()
         server, key, given = record.segment.server, record.key, 0
@@ -104,7 +106,7 @@ class Indexes:
         for is_replaced, name in product((False, True), self.places(record)):
             try:
                 destination = self._wiring.destination(name)
-                stored = next(iter(holding(destination, server, key)), None) if is_replaced else key
+                stored = next(iter(log_segments.holding(destination, server, key)), None) if is_replaced else key
                 if stored is None:
                     continue
                 header = log_segments.load_header(destination, server, stored)

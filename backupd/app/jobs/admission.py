@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs.jobs import BACKUPS, event_of
+from backupd.app.jobs.jobs import event_of
 from backupd.backup.finding import Finding, warning
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Severity
-from backupd.model.job import Bar, JobKind, JobRecord, JobState
+from backupd.model.job import BACKUPS, Bar, JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 
 _COPY = JobKind.REPLICATE

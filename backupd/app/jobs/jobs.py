@@ -32,7 +32,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report
+from backupd.model.job import BACKUPS, JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_duration, new_id
 from policies.policy import Policy
 
@@ -73,7 +73,6 @@ SWEEP_LEG = "sweep/"
 """What the leg of a sweep begins with; the name of the destination follows."""
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
 """Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
-BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
 
 
 def event_of(job: JobRecord, at: datetime, kind: str, what: BackupdError, severity: Severity = Severity.ERROR) -> Event:

@@ -18,7 +18,6 @@ from backupd.app.binlogs.stream_report import SILENT
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import protection_of
-from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
 from backupd.app.views.objectives import first_backup
@@ -40,7 +39,7 @@ from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.binlog import Gap
 from backupd.model.document import made_of
 from backupd.model.event import Incident, Severity
-from backupd.model.job import JobRecord, JobState
+from backupd.model.job import BACKUPS, JobRecord, JobState
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time
 
