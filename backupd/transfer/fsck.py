@@ -22,6 +22,8 @@
     mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
     marker-intact           the marker of the destination is as it was written (asked by the application)
     recover-text-current    RECOVER.md is there and tells of what lies beside it (likewise)
+    stock-matches-copies    what is kept of a server's copies at a destination is what they say (likewise)
+    standing-matches-rows   no row of how a server stands tells more than what it was made of (likewise)
     one-server-of-a-name    all backups under a server's name are of a server that was backed up here (likewise)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
@@ -77,6 +79,8 @@ class Invariant(StrEnum):
     MARK_MATCHES_CATALOG = "mark-matches-catalog"
     MARKER_INTACT = "marker-intact"
     RECOVER_CURRENT = "recover-text-current"
+    STOCK_MATCHES_COPIES = "stock-matches-copies"
+    STANDING_MATCHES_ROWS = "standing-matches-rows"
     ONE_SERVER_OF_A_NAME = "one-server-of-a-name"
 
 

@@ -307,12 +307,12 @@ class Maintenance(Facade):
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
         """Compare catalog, manifests and objects; ``repair``: remove leftovers and correct what can be."""
-        from backupd.app.verify import verification
+        from backupd.app.views.examination import fsck
 
         if not repair:
-            return verification.fsck(self._wiring, mend=False)
+            return fsck(self._wiring, mend=False)
         with self._audited("repaired"):
-            return verification.fsck(self._wiring, mend=True)
+            return fsck(self._wiring, mend=True)
 
 
 class Keys(Facade):

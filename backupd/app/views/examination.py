@@ -1,0 +1,81 @@
+"""`backupd fsck`: what the destinations hold and the catalog says, and what the catalog keeps of each server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from backupd.app.context.wiring import Wiring
+from backupd.app.verify import verification
+from backupd.app.verify.verification import FsckOutcome
+from backupd.app.views.standings import Bases, look, read, seen
+from backupd.catalog.tables.backups import Amounts
+from backupd.model.errors import BackupdError, CatalogError
+from backupd.transfer.fsck import Finding, Invariant
+
+
+def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
+    """As ``verification.fsck``; then what is kept of each server is compared with the rows that it was made of. Raises
+    CatalogError."""
+    outcome = verification.fsck(wiring, mend=mend)
+    found = [("", finding) for finding in examined(wiring, mend=mend)]
+    if mend:
+        return replace(outcome, repaired=(*outcome.repaired, *found))
+    return replace(outcome, findings=(*outcome.findings, *found))
+
+
+def examined(wiring: Wiring, *, mend: bool) -> list[Finding]:
+    """What is kept of servers and is not what their rows say; ``mend``: it is made anew. Raises CatalogError."""
+    found = []
+    for name in wiring.catalog.standings.servers():
+        if name in wiring.settings.servers and (more := _more(wiring, name)):
+            text = f"{name}: the row of how it stands tells {more}"
+            found.append(Finding(Invariant.STANDING_MATCHES_ROWS, name, text, repairable=True))
+            if mend:
+                look(wiring, name, wiring.clock())
+        kept, counted = wiring.catalog.backups.stock(name)
+        if {place: amounts for place, amounts in kept.items() if amounts[0]} != counted:
+            text = f"{name}: the catalog keeps {_stock(kept)}, and the copies of its backups are {_stock(counted)}"
+            found.append(Finding(Invariant.STOCK_MATCHES_COPIES, name, text, repairable=True))
+            if mend:
+                wiring.catalog.backups.recount(name)
+    return found
+
+
+def _stock(found: Mapping[str, Amounts]) -> str:
+    told = (f"{count} at {place} ({new} B new, {most} B the largest)" for place, (count, new, most) in found.items())
+    return ", ".join(sorted(told)) or "none"
+
+
+def _more(wiring: Wiring, name: str) -> str:
+    """What the row of a server tells that a look does not find. Nothing of a row that is behind, which says so, nor of
+    one whose server changes meanwhile; and a row may well tell less."""
+    standings, now = wiring.catalog.standings, wiring.clock()
+    rows, confirmed = standings.rows([name])
+    documents = standings.documents([name])
+    kept = read(documents[name]) if name in rows and name in documents else None
+    if kept is None or kept.trouble:
+        return ""
+    status = Bases(wiring).status(rows[name], kept, confirmed.get(name, {}), now)
+    try:
+        fresh = seen(wiring, name)
+    except CatalogError:
+        raise
+    except BackupdError:
+        return ""
+    if status.behind or standings.count(name) != rows[name].made:
+        return ""
+    told = status.found
+    pairs = (
+        ("that it is recoverable until", told.latest, fresh.latest, _is_after(told.latest, fresh.latest)),
+        ("that it is recoverable from", told.first, fresh.first, _is_after(fresh.first, told.first)),
+        ("as complete backups", told.backups, fresh.backups, told.backups != fresh.backups),
+        ("as protected backups", told.protected, fresh.protected, told.protected != fresh.protected),
+        ("as stored bytes", told.bytes_stored, fresh.bytes_stored, told.bytes_stored != fresh.bytes_stored),
+    )
+    return "; ".join(f"{what} {one}, and a look finds {other}" for what, one, other, differs in pairs if differs)
+
+
+def _is_after(one: datetime | None, other: datetime | None) -> bool:
+    return one is not None and (other is None or one > other)
