@@ -8,6 +8,7 @@ from backupd.model.backup_record import BackupState
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.dice import rounds
 from tests.support.e2e.house import SERVER, House
+from tests.support.e2e.moved_clock import MovedClock
 from tests.support.e2e.service import catalog_of, serving, until
 
 HOUR, DAY = 3600, 86400
@@ -17,26 +18,6 @@ STEPS = (
     else ((HOUR, 1), (-HOUR, 1), (DAY, 2), (-DAY, 2), (400 * DAY, 3), (-400 * DAY, 3))
 )
 """By how much the clock is set, and how many full backups there are then."""
-_CLOCK = """\
-import datetime, os, time
-_file, _time, _gettime, _datetime = os.environ["TEST_CLOCK"], time.time, time.clock_gettime, datetime.datetime
-def _moved():
-    with open(_file) as file:
-        return [float(word) for word in file.read().split()]
-class _Any(type):
-    def __instancecheck__(cls, one):
-        return isinstance(one, _datetime)
-    def __subclasscheck__(cls, kind):
-        return issubclass(kind, _datetime)
-class datetime_(_datetime, metaclass=_Any):
-    @classmethod
-    def now(cls, tz=None):
-        return _datetime.now(tz) + datetime.timedelta(seconds=_moved()[0])
-datetime_.__name__ = datetime_.__qualname__ = "datetime"
-datetime.datetime = datetime_
-time.time = lambda: _time() + _moved()[0]
-time.clock_gettime = lambda clock: _gettime(clock) + (_moved()[1] if clock == time.CLOCK_BOOTTIME else 0)
-"""
 POLICY = """\
 physical: {full: every 24h}
 destinations: {required: [local]}
@@ -46,32 +27,6 @@ retry: {attempts: 1}
 witness: {enabled: false}
 protection: {copies: 1, off_site: 0}
 """
-
-
-class MovedClock:
-    """Of every program of ``house``. ``step``: as somebody sets it; ``wait``: as time goes."""
-
-    def __init__(self, house: House) -> None:
-        folder = house.base / "moved"
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(_CLOCK)
-        self._file = folder / "clock"
-        self._wall = self._passed = 0.0
-        self._write()
-        house.env |= {"PYTHONPATH": str(folder), "TEST_CLOCK": str(self._file)}
-
-    def step(self, seconds: float) -> None:
-        self._wall += seconds
-        self._write()
-
-    def wait(self, seconds: float) -> None:
-        self._passed += seconds
-        self.step(seconds)
-
-    def _write(self) -> None:
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(f"{self._wall} {self._passed}")
-        fresh.rename(self._file)
 
 
 def ended(catalog: Catalog, kind: JobKind) -> tuple[JobRecord, ...]:
