@@ -175,8 +175,9 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
 def _expiry(wiring: Wiring, job: JobRecord, state: JobState, policy: Policy) -> list[JobRecord]:
     if not (_expires(job, state) and policy.retention):
         return []
-    if wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
-        return []
+    waiting = wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED)
+    if any(one.runs_on == (job.runs_on or wiring.here) for one in waiting):
+        return []  # one that waits for another host may wait for ever
     return [replace(queued(wiring, JobKind.RETENTION, job.server, runs_on=job.runs_on), leg=RETENTION_LEG)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import JobRun, Wiring, owner
-from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, sweep_of
+from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, queued, sweep_of
 from backupd.app.retention import deletion
 from backupd.app.service.dispatch import perform
 from backupd.app.service.facade import Service
@@ -116,6 +116,19 @@ def test_a_command_does_what_follows_where_no_service_runs(wiring: Wiring) -> No
     assert waiting(wiring) == []
     done = {job.kind: job.state for job in wiring.catalog.jobs.list()}
     assert done == dict.fromkeys((JobKind.FULL, JobKind.RETENTION, JobKind.SWEEP), GOOD)
+
+
+def test_the_rules_that_wait_for_a_host_that_nobody_serves_keep_no_others_from_being_applied(wiring: Wiring) -> None:
+    """Of a machine that is no more, or of the one whose catalog was restored here."""
+    wiring.catalog.jobs.enqueue(replace(queued(wiring, JobKind.RETENTION, "db1", runs_on=f"{HOST}gone"), leg="retention"))
+    for _ in range(2):
+        ended(wiring, JobKind.FULL, GOOD)
+    assert waiting(wiring) == ["retention", "retention"], "one for each host"
+    assert follow_up(wiring, "db1") == []
+    assert [(job.leg, job.runs_on) for job in wiring.catalog.jobs.list(state=JobState.QUEUED)] == [
+        ("retention", f"{HOST}gone")
+    ]
+    assert [job.state for job in wiring.catalog.jobs.list(kind=JobKind.RETENTION, state=GOOD)] == [GOOD]
 
 
 def test_a_service_of_this_host_does_it(wiring: Wiring) -> None:
