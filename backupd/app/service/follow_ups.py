@@ -2,7 +2,9 @@
 and sweeps.
 
 They are queued by the end of each job, as ever, and taken from the queue as a worker takes them: by one process only,
-and not before a pause or what runs lets them start. What is left there the service does, or the next command.
+and not before a pause or what runs lets them start. The rules wait for jobs of the same server only, as the command's
+own job did: where commands for many servers begin at once, the first to end would never find a place for its rules.
+What is left there the service does, or the next command.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from functools import partial
 
 from backupd.app.context.access import Facade
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.jobs.admission import Admission
+from backupd.app.jobs.admission import Admission, obstacle
 from backupd.app.service.dispatch import live, perform
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import BackupdError
@@ -42,8 +44,9 @@ def _claimed(wiring: Wiring, servers: Collection[str]) -> JobRecord | None:
     admission = Admission(wiring.settings, paused)
 
     def allowed(job: JobRecord, running: Sequence[JobRecord]) -> bool:
-        follows = job.kind == JobKind.SWEEP or (job.kind == JobKind.RETENTION and job.server in servers)
-        return follows and admission.allows(job, running)
+        if job.kind == JobKind.RETENTION and job.server in servers:
+            return not obstacle(wiring.settings, paused, job, [one for one in running if one.server == job.server])
+        return job.kind == JobKind.SWEEP and admission.allows(job, running)
 
     return wiring.catalog.jobs.claim(
         owner(),

@@ -131,6 +131,20 @@ def test_the_rules_that_wait_for_a_host_that_nobody_serves_keep_no_others_from_b
     assert [job.state for job in wiring.catalog.jobs.list(kind=JobKind.RETENTION, state=GOOD)] == [GOOD]
 
 
+def test_backups_of_other_servers_by_other_commands_keep_no_rules_waiting(wiring: Wiring) -> None:
+    """Each night the commands of cron begin together, and the quickest ends while all others run."""
+    servers = ("db1", "db2", "db3", "db4", "db5")
+    office = Office(wiring.settings.file.parent, servers=dict.fromkeys(servers, "gold"))
+    wiring = replace(wiring, settings=office.write(gold=GOLD + RULES))
+    for name in servers[1:]:
+        job = JobRecord(new_id(NOON), JobKind.FULL, name, JobState.RUNNING, NOON, heartbeat_at=NOON, owner=owner())
+        wiring.catalog.jobs.add(job)
+    ended(wiring, JobKind.FULL, GOOD)
+    assert follow_up(wiring, "db1") == []
+    assert waiting(wiring) == []
+    assert [job.state for job in wiring.catalog.jobs.list("db1", kind=JobKind.RETENTION)] == [GOOD]
+
+
 def test_a_service_of_this_host_does_it(wiring: Wiring) -> None:
     ended(wiring, JobKind.FULL, GOOD)
     wiring.catalog.hosts.serves(wiring.here.removeprefix(HOST), wiring.clock())
