@@ -394,10 +394,11 @@ class Daemon:
 
     def _rename_here(self) -> None:
         """This host may be called otherwise by the settings that are followed now. Where the catalog cannot take that,
-        the next round tries again, and until then everything goes by the former name."""
+        or the spool does not tell who this host is, the next round tries again, and until then everything goes by the
+        former name."""
         try:
             self._serve_here()
-        except CatalogError as error:
+        except BackupdError as error:
             self._report_trouble(error.message, str(error))
 
     def _log_jobs(self, made: Iterable[JobRecord]) -> None:

@@ -442,6 +442,27 @@ def test_a_reload_that_the_catalog_refuses_renames_no_host(office: Office, monke
         assert (name, served) == ("main3", None), "nobody serves it any more"
 
 
+def test_a_reload_ends_no_service_whose_spool_does_not_tell_which_host_it_is(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[Settings] = []
+    office.write(extra="host: main\n", gold=FAR)
+
+    def load(path: Path, *, strict: bool) -> Settings:
+        if loads:
+            (office.base / "spool" / "host.id").write_text("")
+            office.write(extra="host: other\n", gold=FAR)
+        os.kill(os.getpid(), signal.SIGTERM if loads else signal.SIGHUP)
+        loads.append(load_settings(path, strict=strict))
+        return loads[-1]
+
+    monkeypatch.setattr(daemon, "load_settings", load)
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))
+    assert daemon.serve(office.file, daemon.Manner(grace=0)) == 0
+    with looking(office) as catalog:
+        assert [event.kind for event in catalog.events.list(limit=2)] == ["daemon-stopped", "config-reloaded"]
+
+
 def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kill(office: Office) -> None:
     with private_postgresql() as server:
         office.catalog = server.create("watched")
