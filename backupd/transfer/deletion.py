@@ -137,6 +137,7 @@ def sweep(
     alive: Alive = is_alive,
     limit: DeletionLimit = LIMIT,
     expected: Expected = NOTHING,
+    gone: Callable[[Backup], None] = lambda _backup: None,
 ) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
     and whether a person wants it, so that no limit holds it back, is said by ``sightings``, not by the marks. Those of
@@ -148,6 +149,7 @@ def sweep(
     the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
     not be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
     installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
+    ``gone`` is told each backup that was removed, before the next one is: whatever ends the rest, that is recorded.
 
     It reads, then decides, then removes. Marks are read before pins and intents: whoever pins, or begins to build on a
     backup, and then finds no mark was early enough to be seen here. Manifests are read after intents: a backup that
@@ -173,7 +175,7 @@ def sweep(
                 )
                 outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing.backups))]
                 removable -= _needed(outlines, removable, held)
-                removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held)
+                removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held, gone)
             explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
             collection = GarbageCollection(
                 destination,
@@ -321,8 +323,9 @@ def _remove_in_order(
     locks: Locks,
     fence: Callable[[], None],
     held: list[HeldBack],
+    gone: Callable[[Backup], None],
 ) -> list[Backup]:
-    """Remove ``removable``, what builds on others before them; gives those that went."""
+    """Remove ``removable``, what builds on others before them, and tell ``gone``; gives those that went."""
     removed: list[Backup] = []
     stuck: set[Backup] = set()
     for owner in _children_first(outlines, removable):
@@ -330,6 +333,7 @@ def _remove_in_order(
         if stuck and owner in _needed(outlines, removable - stuck, held):
             continue  # what builds on it could not go
         if _remove(destination, *owner, locks):
+            gone(owner)
             removed.append(owner)
         else:
             stuck.add(owner)

@@ -182,28 +182,22 @@ def sweep_locked(
         at_once=at_once,
         limit=wiring.settings.deletion_limit,
         expected=expected_at(wiring, destination),
+        gone=partial(_record_removed, wiring, destination, at_once),
     )
-    _record_removed(wiring, destination, swept.backups, at_once)
-    forget_swept(wiring, destination, swept.backups)
     tell(wiring, destination, swept)
     return swept
 
 
-def _record_removed(
-    wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup]
-) -> None:
-    """What is gone for good stands in the audit, whoever marked it."""
-    servers = {record.id: record.server for record in wiring.catalog.backups.by_ids(removed)}
-    waived = {name for _server, name in at_once}
-    for name in removed:
-        audit(
-            wiring,
-            service_actor(),
-            "backup-removed",
-            server=servers.get(name, ""),
-            subject=name,
-            detail=f"at {destination.name}" + (", without its grace period" if name in waived else ""),
-        )
+def _record_removed(wiring: Wiring, destination: Destination, at_once: frozenset[Backup], backup: Backup) -> None:
+    """What is gone for good stands in the audit, whoever marked it, and its row goes."""
+    waived = ", without its grace period" if backup in at_once else ""
+    _audit_removed(wiring, backup, f"at {destination.name}{waived}")
+    forget_swept(wiring, destination, [backup[1]])
+
+
+def _audit_removed(wiring: Wiring, backup: Backup, detail: str) -> None:
+    server, name = backup
+    audit(wiring, service_actor(), "backup-removed", server=server, subject=name, detail=detail)
 
 
 def expected_at(wiring: Wiring, destination: Destination) -> Expected:
@@ -280,6 +274,12 @@ def reconcile(wiring: Wiring, destination: Destination, server: str | None = Non
             if owner not in trusted and (owner in marked or exists(destination, layout.body_key(*owner))):
                 backups.set_copy_state(one.id, name, str(BackupState.DAMAGED))
             else:
+                _audit_removed(
+                    wiring,
+                    owner,
+                    f"at {name}: found gone, marked deleted: its removal ended before this was recorded, or was "
+                    "another installation's",
+                )
                 forget_swept(wiring, destination, [one.id])
             changed.append(one.id)
     return changed

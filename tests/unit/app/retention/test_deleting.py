@@ -21,9 +21,9 @@ from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.backup_record import BackupState, HoldKind
-from backupd.model.errors import CatalogError, NotFoundError, RefusedError
+from backupd.model.errors import CatalogError, DestinationError, NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobState
-from backupd.transfer.collection import Expected, Missing
+from backupd.transfer.collection import Expected, GarbageCollection, Missing
 from backupd.transfer.deletion import mark
 from backupd.transfer.holds_and_locks import Backup
 from backupd.transfer.leases import Intent, Pin
@@ -79,6 +79,49 @@ def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
     removed = one.catalog.audit.list(action="backup-removed")
     assert {(entry.subject, entry.server) for entry in removed} == {(name, SERVER) for name in (full, first, second)}
     assert [record.id for record in one.catalog.backups.every()] == [other]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), DestinationError("the connection was cut")])
+def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
+    shelf: Make, monkeypatch: pytest.MonkeyPatch, ending: BaseException
+) -> None:
+    one = shelf()
+    full, first, second, other = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+
+    def ended(*_arguments: object) -> None:
+        raise ending
+
+    monkeypatch.setattr(GarbageCollection, "run", ended)
+    with pytest.raises(type(ending)):
+        sweep_destination(one.wiring, one.at())
+    assert one.present() == {other}
+    removed = one.catalog.audit.list(action="backup-removed")
+    assert {(entry.subject, entry.detail) for entry in removed} == {(name, "at local") for name in (full, first, second)}
+    assert [record.id for record in one.catalog.backups.every()] == [other]
+
+
+def test_what_a_killed_process_has_removed_stands_in_the_audit_after_the_next_look(
+    shelf: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = shelf()
+    full, first, second, other = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+
+    def killed(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deletion, "_record_removed", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_destination(one.wiring, one.at())
+    assert one.present() == {full, first, other}, "the rest waits for what is recorded"
+    sweep_destination(one.wiring, one.at())
+    removed = {entry.subject: entry.detail for entry in one.catalog.audit.list(action="backup-removed")}
+    assert removed.keys() == {full, first, second}
+    assert removed[second].startswith("at local: found gone")
 
 
 def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf: Make) -> None:
