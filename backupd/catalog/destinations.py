@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -254,6 +254,8 @@ class Scrubs(Rows):
 
 Backup = tuple[str, str]
 """(server, backup id)"""
+_LISTING = timedelta(minutes=15)
+"""So long a list of marks may take until it is looked at."""
 
 
 class Marks(Rows):
@@ -266,7 +268,8 @@ class Marks(Rows):
     def look(self, destination: str, there: Mapping[Backup, datetime], now: datetime) -> dict[Backup, Sighting]:
         """What is known of each mark that is ``there`` now, with the times at which the place says that they were
         stored. What was not known is seen for the first time; so is one that was stored at another time than the one
-        that was known. What is not there any more is forgotten."""
+        that was known. What is not there any more is forgotten, but for a mark that was put just now: another host may
+        have put it behind the list of what is ``there``."""
         with self._database.read() as connection:
             rows = _rows(connection, destination)
         if all(owner in rows and rows[owner]["stored_at"] == stored for owner, stored in there.items()) and (
@@ -276,6 +279,9 @@ class Marks(Rows):
         with self._database.write() as connection:
             rows = _rows(connection, destination)
             for owner in rows.keys() - there.keys():
+                row = rows[owner]
+                if row["stored_at"] is not None and now - row["since"] < _LISTING:
+                    continue
                 connection.execute(delete(marks).where(_is_mark(destination, owner)))
             for owner, stored in there.items():
                 row = rows.get(owner)
@@ -283,7 +289,8 @@ class Marks(Rows):
                     connection.execute(update(marks).where(_is_mark(destination, owner)).values(stored_at=stored))
                 elif row is None or row["stored_at"] != stored:
                     _put(connection, destination, owner, Sighting(now), stored)
-            return {owner: record_of(Sighting, row) for owner, row in _rows(connection, destination).items()}
+            known = _rows(connection, destination)
+            return {owner: record_of(Sighting, known[owner]) for owner in there}
 
     def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None, confirmed: bool) -> None:
         """The rules, or with ``confirmed`` a person, want the backup gone. ``stored``: when the mark that is there was

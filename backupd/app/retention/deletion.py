@@ -135,15 +135,14 @@ def mark_copy(
     if read(destination, record.server, record.id) is None:
         return False
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
-    before = mark_of(destination, record.server, record.id)
-    wiring.catalog.marks.take(
-        destination.name,
-        (record.server, record.id),
-        wiring.clock(),
-        confirmed=confirmed,
-        stored=before.stored if before is not None else None,
-    )
-    mark(destination, record.server, record.id, wiring.clock(), reason=reason)
+    owner = (record.server, record.id)
+    before = mark_of(destination, *owner)
+    take = partial(wiring.catalog.marks.take, destination.name, owner, wiring.clock(), confirmed=confirmed)
+    take(stored=before.stored if before is not None else None)
+    mark(destination, *owner, wiring.clock(), reason=reason)
+    if (put := mark_of(destination, *owner)) is not None:
+        # Hosts share no lock: one that listed the marks before this one was there may have forgotten that it is ours.
+        take(stored=put.stored)
     return True
 
 

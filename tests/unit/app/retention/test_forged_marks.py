@@ -6,11 +6,12 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from backupd.app.retention import deletion
 from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
 from backupd.app.retention.retention import REASON, make_room
 from backupd.catalog.session import Catalog, open_catalog
@@ -18,6 +19,7 @@ from backupd.model.backup_record import BackupState
 from backupd.model.text import format_time
 from backupd.transfer.deletion import mark
 from storage import layout
+from storage.destination import Destination
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.service.shop import apply
 from tests.support.stores.stock import pool
@@ -229,6 +231,28 @@ def test_a_mark_that_takes_the_place_of_one_that_was_confirmed_is_another_one(sh
     one.clock.move(days=2)
     sweep_destination(one.wiring, one.at())
     assert one.present() == set(ids)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_mark_that_another_host_did_not_see_yet_stays_our_own(
+    shelf: Make, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Hosts share a catalog and no lock: one lists the marks before the other puts one, and looks at the list between
+    the row of the other and its mark, or after both."""
+    one = shelf()
+    ids = one.daily(3)
+
+    def put(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
+        if not late:
+            one.catalog.marks.look("local", {}, now)
+        return mark(destination, server, backup_id, now, reason=reason)
+
+    monkeypatch.setattr(deletion, "mark", put)
+    delete(one.wiring, ids[2], now=False)
+    if late:
+        one.catalog.marks.look("local", {}, one.clock())
+    assert unconfirmed(one.wiring, one.at()) == {}
+    assert set(deletion.own(one.wiring, one.at())) == {(SERVER, ids[2])}
 
 
 def test_a_deletion_that_died_before_its_mark_was_put_frees_nobody_elses_mark_later(shelf: Make) -> None:
