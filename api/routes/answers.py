@@ -5,6 +5,7 @@ The shapes of ``api.schemas`` describe them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.auth import allowed
-from api.schemas.base import Dated, Page, Whole
+from api.schemas.base import CURSOR, Dated, Page, Whole
 from backupd.catalog.row_mapping import Listed, Span
 from backupd.model.access import Actor, Role
 from backupd.model.job import JobRecord
@@ -65,8 +66,15 @@ def one(value: Told) -> JSONResponse:
 
 def part(request: Request, values: Iterable[Any], asked: Whole, name: Callable[[Any], str]) -> JSONResponse:
     """Of a list that is whole unless a part of it is asked for. ``values``: all of it, in its order; ``name``: what
-    each is known by. Raises UsageError for a cursor that is none of these."""
-    return page(request, Listed.part(tuple(values), asked.limit, asked.after, name))
+    each, and no other, is known by. Raises UsageError for what is no cursor of theirs."""
+    return page(request, Listed.part(tuple(values), asked.limit, asked.after, lambda value: _cursor(name(value))))
+
+
+def _cursor(name: str) -> str:
+    """Of what has this ``name``: itself, where it can be one. Keys and files are called as somebody liked."""
+    if CURSOR.fullmatch(name):
+        return name
+    return "~" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def page(request: Request, listed: Listed[Any]) -> JSONResponse:

@@ -30,7 +30,7 @@ from api.schemas.servers import (
     Timeline,
 )
 from backupd.catalog.row_mapping import Listed
-from backupd.model.backup_record import EVERY_SERVER, HoldKind
+from backupd.model.backup_record import HoldKind
 
 router = router_of("servers")
 
@@ -101,8 +101,6 @@ def search_binlogs(
 
 
 hold_routes = router_of("holds")
-_ALL = "~"
-"""The cursor behind what is said of every server: no server has that name."""
 
 
 @hold_routes.get("/holds", dependencies=[VIEWER], response_model=list[Hold])
@@ -144,7 +142,7 @@ def release_pause(query: Annotated[ReleaseQuery, Query()], service: Acting) -> J
 
 def _of_kind(request: Request, query: Whole, service: Acting, kind: HoldKind) -> JSONResponse:
     found = (one for one in service.retention.holds() if one.kind is kind)
-    return part(request, found, query, lambda one: _ALL if one.server == EVERY_SERVER else str(one.server))
+    return part(request, found, query, lambda one: str(one.server))
 
 
 def _released(service: Acting, server: str, kind: HoldKind) -> JSONResponse:
@@ -170,4 +168,4 @@ def list_destinations(
 def list_keys(request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting) -> JSONResponse:
     """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
     a token that sees some servers only."""
-    return part(request, service.keys.list() if actor.sees("") else (), query, lambda one: str(one.fingerprint))
+    return part(request, service.keys.list() if actor.sees("") else (), query, lambda one: str(one.name))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
@@ -34,7 +35,8 @@ Name = Annotated[str, Field(pattern=f"{_NAME}$", examples=["shop-db1"])]
 Label = Annotated[str, Field(pattern=rf"{_NAME}=[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}$", examples=["env=prod"])]
 """Of servers, as the configuration has it."""
 LABELS = "Only those of servers with this label, KEY=VALUE. May be repeated: of servers with all of them."
-Cursor = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~:-]{1,200}$")]
+CURSOR = re.compile(r"^[A-Za-z0-9._~:-]{1,200}$")
+Cursor = Annotated[str, Field(pattern=CURSOR.pattern)]
 """Where the next page of a list begins."""
 Line = Annotated[str, Field(pattern=_LINE, max_length=500)]
 """Words of a person on one line."""

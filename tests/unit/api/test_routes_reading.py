@@ -3,13 +3,18 @@ alone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from api.routes.answers import part
+from api.schemas.base import Whole
 from backupd.app.views import overview
 from tests.support.service.rig import Rig, rig
 from tests.support.service.state import documented, fill, number, shapes, two_servers
@@ -92,6 +97,29 @@ def test_a_long_list_comes_in_pages_that_together_are_the_whole(viewer: httpx.Cl
     assert "link" not in whole.headers
     assert lasting(pages(viewer, path)) == lasting(whole.json()) == lasting(pages(viewer, path, limit=2))
     assert len(whole.json()) >= LISTS[path]
+
+
+def test_what_is_called_as_somebody_liked_comes_in_pages_too() -> None:
+    """Keys that no fingerprint is known of, and files that cannot be the name of a policy."""
+    names = ["ops@example.com", "Ops Team", "", "x\u00e9 \udce9", "gold", "my policy"]
+    found: list[str] = []
+    asked = Whole(limit=1)
+    for _ in names:
+        scope = {"type": "http", "method": "GET", "path": "/v1/keys", "query_string": b"limit=1", "headers": []}
+        answer = part(Request(scope), [_Named(name) for name in names], asked, lambda one: str(one.name))
+        found += [name.encode().decode("unicode_escape") for name in json.loads(answer.body)]
+        if "link" in answer.headers:
+            query = httpx.URL(answer.headers["link"].partition(">")[0].removeprefix("<")).params
+            asked = Whole(limit=1, after=query["after"])
+    assert found == names
+
+
+@dataclass
+class _Named:
+    name: str
+
+    def as_json(self) -> str:
+        return self.name.encode("unicode_escape").decode()
 
 
 def test_the_lists_of_admins_come_in_pages_too(filled: Rig) -> None:
