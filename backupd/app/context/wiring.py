@@ -77,6 +77,16 @@ def owner(worker: int | None = None) -> str:
     return process if worker is None else f"{process} {_WORKER}{worker}"
 
 
+def emptied(destination: str) -> RefusedError:
+    """What to say where a destination holds backups by the catalog, and its folder is bare."""
+    from backupd.backup.preflight import EMPTIED_HINT
+
+    return RefusedError(
+        f"destination {destination} should hold backups, but its folder is empty or not a repository",
+        hint=EMPTIED_HINT,
+    )
+
+
 def host_name(settings: Settings) -> str:
     """``host`` of the configuration, else what the machine is called, without its domain."""
     return settings.configuration.host or socket.gethostname().partition(".")[0][:_LONGEST] or "localhost"
@@ -340,12 +350,7 @@ class Wiring:
             destination = self.destination(name)
             if not destination.is_initialised():
                 if self.holds_backups(name):
-                    from backupd.backup.preflight import EMPTIED_HINT
-
-                    raise RefusedError(
-                        f"destination {name} should hold backups, but its folder is empty or not a repository",
-                        hint=EMPTIED_HINT,
-                    )
+                    raise emptied(name)
                 destination.initialise(self.clock())
             opened.append(destination)
         return tuple(opened)
@@ -546,8 +551,9 @@ class Result:
 
     ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
     though nothing was raised. ``partial``: what it made is there and can be used, and the problem is what is missing
-    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``outcome``: what the work
-    gave, for whoever waits for it in this process; nothing of it is recorded.
+    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``told``: something else
+    tells of the problem, so that no event does. ``outcome``: what the work gave, for whoever waits for it in this
+    process; nothing of it is recorded.
     """
 
     id: str = ""
@@ -556,4 +562,5 @@ class Result:
     problem: BackupdError | None = None
     partial: bool = False
     accepted: bool = False
+    told: bool = False
     outcome: Any = None

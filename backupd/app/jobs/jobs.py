@@ -123,7 +123,7 @@ def close(
     severity = Severity.INFO if state is JobState.CANCELLED else Severity.ERROR
     if state is JobState.PARTIAL and came_to.accepted:
         severity = Severity.WARNING
-    quiet = job.kind in _TELL_THEMSELVES and state is JobState.FAILED
+    quiet = state is JobState.FAILED and (job.kind in _TELL_THEMSELVES or came_to.told)
     events = [] if shown is None or quiet else [event_of(job, now, f"job-{state}", shown, severity)]
     if state is JobState.SUCCEEDED:
         events += recovered(wiring, job, now)
@@ -151,7 +151,8 @@ def close(
     text = str(shown) if shown else f"{came_to.bytes} bytes"
     say_of(job, f"job-{state}", text, level=logging.ERROR if bad else logging.INFO)
     for follower in then:
-        say_of(follower, "job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}")
+        unless = ", unless one waits already" if follower.kind == JobKind.SWEEP else ""
+        say_of(follower, "job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}{unless}")
     return ended
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from backupd.app.context.access import REFUSALS, Facade, require_known, require_target
 from backupd.app.context.logging_setup import job_log, say
-from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
+from backupd.app.context.wiring import JobRun, Result, Wiring, emptied, owner, user
 from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of, queued
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
@@ -233,18 +233,29 @@ def _sweep(wiring: Wiring, run: JobRun) -> Result:
     from backupd.app.retention.deletion import sweep_destination
 
     name = str(run.job.arguments["destination"])
-    held: list[str] = []
+    if name not in wiring.settings.destinations:
+        return Result(outcome=())  # not any more, so that nothing there is to be removed
     try:
-        # One that is not configured any more has nothing to remove, nor has one that is out of sight.
-        there = name in wiring.settings.destinations and wiring.destination(name).is_initialised()
-    except DestinationError as error:  # an incident tells of it, and whatever is stored there next queues a sweep
-        held.append(error.line)
-    else:
-        run.check()
-        held += sweep_destination(wiring, wiring.destination(name)) if there else []
+        there = wiring.destination(name).is_initialised()
+    except DestinationError as error:
+        return _out_of_sight(run, name, error)
+    if not there:
+        return _out_of_sight(run, name, emptied(name)) if wiring.holds_anything(name) else Result(outcome=())
+    run.check()
+    held = sweep_destination(wiring, wiring.destination(name))
     for reason in held:
-        say("sweep-held", f"{name}: {reason}", job=run.job.id)
+        _say_held(run, name, reason)
     return Result(outcome=tuple(held))
+
+
+def _out_of_sight(run: JobRun, name: str, why: BackupdError) -> Result:
+    """An incident tells of it, and whatever is stored there next queues a sweep."""
+    _say_held(run, name, why.line)
+    return Result(problem=why, told=True, outcome=(why.line,))
+
+
+def _say_held(run: JobRun, name: str, reason: str) -> None:
+    say("sweep-held", f"{name}: {reason}", job=run.job.id)
 
 
 def _replicate(wiring: Wiring, run: JobRun) -> Result:

@@ -16,11 +16,14 @@ from backupd.app.service.dispatch import perform
 from backupd.app.service.facade import Service
 from backupd.catalog.database import WANTED
 from backupd.catalog.session import open_catalog
-from backupd.model.backup_record import HoldKind
-from backupd.model.errors import BusyError
+from backupd.model.backup_record import Copy, HoldKind
+from backupd.model.errors import BusyError, DestinationError
+from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobKind, JobRecord, JobState
 from backupd.model.text import new_id
 from backupd.transfer.collection import Collected
+from storage.destination import Destination
+from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Clock, Office, at
 
 NOON = at("2026-11-21T12:00Z")
@@ -196,3 +199,29 @@ def test_a_destination_out_of_sight_is_left_alone(wiring: Wiring, tmp_path: Path
     root.mkdir()
     assert perform(wiring, JobRun(sweep_of(wiring, "local"))).problem is None
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_sweep_that_saw_nothing_succeeds_in_nothing(
+    wiring: Wiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emptied: bool
+) -> None:
+    """An incident tells of the destination, so no event does; nor is what went wrong before well again."""
+
+    def unreachable(_destination: Destination) -> bool:
+        raise DestinationError("destination local cannot be reached")
+
+    before = ended(wiring, JobKind.SWEEP, BAD, server="", leg="sweep/local")
+    wiring.catalog.events.add(Event(NOON, "job-failed", Severity.ERROR, "no", subject="sweep/local"))
+    wiring.catalog.backups.add(samples.backup(1, server="db1", copies=(Copy("local", "complete", NOON),)))
+    if emptied:
+        root = next(tmp_path.rglob("repository.json")).parent
+        root.rename(tmp_path / "away")
+        root.mkdir()
+    else:
+        monkeypatch.setattr(type(wiring.destination("local")), "is_initialised", unreachable)
+    ended(wiring, JobKind.FULL, BAD)
+    assert follow_up(wiring) == []
+    (sweep,) = (job for job in wiring.catalog.jobs.list(kind=JobKind.SWEEP) if job.id != before.id)
+    assert sweep.state is BAD
+    assert "destination local" in sweep.message
+    assert [event.kind for event in wiring.catalog.events.list()] == ["job-failed"]
