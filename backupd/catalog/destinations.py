@@ -279,10 +279,8 @@ class Marks(Rows):
         with self._database.write() as connection:
             rows = _rows(connection, destination)
             for owner in rows.keys() - there.keys():
-                row = rows[owner]
-                if row["stored_at"] is not None and now - row["since"] < _LISTING:
-                    continue
-                connection.execute(delete(marks).where(_is_mark(destination, owner)))
+                if rows[owner]["stored_at"] is None or now - rows[owner]["since"] >= _LISTING:
+                    connection.execute(delete(marks).where(_is_mark(destination, owner)))
             for owner, stored in there.items():
                 row = rows.get(owner)
                 if row is not None and row["stored_at"] is None:

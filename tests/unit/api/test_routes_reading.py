@@ -103,11 +103,11 @@ def test_what_is_called_as_somebody_liked_comes_in_pages_too() -> None:
     """Keys that no fingerprint is known of, and files that cannot be the name of a policy."""
     names = ["ops@example.com", "Ops Team", "", "x\u00e9 \udce9", "gold", "my policy"]
     found: list[str] = []
-    asked = Whole(limit=1)
+    asked = Whole(limit=1, after=None)
     for _ in names:
         scope = {"type": "http", "method": "GET", "path": "/v1/keys", "query_string": b"limit=1", "headers": []}
         answer = part(Request(scope), [_Named(name) for name in names], asked, lambda one: str(one.name))
-        found += [name.encode().decode("unicode_escape") for name in json.loads(answer.body)]
+        found += [name.encode().decode("unicode_escape") for name in json.loads(bytes(answer.body))]
         if "link" in answer.headers:
             query = httpx.URL(answer.headers["link"].partition(">")[0].removeprefix("<")).params
             asked = Whole(limit=1, after=query["after"])

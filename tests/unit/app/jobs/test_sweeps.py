@@ -123,7 +123,8 @@ def test_a_command_does_what_follows_where_no_service_runs(wiring: Wiring) -> No
 
 def test_the_rules_that_wait_for_a_host_that_nobody_serves_keep_no_others_from_being_applied(wiring: Wiring) -> None:
     """Of a machine that is no more, or of the one whose catalog was restored here."""
-    wiring.catalog.jobs.enqueue(replace(queued(wiring, JobKind.RETENTION, "db1", runs_on=f"{HOST}gone"), leg="retention"))
+    gone = queued(wiring, JobKind.RETENTION, "db1", runs_on=f"{HOST}gone")
+    wiring.catalog.jobs.enqueue(replace(gone, leg="retention"))
     for _ in range(2):
         ended(wiring, JobKind.FULL, GOOD)
     assert waiting(wiring) == ["retention", "retention"], "one for each host"

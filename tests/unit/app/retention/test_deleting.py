@@ -98,7 +98,8 @@ def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
         sweep_destination(one.wiring, one.at())
     assert one.present() == {other}
     removed = one.catalog.audit.list(action="backup-removed")
-    assert {(entry.subject, entry.detail) for entry in removed} == {(name, "at local") for name in (full, first, second)}
+    found = {(entry.subject, entry.detail) for entry in removed}
+    assert found == {(name, "at local") for name in (full, first, second)}
     assert [record.id for record in one.catalog.backups.every()] == [other]
 
 
