@@ -103,10 +103,10 @@ class Binlogs(Rows):
         """The same for several, all or none: each with its sealed bytes."""
         with self._database.write() as connection:
             for server, group in _by_server(found).items():
-                before = binlogruns.count(connection, server)
-                for segment, stored in group:
-                    _add(connection, segment, destination, stored, at)
-                if binlogruns.count(connection, server) != before:  # a run that goes on is followed by itself
+                before = binlogruns.starts(connection, server)
+                repaired = [one for one, stored in group if _add(connection, one, destination, stored, at)]
+                # A run that goes on is followed by itself.
+                if repaired or binlogruns.starts(connection, server) != before:
                     changed(connection, server)
 
     def drop_segments(
@@ -248,8 +248,8 @@ class Binlogs(Rows):
 
     def confirm(self, server: str, destination: str, branch: str, place: Place, at: datetime) -> None:
         """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``place`` was
-        the end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown
-        branch."""
+        the end of its log then. Where nothing is stored yet, or what is stored does not reach it (any more), that means
+        nothing. Raises NotFoundError for an unknown branch."""
         with self._database.write() as connection:
             if not binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at):
                 changed(connection, server)
@@ -296,7 +296,8 @@ def _by_server(found: Iterable[tuple[Segment, int]]) -> dict[str, list[tuple[Seg
     return named
 
 
-def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:
+def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> bool:
+    """Was a damaged copy there before?"""
     number = _branch(connection, segment.server, segment.branch)
     place = _is(number, segment.key)
     ending = connection.scalar(select(_S.ending).where(place))
@@ -321,6 +322,7 @@ def _add(connection: Connection, segment: Segment, destination: str, stored: int
         connection.execute(update(binlog_copies).where(here).values(**values))
     if known != COMPLETE or ending == Ending.OPEN:
         binlogruns.added(connection, number, segment, destination, stored)
+    return known is not None and known != COMPLETE
 
 
 def _branch(connection: Connection, server: str, branch: str) -> int:

@@ -41,7 +41,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
-from backupd.model.binlog import CopyState, Ending, Run, Segment, SegmentKey
+from backupd.model.binlog import FIRST_EVENT, CopyState, Ending, Run, Segment, SegmentKey
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 
 binlog_branches = Table(
@@ -250,29 +250,35 @@ def any_at(destination: str) -> ColumnElement[bool]:
     return or_(exists().where(_R.destination == destination), loose.exists())
 
 
-def count(connection: Connection, server: str) -> int:
-    """How many runs of whole files there are."""
-    own = select(func.count()).select_from(binlog_runs.join(binlog_branches, binlog_branches.c.number == _R.branch))
-    return int(connection.scalar(own.where(binlog_branches.c.server == server)) or 0)
+def starts(connection: Connection, server: str) -> frozenset[tuple[int, str, int]]:
+    """Branch, destination and first file of each run of whole files: the same as long as runs only go on."""
+    own = select(_R.branch, _R.destination, _R.first_number).join(
+        binlog_branches, binlog_branches.c.number == _R.branch
+    )
+    return frozenset(map(tuple, connection.execute(own.where(binlog_branches.c.server == server))))
 
 
 def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> bool:
-    """One row for each run. What is behind the end of all that is stored there holds nothing, so the end counts. Did
+    """One row for each run. Behind the end of all that is stored there nothing may be but the head of the next file,
+    which holds nothing: then the end counts. Any other place is of what is not there (any more), and says nothing. Did
     nothing but the moment of one run move on?"""
     runs = folded(_parts(connection, branch, "", "", destination).get(destination, ()))
     if not runs:
         return True
-    number, pos = min(place, (runs[-1].last_number, runs[-1].last_pos))
-    begin = max((run.first_number for run in runs if run.first_number <= number), default=number)
-    before = connection.execute(
-        delete(binlog_confirmed).where(
-            _F.branch == branch, _F.destination == destination, _F.number >= begin, _F.number <= number
-        )
-    ).rowcount
+    end = last_of(runs[-1])
+    if (end[0] + 1, 0) <= place <= (end[0] + 1, FIRST_EVENT):
+        place = end
+    run = next((one for one in runs if first_of(one) <= place <= last_of(one)), None)
+    if run is None:
+        return True
+    number, pos = place
+    here = (_F.branch == branch, _F.destination == destination, _F.number >= run.first_number, _F.number <= number)
+    before = [(row.number, row.pos) for row in connection.execute(select(_F.number, _F.pos).where(*here))]
+    connection.execute(delete(binlog_confirmed).where(*here))
     connection.execute(
         insert(binlog_confirmed).values(branch=branch, destination=destination, number=number, pos=pos, at=at)
     )
-    return before == 1
+    return len(before) == 1 and first_of(run) < before[0]
 
 
 # -- what the table holds

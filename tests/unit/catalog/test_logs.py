@@ -332,6 +332,30 @@ def test_a_run_is_confirmed_up_to_the_servers_clock(logs: Catalog) -> None:
         logs.binlogs.confirm(SERVER, "local", "unknown", (1, 4), NOON)
 
 
+def test_a_moment_of_which_the_logs_are_not_there_any_more_says_nothing(logs: Catalog) -> None:
+    """The stream knows what it stored, and not what became of it."""
+    later, confirm = NOON + timedelta(hours=1), logs.binlogs.confirm
+    add(logs, segment(1), piece(2, 0, 40), piece(2, 40, 90))
+    confirm(SERVER, "local", FIRST, (2, 90), NOON)
+    logs.binlogs.mark_damaged(SERVER, piece(2, 40, 90).key, "local")
+    confirm(SERVER, "local", FIRST, (2, 90), later)
+    assert [run.confirmed_at for run in logs.binlogs.runs(SERVER)] == [None]
+    logs.binlogs.drop_segments(SERVER, [piece(2, 40, 90).key], "local")
+    confirm(SERVER, "local", FIRST, (2, 90), later)
+    confirm(SERVER, "local", FIRST, (3, 5), later)
+    assert [run.confirmed_at for run in logs.binlogs.runs(SERVER)] == [None]
+    add(logs, piece(2, 90, 95))
+    seen = logs.standings.count(SERVER)
+    confirm(SERVER, "local", FIRST, (2, 60), later)
+    assert logs.standings.count(SERVER) == seen
+    confirm(SERVER, "local", FIRST, (2, 95), later)
+    assert [run.confirmed_at for run in logs.binlogs.runs(SERVER)] == [None, later]
+    assert logs.standings.count(SERVER).losses > seen.losses, "a hole came before it"
+    logs.binlogs.drop_segments(SERVER, [piece(2, 90, 95).key], "local")
+    confirm(SERVER, "local", FIRST, (3, 4), later)
+    assert [run.confirmed_at for run in logs.binlogs.runs(SERVER)] == [later], "the head of the next file holds nothing"
+
+
 def test_gaps_are_told_once_and_can_be_closed(logs: Catalog) -> None:
     gap = Gap(SERVER, FIRST, "", Position("binlog.000003", 400, "0-1-7"), None, NOON, None, "purged", NOON)
     logs.binlogs.add_gap(gap)
