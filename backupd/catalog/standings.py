@@ -32,6 +32,8 @@ made."""
 
 Confirmed = Mapping[str, datetime]
 """By destination."""
+Branches = Mapping[str, Confirmed]
+"""What is confirmed of each branch."""
 
 _KEEP = text(
     "INSERT INTO server_standings (server, changes, losses, basis, made_at, document)"
@@ -41,33 +43,17 @@ _KEEP = text(
 ).bindparams(bindparam("made_at", type_=UtcTime), bindparam("document", type_=FreeText))
 
 
-def confirmed(connection: Connection, servers: Collection[str] | None = None) -> dict[str, Confirmed]:
-    """Of each server's present branch: until when, by destination, all that was committed is stored."""
+def confirmed(connection: Connection, servers: Collection[str] | None = None) -> dict[str, Branches]:
+    """Of each server and branch: until when, by destination, all that was committed is stored in the last run there."""
     query = (
-        select(
-            binlog_branches.c.server,
-            binlog_branches.c.noticed_at,
-            binlog_branches.c.id,
-            binlog_confirmed.c.destination,
-            func.max(binlog_confirmed.c.at),
-        )
-        .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
-        .group_by(
-            binlog_branches.c.server,
-            binlog_branches.c.noticed_at,
-            binlog_branches.c.id,
-            binlog_confirmed.c.destination,
-        )
-        .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+        select(binlog_branches.c.server, binlog_branches.c.id, _F.destination, _F.at)
+        .join_from(binlog_branches, binlog_confirmed, _F.branch == binlog_branches.c.number)
+        .order_by(_F.number)
     )
-    present: dict[str, tuple[str, dict[str, datetime]]] = {}
-    for server, _noticed, branch, destination, at in connection.execute(
-        narrowed(query, (binlog_branches.c.server, servers))
-    ):
-        if server not in present or present[server][0] != branch:
-            present[server] = (branch, {})
-        present[server][1][destination] = at
-    return {server: places for server, (_branch, places) in present.items()}
+    found: dict[str, dict[str, dict[str, datetime]]] = {}
+    for server, branch, destination, at in connection.execute(narrowed(query, (binlog_branches.c.server, servers))):
+        found.setdefault(server, {}).setdefault(branch, {})[destination] = at
+    return dict(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +75,11 @@ class StandingRow:
     basis: str
     made_at: datetime
 
+    @property
+    def has_lost(self) -> bool:
+        """Was something lost since the look?"""
+        return self.made.losses != self.now.losses
+
     def is_same(self, other: StandingRow) -> bool:
         """Were both made by one look?"""
         return (self.made, self.basis, self.made_at) == (other.made, other.basis, other.made_at)
@@ -106,12 +97,12 @@ class Standings(Rows):
         """Every server that something was ever recorded of, by name."""
         return tuple(self._scalars(select(_C.server).order_by(_C.server)))
 
-    def confirmed(self, server: str) -> Confirmed:
+    def confirmed(self, server: str) -> Branches:
         """As ``rows`` tells it, of one server."""
         with self._database.read() as connection:
             return confirmed(connection, [server]).get(server, {})
 
-    def rows(self, servers: Collection[str] | None = None) -> tuple[dict[str, StandingRow], dict[str, Confirmed]]:
+    def rows(self, servers: Collection[str] | None = None) -> tuple[dict[str, StandingRow], dict[str, Branches]]:
         """Of all or of these, as far as somebody looked at them; with what is confirmed of their binary logs at the
         same moment (see ``confirmed``)."""
         query = select(
@@ -145,4 +136,4 @@ class Standings(Rows):
             connection.execute(_KEEP, {**values, "made_at": at, "document": document})
 
 
-_C, _S = server_changes.c, server_standings.c
+_C, _S, _F = server_changes.c, server_standings.c, binlog_confirmed.c

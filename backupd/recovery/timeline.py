@@ -20,7 +20,7 @@ from backupd.model.text import format_time
 from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.restorable import Restorability
 from backupd.recovery.runs import Histories, Place, first_of, last_of, parted, place_of
-from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, stops_replay, windows
+from backupd.recovery.windows import Repeats, Window, abandoned, goes_on, nobody_knows, stops_replay, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class Timeline:
     the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
     ``doubts``: what makes the end of it doubtful by what is recorded; ``warnings``: these, and what the stream says
     now. ``tables_only``: the moments are those to which tables can be restored, out of dumps; the server as a whole
-    cannot. ``first_due``: there is no backup, and none was due yet: the first one starts then."""
+    cannot. ``first_due``: there is no backup, and none was due yet: the first one starts then. ``goes_on``: ``latest``
+    is followed by what is confirmed next of the present branch; ``onward``: the destinations of which that is so for
+    what each of them holds alone."""
 
     server: str
     now: datetime
@@ -76,6 +78,8 @@ class Timeline:
     warnings: tuple[str, ...] = ()
     tables_only: bool = False
     first_due: datetime | None = None
+    goes_on: bool = False
+    onward: tuple[str, ...] = ()
 
     @property
     def latest(self) -> datetime | None:
@@ -205,6 +209,8 @@ def timeline(
         warnings=(*doubts, *_warnings(reaches, troubles or {}, warnings)),
         tables_only=tables_only,
         first_due=first_due,
+        goes_on=_goes_on(together, found, now),
+        onward=tuple(name for name in names if _goes_on(alone[name], reached[name], now)),
     )
 
 
@@ -272,6 +278,11 @@ def _counted(found: Sequence[Window], now: datetime) -> Sequence[Window]:
     """Those that tell what would be lost: what begins later than ``now`` was dated by a clock that was wrong, or is,
     and counts only where there is nothing else."""
     return [window for window in found if window.begin <= now] or found
+
+
+def _goes_on(histories: Histories, found: Sequence[Window], now: datetime) -> bool:
+    counted = _counted(found, now)
+    return bool(counted) and goes_on(histories, counted[-1])
 
 
 def _reach(name: str, alone: Sequence[Window], together: Sequence[Window], now: datetime, trouble: str) -> Reach:

@@ -327,6 +327,11 @@ class Window(Document):
         return self.begin <= moment <= self.end
 
 
+def believed(confirmed_at: datetime, now: datetime) -> datetime | None:
+    """What a moment that was confirmed tells by ``now``; None for one that was told by a clock that was wrong."""
+    return min(confirmed_at, now) if confirmed_at <= now + _SKEW else None
+
+
 def complete_until(run: Run, now: datetime) -> datetime | None:
     """The moment by which everything that was committed is in ``run``; None where nothing tells.
 
@@ -336,7 +341,7 @@ def complete_until(run: Run, now: datetime) -> datetime | None:
     segment was stored, which would bound it closer, no run knows.
     """
     if run.confirmed_at is not None:
-        return min(run.confirmed_at, now) if run.confirmed_at <= now + _SKEW else None
+        return believed(run.confirmed_at, now)
     return run.last_at - _INSTANT if run.last_at is not None and run.last_at <= now else None
 
 
@@ -386,6 +391,15 @@ def windows(
 
 def _branch_by_time(histories: Histories, moment: datetime) -> int:
     return max((number for number, branch in enumerate(histories.branches) if branch.noticed_at <= moment), default=0)
+
+
+def goes_on(histories: Histories, last: Window) -> bool:
+    """Does ``last``, the last of all windows, reach as far as the server's present history is archived? Then it goes on
+    by itself with what is confirmed next, as long as nothing but that comes."""
+    present = histories.current
+    if present is None or last.run is None or last.branch != present.id:
+        return False
+    return last_of(last.run) == last_of(histories.runs(present.id)[-1])
 
 
 def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
@@ -438,7 +452,7 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
         )
     if run.confirmed_at is None:
         return end, f"archived up to {there}; the server was not checked for later transactions"
-    if run.confirmed_at > now + _SKEW:
+    if believed(run.confirmed_at, now) is None:
         return end, (
             f"archived up to {there}; the time of the last check is unreliable, because the clock was wrong "
             f"({format_time(run.confirmed_at)})"

@@ -5,7 +5,8 @@ up to which change it was made. Whoever reads all servers gets rows; what was ov
 service, or by whoever asks for that server. Until then it is shown as it was, and is said to be behind.
 
 Between two looks only the end of the archived binary log moves on. That is followed without a new look: as long as
-nothing was lost, and no branch, run or gap came or went, the recoverable past goes on to what was confirmed last.
+nothing was lost, and no branch, run or gap came or went, a recoverable past that reached as far as the present branch
+was archived goes on to what was confirmed last.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from backupd.app.views.growth import Share, shares
 from backupd.app.views.objectives import Glance
 from backupd.app.views.server_status import LastBackup, ServerOverview, Status, timeline
 from backupd.catalog.session import Catalog
-from backupd.catalog.standings import Confirmed, StandingRow
+from backupd.catalog.standings import Branches, Confirmed, Count, StandingRow
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Gap
 from backupd.model.document import Document, made_of, parsed
 from backupd.model.errors import BackupdError, CatalogError
 from backupd.recovery.timeline import Reach
+from backupd.recovery.windows import believed
 
-FORM = 2
+FORM = 3
 """Of what is kept: rows of another form are made anew."""
 KEPT = timedelta(minutes=5)
 """Then a server that is asked for by name is looked at again though nothing changed: time itself changes what a restore
-takes."""
+takes. So is one of which something was confirmed that cannot be followed."""
 OLD = timedelta(hours=1)
-"""The same of every server."""
+"""The same of every other server."""
 CALM = timedelta(seconds=5)
 """A server that keeps changing is not looked at more often, as long as nothing was lost."""
 EVERY = timedelta(seconds=1)
@@ -59,17 +61,17 @@ SCOPES = 64
 """So many answers, for tokens that see different servers, are kept."""
 ROUND = 50
 """Servers that the service looks at before it searches again, so that what was lost is soon known."""
-_TRIES = 3
-"""What is confirmed may move on while a look is under way; then it is taken again."""
 _MANY = 400
 """So many documents are read by their names; beyond that, all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing(Document):
-    """What a look found. ``confirmed``: what the destinations had confirmed then, by name. ``trouble``: what kept it
-    from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``: as of a
-    timeline. The others: as of ``ServerOverview``."""
+    """What a look found. ``branch``: the present one, where ``latest`` is followed by what is confirmed of it; "" where
+    it is not. ``onward``: the destinations of which that is so for what each of them holds alone. ``confirmed``: what
+    was confirmed of that branch before the look, by destination; it counts only as far as the look says so. ``trouble``:
+    what kept it from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``:
+    as of a timeline. The others: as of ``ServerOverview``."""
 
     latest: datetime | None = None
     first: datetime | None = None
@@ -83,28 +85,40 @@ class Standing(Document):
     bytes_stored: int = 0
     tables_only: bool = False
     unprotected_since: datetime | None = None
+    branch: str = ""
+    onward: tuple[str, ...] = ()
     confirmed: Mapping[str, datetime] = field(default_factory=dict)
     trouble: str = ""
     bare: bool = False
     doubts: tuple[str, ...] = ()
     shares: tuple[Share, ...] = ()
 
-    def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
+    def moved(self, confirmed: Branches, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
+        told = {
+            place: end
+            for place, at in confirmed.get(self.branch, {}).items()
+            if at != self.confirmed.get(place) and (end := believed(at, now)) is not None
+        }
         latest = self.latest
-        if latest is not None and latest == max(self.confirmed.values(), default=None):
-            latest = max([latest, *(at for at in confirmed.values() if at <= now)])
-        reach = tuple(self._reached(one, confirmed, latest, now) for one in self.reach)
+        if latest is not None:
+            latest = max([latest, *told.values()])
+        reach = tuple(self._reached(one, told, latest, now) for one in self.reach)
         return replace(self, latest=latest, reach=reach)
 
-    def _reached(self, one: Reach, confirmed: Confirmed, latest: datetime | None, now: datetime) -> Reach:
+    def _reached(self, one: Reach, told: Confirmed, latest: datetime | None, now: datetime) -> Reach:
         end = one.latest
         if end is None or latest is None:
             return one
-        if end == self.confirmed.get(one.name):
-            end = max(end, min(confirmed.get(one.name, end), now))
+        if one.name in self.onward:
+            end = max(end, told.get(one.name, end))
         zero = timedelta()
         return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
+
+    def misses(self, confirmed: Branches, since: datetime) -> bool:
+        """Was something ``confirmed`` later than ``since`` that it does not follow?"""
+        moving = {place for places in confirmed.values() for place, at in places.items() if at > since}
+        return bool(moving) and not (self.branch and moving <= {*self.onward})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +172,7 @@ class StatusCache:
         self._known: dict[str, tuple[StandingRow, Standing]] = {}
         self._coming: dict[tuple[str, str], tuple[Leg, datetime | None]] = {}
         self._thread: threading.Thread | None = None
+        self._trouble = ""
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
     def shared(
@@ -194,20 +209,25 @@ class StatusCache:
         rows, confirmed = wiring.catalog.standings.rows(only)
         self._read(wiring, rows)
         bases = Bases(wiring)
-        old = OLD if only is None else KEPT
         busy = self._thread is not None and self._thread.is_alive()
         deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)
         found: dict[str, ServerStatus] = {}
         later: list[str] = []
-        for name in names:
+        for name in sorted(names, key=lambda one: one not in rows or not rows[one].has_lost):
             row = rows.get(name) if name in self._known else None
             overtaken = row is None or row.made != row.now or not bases.is_of(name, row, now)
             if overtaken and time.monotonic() < deadline:
-                found[name] = ServerStatus(now, look(wiring, name, now))
+                new = looked(wiring, name, now)
+                found[name] = ServerStatus(now, new.found)
+                if not self._is_kept(wiring, new):
+                    deadline = 0.0
                 continue
             if row is not None:
-                found[name] = bases.status(row, self._known[name][1], confirmed.get(name, {}), now)
-            if overtaken or (row is not None and not timedelta(0) <= now - row.made_at < old):
+                standing, told = self._known[name][1], confirmed.get(name, {})
+                found[name] = bases.status(row, standing, told, now)
+                kept = KEPT if only is not None or standing.misses(told, row.made_at) else OLD
+                overtaken = overtaken or not timedelta(0) <= now - row.made_at < kept
+            if overtaken or row is None:
                 later.append(name)
         if later and not busy:
             # A daemon thread: whoever asks next begins where it was.
@@ -225,6 +245,18 @@ class StatusCache:
             for name in wiring.settings.servers
             if name in rows and name in self._known
         }
+
+    def _is_kept(self, wiring: Wiring, new: Look) -> bool:
+        """A catalog that takes nothing (its disk is full, say) can still be read, and whoever asks is told."""
+        trouble = ""
+        try:
+            new.keep(wiring.catalog)
+        except CatalogError as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                say("standing-trouble", f"{new.server}: {error}", level=logging.WARNING)
+        self._trouble = trouble
+        return not trouble
 
     def _read(self, wiring: Wiring, rows: Mapping[str, StandingRow]) -> None:
         """The documents of rows that are others than before."""
@@ -285,8 +317,16 @@ class Bases:
         self._wiring = wiring
         self._digests: dict[str, str] = {}
         places, configured = identities(wiring), wiring.settings.destinations
+        # Not which repository it is, which each host has to see for itself: only which names are of one.
+        first = {place: name for name, place in sorted(places.items(), reverse=True)}
         self._shared = json.dumps(
-            [FORM, {name: [places.get(name), one.is_off_site] for name, one in sorted(configured.items())}]
+            [
+                FORM,
+                {
+                    name: [first[places[name]] if name in places else None, one.is_off_site]
+                    for name, one in sorted(configured.items())
+                },
+            ]
         )
 
     def of(self, name: str) -> str:
@@ -302,11 +342,11 @@ class Bases:
         time."""
         return row.basis == self.of(name) or (not row.basis and timedelta(0) <= now - row.made_at < KEPT)
 
-    def status(self, row: StandingRow, found: Standing, confirmed: Confirmed, now: datetime) -> ServerStatus:
+    def status(self, row: StandingRow, found: Standing, confirmed: Branches, now: datetime) -> ServerStatus:
         """What goes on is followed only while nothing was lost since the look: a row must not tell more than there
         is."""
         same = self.is_of(row.server, row, now)
-        follows = same and row.made.losses == row.now.losses
+        follows = same and not row.has_lost
         found = found.moved(_configured(self._wiring, confirmed) if follows else {}, now)
         return ServerStatus(row.made_at, found, behind=not same or row.made != row.now)
 
@@ -315,8 +355,11 @@ def _policy(server: ServerSettings) -> str:
     return server.policy.model_dump_json() if server.usable else ""
 
 
-def _configured(wiring: Wiring, confirmed: Confirmed) -> Confirmed:
-    return {place: at for place, at in confirmed.items() if place in wiring.settings.destinations}
+def _configured(wiring: Wiring, confirmed: Branches) -> Branches:
+    known = wiring.settings.destinations
+    return {
+        branch: {place: at for place, at in places.items() if place in known} for branch, places in confirmed.items()
+    }
 
 
 def read(document: str) -> Standing | None:
@@ -327,25 +370,39 @@ def read(document: str) -> Standing | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found, of which changes and of which configuration."""
+
+    server: str
+    at: datetime
+    count: Count
+    basis: str
+    found: Standing
+
+    def keep(self, catalog: Catalog) -> Standing:
+        """Gives what was found. Raises CatalogError."""
+        catalog.standings.keep(self.server, self.count, self.basis, self.at, json.dumps(self.found.as_json()))
+        return self.found
+
+
+def looked(wiring: Wiring, name: str, now: datetime) -> Look:
+    """Look at a server. Raises CatalogError; any other trouble is that of this server alone."""
+    standings, basis = wiring.catalog.standings, Bases(wiring).of(name)
+    count, before = standings.count(name), standings.confirmed(name)
+    try:
+        found = seen(wiring, name)
+        return Look(name, now, count, basis, replace(found, confirmed=before.get(found.branch, {})))
+    except CatalogError:
+        raise
+    except BackupdError as error:
+        return Look(name, now, count, "", Standing(trouble=str(error)))
+
+
 def look(wiring: Wiring, name: str, now: datetime) -> Standing:
     """Look at a server, and keep what was found. Raises CatalogError; any other trouble is that of this server
     alone."""
-    standings, basis = wiring.catalog.standings, Bases(wiring).of(name)
-    for _try in range(_TRIES):
-        count, before = standings.count(name), standings.confirmed(name)
-        try:
-            found = replace(seen(wiring, name), confirmed=_configured(wiring, before))
-        except CatalogError:
-            raise
-        except BackupdError as error:
-            found, basis = Standing(trouble=str(error)), ""
-            break
-        if standings.confirmed(name) == before:
-            break
-    else:  # its end cannot be followed: whoever comes next looks again
-        count = replace(count, changes=count.changes - 1)
-    standings.keep(name, count, basis, now, json.dumps(found.as_json()))
-    return found
+    return looked(wiring, name, now).keep(wiring.catalog)
 
 
 def seen(wiring: Wiring, name: str) -> Standing:
@@ -374,6 +431,8 @@ def seen(wiring: Wiring, name: str) -> Standing:
         ),
         tables_only=found.tables_only,
         unprotected_since=min(later, default=None),
+        branch=found.branches[-1].id if found.goes_on else "",
+        onward=found.onward,
         bare=all(one.apart for one in records),
         doubts=found.doubts,
         shares=shares(records, wiring.catalog.binlogs.runs(name), wiring.clock()),
@@ -439,7 +498,7 @@ class StandingsWatch(PeriodicCheck):
         lost, other = [], []
         for name in wiring.settings.servers:
             row = rows.get(name)
-            if row is not None and row.made.losses != row.now.losses:
+            if row is not None and row.has_lost:
                 lost.append(name)
             elif row is None or not bases.is_of(name, row, now) or not _is_recent(row, now):
                 other.append(name)

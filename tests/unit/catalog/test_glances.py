@@ -100,14 +100,57 @@ def test_everything_that_a_standing_is_made_of_is_counted_and_nothing_else(catal
     assert catalog.standings.count("b") == followed, "what is confirmed is followed by itself"
 
 
-def test_what_is_confirmed_is_told_of_the_present_branch(catalog: Catalog) -> None:
+def test_runs_and_copies_that_come_in_place_of_others_are_counted(catalog: Catalog) -> None:
+    def file(number: int, *, ending: Ending = Ending.ROTATED) -> Segment:
+        gtids = f"0-1-{number}00", f"0-1-{number + 1}00"
+        return Segment(
+            "a",
+            FIRST,
+            f"binlog.{number:06}",
+            number,
+            0,
+            100,
+            ending,
+            *gtids,
+            9,
+            NOW,
+            NOW,
+            False,
+            (1,),
+            "mariadb",
+            "10.11",
+            "0" * 64,
+        )
+
+    binlogs, count = catalog.binlogs, catalog.standings.count
+    catalog.binlogs.add_branch(Branch("a", FIRST, NOW, BranchReason.FIRST, "u", "mariadb", "binlog", 1))
+    binlogs.add_segments([(file(number), 40) for number in (1, 3)], "local", NOW)
+    seen = count("a")
+    binlogs.add_segments([(file(number), 40) for number in (2, 9)], "local", NOW)
+    assert count("a").losses > seen.losses, "one run became part of another, and one came"
+    binlogs.add_segment(file(10), "local", 40, NOW)
+    binlogs.mark_damaged("a", file(10).key, "local")
+    seen = count("a")
+    binlogs.add_segment(file(10), "local", 40, NOW)
+    assert count("a").changes > seen.changes, "what was damaged is there again"
+    open_file = file(11, ending=Ending.OPEN)
+    binlogs.add_segment(open_file, "local", 40, NOW)
+    assert count("a").changes == seen.changes + 1, "a run that goes on is followed"
+    binlogs.mark_damaged("a", open_file.key, "local")
+    binlogs.add_segment(open_file, "local", 40, NOW)
+    assert count("a").changes == seen.changes + 3
+
+
+def test_what_is_confirmed_is_told_of_each_branch(catalog: Catalog) -> None:
     _branch(catalog, "a", FIRST, NOW - HOUR)
     catalog.binlogs.confirm("a", "local", FIRST, (1, 50), NOW)
     catalog.binlogs.confirm("a", "offsite", FIRST, (1, 50), NOW - HOUR)
-    assert catalog.standings.rows()[1] == {"a": {"local": NOW, "offsite": NOW - HOUR}}
+    first = {"local": NOW, "offsite": NOW - HOUR}
+    assert catalog.standings.rows()[1] == {"a": {FIRST: first}}
     _branch(catalog, "a", SECOND, NOW)
     catalog.binlogs.confirm("a", "local", SECOND, (1, 50), NOW + HOUR)
-    assert catalog.standings.confirmed("a") == {"local": NOW + HOUR}
+    assert catalog.standings.confirmed("a") == {FIRST: first, SECOND: {"local": NOW + HOUR}}
+    assert catalog.standings.confirmed("b") == {}
 
 
 def test_a_row_says_what_it_was_made_of_and_one_that_knew_more_stays(catalog: Catalog) -> None:
