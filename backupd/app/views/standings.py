@@ -69,9 +69,9 @@ _MANY = 400
 class Standing(Document):
     """What a look found. ``branch``: the present one, where ``latest`` is followed by what is confirmed of it; "" where
     it is not. ``onward``: the destinations of which that is so for what each of them holds alone. ``confirmed``: what
-    was confirmed of that branch before the look, by destination; it counts only as far as the look says so. ``trouble``:
-    what kept it from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``:
-    as of a timeline. The others: as of ``ServerOverview``."""
+    was confirmed of that branch before the look, by destination; it counts only as far as the look says so.
+    ``trouble``: what kept it from being looked at; then nothing else is known. ``bare``: there is no backup that
+    counts. ``doubts``: as of a timeline. The others: as of ``ServerOverview``."""
 
     latest: datetime | None = None
     first: datetime | None = None
