@@ -512,15 +512,15 @@ class Inventory(Rows):
             if total + left.total() == 0:
                 return Absent()
             known_there = 0
-            for server in servers:  # one by one: each by its index, where all together would pass through everything
-                number = connection.execute(of_all.where(backups.c.server == server)).scalar_one()
+            for server in servers:
+                number = connection.execute(of_all.where(_of_server(server))).scalar_one()
                 known_there += number
                 left[server] += number
             query = placed_at(destination).where(*_alive_at(destination))
             missing = [
                 one
                 for server in sorted(name for name, number in left.items() if number)
-                for one in records(connection, Placed, query.where(backups.c.server == server))
+                for one in records(connection, Placed, query.where(_of_server(server)))
                 if one.owner not in there
             ]
             return Absent(tuple(missing), total - known_there)
@@ -542,6 +542,12 @@ class Inventory(Rows):
         if before is not None:
             query = query.where(copies.c.stored_at < before)
         return self._records(Placed, query.order_by(copies.c.backup_id).limit(limit))
+
+
+def _of_server(server: str) -> ColumnElement[bool]:
+    """Of a copy: its backup is one of this server. By the index of servers: joined to ``backups`` and compared there,
+    SQLite passes through all that the destination holds."""
+    return copies.c.backup_id.in_(select(backups.c.id).where(backups.c.server == server))
 
 
 def _alive_at(destination: str) -> tuple[Any, ...]:
