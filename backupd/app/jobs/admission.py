@@ -22,7 +22,7 @@ _APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL, JobKind.SWEEP)
 _NO_POLICY = (JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that a person asked for and that no policy has a say in, nor in where they read and write."""
 _SWEEP = JobKind.SWEEP
-"""One at a time: it holds the lock of removals from end to end. No pause concerns it."""
+"""One at a time on a host: it holds the lock of removals from end to end. No pause concerns it."""
 
 
 def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
@@ -32,11 +32,12 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
     # Copies to a slow place may take a day, and somebody waits for a restore, or for room: each of these kinds has as
     # many places as all the others, and takes none of theirs.
     alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
-    if job.kind == _SWEEP and alike:
-        return f"one sweep runs at a time, and {_named(alike)} runs already"
+    if job.kind == _SWEEP:
+        here = [other for other in alike if other.runs_on == job.runs_on]
+        return f"one sweep runs at a time on a host, and {_named(here)} runs already" if here else ""
     if len(alike) >= limits.jobs:
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
-    if job.leg and job.kind != _SWEEP and (job.server in paused or EVERY_SERVER in paused):
+    if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
     return _of_server(settings, job, running) if job.server else ""
 
@@ -102,9 +103,9 @@ class Admission:
         """What ``allows`` would say no to, of jobs that are younger than all that it was asked about: most of a long
         queue need not be read."""
         settings, limits = self._settings, self._settings.configuration.concurrency
-        most = {kind: 1 if kind == _SWEEP else limits.jobs for kind in _APART}
         beside_it = Counter(other.kind for other in running)
-        found = [Bar(kinds={kind}) for kind, limit in most.items() if beside_it[kind] >= limit]
+        # A few sweeps wait at most, and those that run may be other hosts'.
+        found = [Bar(kinds={kind}) for kind in _APART if kind != _SWEEP and beside_it[kind] >= limits.jobs]
         if sum(other.kind not in _APART for other in running) >= limits.jobs:
             found.append(Bar(but=_APART))
         if self._paused:

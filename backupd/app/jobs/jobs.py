@@ -6,6 +6,7 @@ wants it to stop.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -71,6 +72,8 @@ KEPT = timedelta(days=90)
 RETENTION_LEG = "retention"
 SWEEP_LEG = "sweep/"
 """What the leg of a sweep begins with; the name of the destination follows."""
+_LONGEST_LEG = 64
+"""Characters that the catalog has room for."""
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
 """Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
 
@@ -203,7 +206,10 @@ def _sweeps(wiring: Wiring, job: JobRecord, state: JobState) -> list[JobRecord]:
 def sweep_of(wiring: Wiring, destination: str, runs_on: str = "") -> JobRecord:
     """A new sweep of ``destination`` for the queue, which takes one at a time; ``runs_on``: as of ``queued``."""
     sweep = queued(wiring, JobKind.SWEEP, "", arguments={"destination": destination}, runs_on=runs_on)
-    return replace(sweep, leg=SWEEP_LEG + destination)
+    leg = SWEEP_LEG + destination
+    if len(leg) > _LONGEST_LEG:
+        leg = f"{leg[: _LONGEST_LEG - 9]}~{hashlib.sha256(destination.encode()).hexdigest()[:8]}"
+    return replace(sweep, leg=leg)
 
 
 def queued(

@@ -15,6 +15,7 @@ from backupd.app.retention import deletion
 from backupd.app.service.dispatch import perform
 from backupd.app.service.facade import Service
 from backupd.catalog.database import WANTED
+from backupd.catalog.jobs import jobs
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.errors import BusyError, DestinationError
@@ -91,6 +92,15 @@ def test_a_destination_that_is_not_configured_any_more_is_not_swept(wiring: Wiri
     ended(wiring, JobKind.REPLICATE, GOOD, arguments={"destination": "gone"})
     assert waiting(wiring) == []
     assert perform(wiring, JobRun(sweep_of(wiring, "gone"))).problem is None
+
+
+def test_a_sweep_of_a_destination_with_a_long_name_fits_into_the_catalog(wiring: Wiring) -> None:
+    """PostgreSQL refuses what is too long, with the end of the job that the sweep follows."""
+    names = ["d" * 57, *("d" * 62 + last for last in "de")]
+    legs = [sweep_of(wiring, name).leg for name in names]
+    assert max(map(len, legs)) <= vars(jobs.c.leg.type)["length"]
+    assert len(set(legs)) == 3
+    assert legs[0] == f"sweep/{names[0]}"
 
 
 def test_one_sweep_waits_for_each_destination_and_host_and_one_beside_one_that_runs(wiring: Wiring) -> None:
@@ -180,6 +190,15 @@ def test_what_goes_wrong_is_given_and_the_rest_is_done(wiring: Wiring, monkeypat
     ended(wiring, JobKind.FULL, BAD)
     assert follow_up(wiring) == []
     assert [event.kind for event in wiring.catalog.events.list(limit=1)] == ["job-recovered"]
+
+
+def test_a_sweep_of_another_host_keeps_none_of_this_one_waiting(wiring: Wiring) -> None:
+    """No lock is shared; nobody else would do this one where no service runs."""
+    theirs = sweep_of(wiring, "local", f"{HOST}other")
+    wiring.catalog.jobs.add(replace(theirs, state=JobState.RUNNING, heartbeat_at=NOON, owner=owner()))
+    ended(wiring, JobKind.FULL, BAD)
+    assert follow_up(wiring) == []
+    assert waiting(wiring) == []
 
 
 def test_a_sweep_that_was_killed_keeps_no_other_one_waiting(wiring: Wiring) -> None:
