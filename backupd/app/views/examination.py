@@ -67,9 +67,19 @@ def _more(wiring: Wiring, name: str) -> str:
     if status.behind or standings.count(name) != rows[name].made:
         return ""
     told = status.found
+    alone = {one.name: one.latest for one in fresh.reach}
     pairs = (
         ("that it is recoverable until", told.latest, fresh.latest, _is_after(told.latest, fresh.latest)),
         ("that it is recoverable from", told.first, fresh.first, _is_after(fresh.first, told.first)),
+        *(
+            (
+                f"that {one.name} alone reaches",
+                one.latest,
+                alone.get(one.name),
+                _is_after(one.latest, alone.get(one.name)),
+            )
+            for one in told.reach
+        ),
         ("as complete backups", told.backups, fresh.backups, told.backups != fresh.backups),
         ("as protected backups", told.protected, fresh.protected, told.protected != fresh.protected),
         ("as stored bytes", told.bytes_stored, fresh.bytes_stored, told.bytes_stored != fresh.bytes_stored),

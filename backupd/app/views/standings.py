@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -338,9 +339,12 @@ class Bases:
         return self._digests[key]
 
     def is_of(self, name: str, row: StandingRow, now: datetime) -> bool:
-        """Was it made of this configuration? A look that failed counts for a while, so that it is not repeated all the
-        time."""
-        return row.basis == self.of(name) or (not row.basis and timedelta(0) <= now - row.made_at < KEPT)
+        """Was it made of this configuration, and by a clock that can be right? A look that failed counts for a while,
+        so that it is not repeated all the time."""
+        if believed(row.made_at, now) is None:
+            return False  # what is not recoverable yet may have been the past then
+        basis = self.of(name)
+        return row.basis == basis or (row.basis == _of_failed(basis) and timedelta(0) <= now - row.made_at < KEPT)
 
     def status(self, row: StandingRow, found: Standing, confirmed: Branches, now: datetime) -> ServerStatus:
         """What goes on is followed only while nothing was lost since the look: a row must not tell more than there
@@ -349,6 +353,10 @@ class Bases:
         follows = same and not row.has_lost
         found = found.moved(_configured(self._wiring, confirmed) if follows else {}, now)
         return ServerStatus(row.made_at, found, behind=not same or row.made != row.now)
+
+
+def _of_failed(basis: str) -> str:
+    return f"-{basis[1:]}"
 
 
 def _policy(server: ServerSettings) -> str:
@@ -396,7 +404,11 @@ def looked(wiring: Wiring, name: str, now: datetime) -> Look:
     except CatalogError:
         raise
     except BackupdError as error:
-        return Look(name, now, count, "", Standing(trouble=str(error)))
+        trouble = str(error)
+    except Exception as error:  # noqa: BLE001  what is wrong with one must not hide the others; all is told
+        say("standing-trouble", f"{name}: {''.join(traceback.format_exception(error))}", level=logging.ERROR)
+        trouble = f"internal error: {type(error).__name__}: {error}"
+    return Look(name, now, count, _of_failed(basis), Standing(trouble=trouble))
 
 
 def look(wiring: Wiring, name: str, now: datetime) -> Standing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ import pytest
 from backupd.app.context.destination_identity import findings, identities
 from backupd.app.context.wiring import Wiring
 from backupd.app.views import standings
+from backupd.app.views.examination import examined
 from backupd.app.views.overview import overview
 from backupd.app.views.server_status import timeline
 from backupd.app.views.standings import Bases, StandingsWatch, look
 from backupd.catalog.standings import Standings
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
-from backupd.model.errors import CatalogError
+from backupd.model.errors import CatalogError, RefusedError
 from backupd.model.server_facts import Identity, Verdict
 from backupd.recovery.timeline import Timeline
 from tests.support.service.house import GOLD
@@ -252,3 +254,51 @@ def test_a_host_that_has_not_seen_the_destinations_yet_goes_by_the_same_rows(des
 def desk_with_places(short_tmp: Path) -> Iterator[Desk]:
     with desk_of(short_tmp, GOLD) as found:
         yield found
+
+
+def test_a_look_that_failed_counts_for_a_while_and_only_for_the_configuration_that_it_failed_by(
+    desk_with_places: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, watch = desk_with_places, StandingsWatch()
+
+    def fails(_wiring: Wiring, _name: str, _records: Sequence[BackupRecord] | None = None) -> Timeline:
+        raise RefusedError("its history contradicts itself")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(standings, "timeline", fails)
+        desk.look()
+    assert watch._names(desk.wiring) == []
+    desk.clock.now += standings.KEPT
+    assert watch._names(desk.wiring) == ["db1"]
+    desk.clock.now -= standings.KEPT
+    mended = replace(desk.wiring, settings=desk.office.write(gold=GOLD + "objectives: {rto: 1h}\n"))
+    assert watch._names(mended) == ["db1"]
+
+
+def test_fsck_names_a_destination_that_is_said_to_reach_further_than_it_does(streamed: Desk) -> None:
+    look(streamed.wiring, "db1", NOW)
+    assert examined(streamed.wiring, mend=False) == []
+    kept, catalog = standings.read(streamed.catalog.standings.documents()["db1"]), streamed.catalog
+    assert kept is not None
+    false = replace(kept, reach=tuple(replace(one, latest=NOW + HOUR) for one in kept.reach))
+    row = catalog.standings.rows()[0]["db1"]
+    catalog.standings.keep("db1", row.made, row.basis, NOW, json.dumps(false.as_json()))
+    (found,) = examined(streamed.wiring, mend=True)
+    assert "that local alone reaches 2026-11-21 13:00:00+00:00, and a look finds" in found.message
+    assert examined(streamed.wiring, mend=False) == []
+
+
+def test_a_row_that_was_made_while_the_clock_was_ahead_is_not_believed(streamed: Desk) -> None:
+    year = timedelta(days=365)
+    streamed.clock.now += year
+    streamed.backup(2, ago=timedelta(0), pos=900)
+    look(streamed.wiring, "db1", streamed.clock.now)
+    streamed.clock.now -= year
+    row, document = streamed.catalog.standings.rows()[0]["db1"], streamed.catalog.standings.documents()["db1"]
+    kept = standings.read(document)
+    assert kept is not None
+    assert kept.latest == NOW + year
+    assert Bases(streamed.wiring).status(row, kept, {}, NOW).behind
+    assert standings.glances(streamed.wiring, NOW) == {}
+    assert StandingsWatch()._names(streamed.wiring) == ["db1"]
+    assert (streamed.look().latest, streamed.look().looked_at) == (NOW, NOW)

@@ -401,10 +401,19 @@ def test_a_policy_that_cannot_be_used_is_bad_and_what_there_is_is_still_told(sho
         assert "fool" in found.reasons[0].hint
 
 
-def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RefusedError("its history contradicts itself", hint="mend it"), "its history contradicts itself"),
+        (ValueError("'fool' is no state"), "internal error: ValueError: 'fool' is no state"),
+    ],
+)
+def test_a_server_that_cannot_be_looked_at_hides_no_other(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
     def fails(wiring: Wiring, name: str, listed: Sequence[BackupRecord]) -> Timeline:
         if name == "db1":
-            raise RefusedError("its history contradicts itself", hint="mend it")
+            raise error
         return timeline(wiring, name, listed)
 
     monkeypatch.setattr(standing, "timeline", fails)
@@ -412,7 +421,10 @@ def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monke
         desk.backup(server="db2")
         bad, good = overview(desk.wiring, NOW)
         assert [(one.text, one.hint) for one in bad.reasons] == [
-            ("cannot determine the recoverable points in time: its history contradicts itself", "hint: mend it")
+            (
+                f"cannot determine the recoverable points in time: {told}",
+                "hint: mend it" if isinstance(error, RefusedError) else "",
+            )
         ]
         assert (bad.status, bad.looked_at, good.status) == (Status.BAD, None, Status.GOOD)
 
