@@ -28,6 +28,7 @@ from backupd.binlog.spool_repair import DamagedCopyError
 from backupd.engine.binlog.events import FLAGS_AT, FORMAT, HEADER, IN_USE
 from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError, EndKind
+from backupd.engine.receiver.log_bytes import format_of
 from backupd.engine.receiver.receiver import Receiver
 from backupd.engine.server.binary_logs import Expiry, SourceState
 from backupd.engine.sql.client import Connection
@@ -40,7 +41,8 @@ _ROOM_SECONDS = 1.0
 _HEARTBEAT = 2.0
 _HEARTBEATS_A_STALL = 4
 _TURN = 0.1
-_VERSION_SIZE = 50
+_LONGEST_FORMAT = 4096
+"""Bytes of a format description, of which 200 are usual."""
 
 
 class Watch:
@@ -220,7 +222,7 @@ class _CopySink:
     def follow(self, name: str) -> None:
         raise _OtherFileError(name)
 
-    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
         """The dump begins with the file: it describes itself."""
 
     def put(self, data: bytes | memoryview) -> None:
@@ -397,15 +399,16 @@ class Session:
             self.current = replace(self.current, size=self._size)
         self._begin(number, name)
 
-    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
         """Was the file that is here begun by the same server at the same second?"""
         if self._kept is None:
             return
         with self._kept.path.open("rb") as file:
             file.seek(FIRST_EVENT)
-            when, kind, server, _length, _following, _flags = HEADER.unpack(file.read(HEADER.size))
-            mine = file.read(2 + _VERSION_SIZE)[2:]
-        if (kind, when, server, mine) != (FORMAT, seconds, server_id, version):
+            header = file.read(HEADER.size)
+            when, kind, server, length, _following, _flags = HEADER.unpack(header)
+            mine = format_of(header + file.read(min(length, _LONGEST_FORMAT) - HEADER.size))
+        if (kind, when, server, mine) != (FORMAT, seconds, server_id, description):
             raise _DivergedError
 
     def put(self, data: bytes | memoryview) -> None:

@@ -40,6 +40,7 @@ _ARTIFICIAL = 0x20
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _FLAGS = 17
 _VERSION = slice(HEADER.size + 2, HEADER.size + 52)
+_CREATED = slice(_VERSION.stop, _VERSION.stop + 4)
 _SAID = 9
 """Where the words of an error begin: 0xff, its number, '#' and a state of five characters."""
 _U32 = struct.Struct("<I")
@@ -54,14 +55,20 @@ class Sink(Protocol):
     def follow(self, name: str) -> None:
         """The server's file ``name`` begins, or is gone on with, by what is put from now on."""
 
-    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
-        """What the server says of the file that it goes on with: who began it, and when."""
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
+        """What the server says of the file that it goes on with: its format (``format_of``), who began it, and when."""
 
     def put(self, data: bytes | memoryview) -> None:
         """The next bytes of the file."""
 
     def take_back(self, size: int) -> None:
         """What was put behind ``size`` is damaged."""
+
+
+def format_of(event: bytes | memoryview) -> bytes:
+    """What a format description says of its file, however often it is sent: not when, and not its checksum, which a
+    server that changes that time leaves wrong in a log without checksums."""
+    return bytes(event[HEADER.size : _CREATED.start]) + bytes(event[_CREATED.stop : -CRC_SIZE])
 
 
 class LogBytes:
@@ -174,7 +181,7 @@ class LogBytes:
         if self._size == FIRST_EVENT:
             if kind != FORMAT or not whole:
                 raise self._damaged(f"the file begins with an event of type {kind}")
-            self._described(event)
+            self._described(event, stored=True)
             return
         if self._checksums is None:
             raise self._damaged(f"an event of type {kind} came before the format description")
@@ -186,19 +193,19 @@ class LogBytes:
                 raise self._damaged(f"an event of type {kind} is where the GTID list belongs: events are rewritten")
         self._is_plain = self._checksums
 
-    def _described(self, event: memoryview) -> None:
-        """By the format description: does the file have checksums?"""
+    def _described(self, event: memoryview, *, stored: bool) -> None:
+        """By the format description: does the file have checksums? ``stored``: is it a part of the file?"""
         body = len(event) - HEADER.size
         if not 2 + 50 + 4 + 1 < body < 4096:
             raise self._damaged(f"its format description is {len(event)} bytes long")
         self._checksums = False
         if body >= WITH_ALGORITHM:
-            plain = bytearray(event[:-CRC_SIZE])
-            plain[_FLAGS] &= ~IN_USE
-            if zlib.crc32(plain) != _U32.unpack_from(event, len(event) - 4)[0]:
-                raise self._damaged("the checksum of the format description is wrong")
             if (algorithm := event[-CRC_SIZE - 1]) not in (0, 1):
                 raise self._damaged(f"checksum algorithm {algorithm} is not known")
+            plain = bytearray(event[:-CRC_SIZE])
+            plain[_FLAGS] &= ~IN_USE
+            if (stored or algorithm) and zlib.crc32(plain) != _U32.unpack_from(event, len(event) - 4)[0]:
+                raise self._damaged("the checksum of the format description is wrong")
             self._checksums = algorithm == 1
         self._mariadb = self._size == FIRST_EVENT and b"MariaDB" in bytes(event[_VERSION])
 
@@ -206,9 +213,9 @@ class LogBytes:
         if kind == ROTATE:
             self._rotated(bytes(event))
         elif kind == FORMAT and self._strict:
-            self._described(event)
+            self._described(event, stored=False)
             self._flush()
-            self._sink.describe(bytes(event[_VERSION]), seconds, server_id)
+            self._sink.describe(format_of(event), seconds, server_id)
 
     def _rotated(self, event: bytes) -> None:
         body = event[HEADER.size :]

@@ -60,6 +60,7 @@ class Receiver:
             self._heard = time.monotonic()
             self._packets.came(count)
             self._bytes.take(self._packets.pieces())
+            self._heard = time.monotonic()  # what was written to a slow disk meanwhile is no silence of the server
 
     def _read(self, seconds: float) -> int:
         """0: nothing came."""
@@ -84,7 +85,7 @@ class _Nowhere:
     def follow(self, name: str) -> None:
         """The log was rotated meanwhile."""
 
-    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
         """Any will do."""
 
     def put(self, data: bytes | memoryview) -> None:

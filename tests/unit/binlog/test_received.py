@@ -137,6 +137,21 @@ def test_logs_without_checksums_and_a_change_of_that_are_identical(server: Serve
         assert_identical(streaming.spool, server)
 
 
+def test_a_log_without_checksums_is_gone_on_with(server: Server, tmp_path: Path) -> None:
+    """From within the file: its format description is sent changed."""
+    server.execute("SET GLOBAL binlog_checksum = 'NONE'")
+    try:
+        for _ in range(3):
+            with Streaming(server, tmp_path / "spool") as streaming:
+                insert(server, 2, size=20_000)
+                streaming.has_all(server)
+                assert_identical(streaming.spool, server)
+                assert not streaming.kinds(StreamEventKind.LOST)
+    finally:
+        server.execute("SET GLOBAL binlog_checksum = 'CRC32'")
+    assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
+
+
 def program_of(server: Server) -> str:
     if isinstance(server, PrivateServer):
         return "mariadb-binlog"

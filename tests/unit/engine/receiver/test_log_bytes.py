@@ -40,8 +40,8 @@ class Memory:
         self._name, self._start = name, 4
         self.files[name] = bytearray(MAGIC)
 
-    def describe(self, version: bytes, seconds: int, server_id: int) -> None:
-        self.described.append((version.rstrip(b"\0"), seconds, server_id))
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
+        self.described.append((description[2:52].rstrip(b"\0"), seconds, server_id))
 
     def put(self, data: bytes | memoryview) -> None:
         self.files[self._name] += data
@@ -111,6 +111,17 @@ def test_a_dump_that_begins_within_a_file_describes_it_and_stores_nothing_of_tha
     assert sink.content == MAGIC
     takes(log, one := event(2, 5_000, b"one"))
     assert sink.content == MAGIC + one
+
+
+def test_a_description_that_is_sent_again_has_a_wrong_checksum_in_a_log_without_checksums() -> None:
+    """Both servers set two of its fields to 0, and count its checksum again in logs with checksums only."""
+    sink = Memory(50_000)
+    log = log_of(sink, 50_000)
+    takes(log, rotate(NAME, 50_000), description(algorithm=0, following=0)[:-1] + b"?", one := event(2, 50_000, b"one"))
+    assert sink.content == MAGIC + one
+    with pytest.raises(DamagedDumpError, match="damaged") as refused:
+        takes(log_of(Memory(50_000), 50_000), rotate(NAME, 50_000), description(following=0)[:-1] + b"?")
+    assert "checksum" in refused.value.detail
 
 
 @pytest.mark.parametrize("at", [2**32 - 100, 2**32 - 26, 2**32, 2**33 + 7])
