@@ -31,7 +31,7 @@ from backupd.transfer.collection import Collected, Expected, HeldBack, Missing
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
 from backupd.transfer.deletion_limit import DAY
 from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
-from backupd.transfer.leases import living_intents
+from backupd.transfer.leases import await_sweeps, living_intents
 from backupd.transfer.records.manifests import backup_ids, read
 from storage import layout
 from storage.destination import Destination, exists
@@ -356,6 +356,7 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
         def tell(destination: Destination) -> None:
             if pinned:
                 put_keep(destination, record.server, record.id, wiring.clock())
+                await_sweeps(destination, clock=wiring.clock)  # of another host, which has not seen it
             else:
                 remove_keep(destination, record.server, record.id)
 

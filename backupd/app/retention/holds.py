@@ -21,6 +21,7 @@ from backupd.model.event import Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_duration
 from backupd.transfer.holds_and_locks import Kept, kept_at, put_hold, remove_hold
+from backupd.transfer.leases import await_sweeps
 from storage.destination import Destination
 
 _REMINDED = timedelta(hours=12)
@@ -51,10 +52,16 @@ def hold(wiring: Wiring, server: str, reason: str, by: str) -> Held:
     """Delete nothing of ``server`` (``*``: of any) until it is released: neither by rule nor by hand, and no sweep
     takes what is marked already. It is written at the destinations, too, so that it binds every installation and
     outlives the catalog. Raises NotFoundError, UsageError."""
-    # A sweep that runs right now goes by what it read before; with its lock, this takes hold when it returns.
+    # A sweep that runs right now goes by what it read before; with its lock, and once those of other hosts have ended,
+    # this takes hold when it returns.
     with wiring.removing():
         found = _set(wiring, server, HoldKind.HOLD, reason, by)
-        return Held(found, written(wiring, _places(wiring, server), lambda there: put_hold(there, found)))
+
+        def tell(there: Destination) -> None:
+            put_hold(there, found)
+            await_sweeps(there, clock=wiring.clock)
+
+        return Held(found, written(wiring, _places(wiring, server), tell))
 
 
 def listed(wiring: Wiring) -> tuple[Hold, ...]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backupd.app.retention.holds import hold, pause, release
+from backupd.app.retention.deletion import keep
+from backupd.app.retention.holds import Held, hold, pause, release
 from backupd.model.backup_record import Hold, HoldKind
 from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.transfer.leases import sweeping
+from storage import layout
 from tests.support.catalog.shelf import SERVER, Shelf
 
 Make = Callable[..., Shelf]
@@ -40,6 +45,26 @@ def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Mak
     with pytest.raises(RefusedError) as refused:
         release(one.wiring, "zoo", HoldKind.HOLD, "ben")
     assert "--all" in refused.value.hint
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_is_kept_is_said_once_no_other_host_removes_without_knowing_it(shelf: Make, one_by_one: bool) -> None:
+    """Hosts share no lock, and a sweep goes by what it read at its beginning, which may be an hour ago."""
+    one = shelf()
+    name = one.add(1, days=1)
+    with ThreadPoolExecutor(1) as pool:
+        with sweeping(one.at(), clock=one.clock):
+            asked = (
+                pool.submit(keep, one.wiring, name, pinned=True)
+                if one_by_one
+                else pool.submit(hold, one.wiring, SERVER, "audit", "anna")
+            )
+            while not any(one.at().list(layout.HELD)):
+                time.sleep(0.01)
+            time.sleep(0.3)
+            assert not asked.done()
+        done = asked.result(60)
+    assert (done.problems if isinstance(done, Held) else done) == ()
 
 
 def test_a_new_reason_replaces_the_old_one(shelf: Make) -> None:
