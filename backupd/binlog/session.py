@@ -407,7 +407,7 @@ class Session:
             file.seek(FIRST_EVENT)
             header = file.read(HEADER.size)
             when, kind, server, length, _following, _flags = HEADER.unpack(header)
-            mine = format_of(header + file.read(min(length, _LONGEST_FORMAT) - HEADER.size))
+            mine = format_of(header + file.read(max(0, min(length, _LONGEST_FORMAT) - HEADER.size)))
         if (kind, when, server, mine) != (FORMAT, seconds, server_id, description):
             raise _DivergedError
 

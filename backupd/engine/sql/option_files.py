@@ -203,6 +203,7 @@ def _unquote(value: str) -> str:
 
 
 _NAMES = ("ca", "capath", "cert", "key", "cipher", "verify-server-cert")
+_MODE, _BY_NAME = "ssl-mode", "VERIFY_IDENTITY"
 _OFF = ("0", "off", "false", "disabled")
 _VERIFYING = ("ca", "capath", "verify-server-cert")
 _WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -226,7 +227,13 @@ class Tls(StrEnum):
 def from_options(options: Iterable[Option]) -> dict[str, str]:
     """What an option file says of TLS, as ``Connection.ssl``."""
     wanted = {f"ssl-{name}": name for name in _NAMES}
-    return {wanted[option.name]: option.value or "" for option in options if option.name in wanted}
+    found = {}
+    for option in options:
+        if option.name in wanted:
+            found[wanted[option.name]] = option.value or ""
+        elif option.name == _MODE and (option.value or "").upper() == _BY_NAME:  # MySQL's word for the same
+            found["verify-server-cert"] = ""
+    return found
 
 
 def settled(tls: Tls | None, said: Mapping[str, str], ca: str) -> dict[str, str]:
@@ -269,8 +276,9 @@ def arguments(tls: Tls | None, options: Mapping[str, str]) -> dict[str, Any]:
         return {"ssl": _context(tls, options)}
     if not options:
         return {"ssl_disabled": True}  # see ``opportunistic``
-    found: dict[str, Any] = {f"ssl_{name}": options[name] for name in ("ca", "cert", "key") if options.get(name)}
-    return {**found, "ssl_verify_cert": True, "ssl_verify_identity": True} if verifies(options) else found
+    if verifies(options):  # PyMySQL compares the name only where a file of CAs is named, and knows no folder of them
+        return {"ssl": _context(Tls.VERIFY_FULL, settled(Tls.VERIFY_FULL, options, ""))}
+    return {f"ssl_{name}": options[name] for name in ("ca", "cert", "key") if options.get(name)}
 
 
 @functools.cache

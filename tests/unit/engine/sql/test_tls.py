@@ -135,6 +135,35 @@ def test_verify_full_takes_the_right_name_and_refuses_another_and_another_ca(cas
         assert not session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
 
 
+@pytest.mark.parametrize("wish", ["ssl-verify-server-cert", "ssl-mode = VERIFY_IDENTITY"])
+@pytest.mark.parametrize("authorities", ["ssl-ca", "ssl-capath", ""])
+def test_an_option_file_that_wants_the_name_verified_is_heeded(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str, authorities: str
+) -> None:
+    """Without any CA it is those of the system."""
+    folder = tmp_path / "authorities"
+    folder.mkdir()
+    (folder / "ca.pem").write_bytes((case.folder / "ca.pem").read_bytes())
+    subprocess.run(["openssl", "rehash", str(folder)], check=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(case.folder / "ca.pem"))
+    where = {"ssl-ca": case.folder / "ca.pem", "ssl-capath": folder}
+    file = tmp_path / "client.cnf"
+    file.write_text(
+        f"[client]\nuser={USER}\n{wish}\n" + (f"{authorities}={where[authorities]}\n" if authorities else "")
+    )
+
+    def asked(host: str) -> Connection:
+        found = Connection.from_config(host=host, port=case.server.port, defaults_file=file)
+        return replace(found, password=PASSWORD)
+
+    with asked(NAME).connect() as session:
+        assert session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
+    with pytest.raises(ServerError, match="cannot connect") as refused:
+        asked(OTHER).connect()
+    assert "for another name" in refused.value.hint
+    assert not is_open(asked("db1.example.com"))
+
+
 def test_a_server_that_takes_encrypted_connections_only_says_so_to_tls_off(case: Case) -> None:
     case.server.execute("SET GLOBAL require_secure_transport = ON")
     try:
