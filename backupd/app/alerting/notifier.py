@@ -36,6 +36,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import LEG
+from backupd.app.jobs.jobs import SWEEP_LEG, sweep_leg
 from backupd.app.runtime.clock_check import ClockWatch, boottime
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Incident, Message, MessageKind
@@ -326,6 +327,8 @@ def _of_service(settings: Settings, topic: str, subject: str) -> str:
         return "alerts.heartbeat is no longer set"
     if topic == API.broken and not settings.api.enabled:
         return "the web page and the REST interface are switched off"
+    if topic == JOB and subject.startswith(SWEEP_LEG) and subject not in map(sweep_leg, settings.destinations):
+        return f"the destination of {subject} is no longer configured"
     return _of_channel(settings, subject) if topic == DELIVERY.broken else ""
 
 

@@ -206,10 +206,15 @@ def _sweeps(wiring: Wiring, job: JobRecord, state: JobState) -> list[JobRecord]:
 def sweep_of(wiring: Wiring, destination: str, runs_on: str = "") -> JobRecord:
     """A new sweep of ``destination`` for the queue, which takes one at a time; ``runs_on``: as of ``queued``."""
     sweep = queued(wiring, JobKind.SWEEP, "", arguments={"destination": destination}, runs_on=runs_on)
+    return replace(sweep, leg=sweep_leg(destination))
+
+
+def sweep_leg(destination: str) -> str:
+    """What sweeps of ``destination`` are told by."""
     leg = SWEEP_LEG + destination
-    if len(leg) > _LONGEST_LEG:
-        leg = f"{leg[: _LONGEST_LEG - 9]}~{hashlib.sha256(destination.encode()).hexdigest()[:8]}"
-    return replace(sweep, leg=leg)
+    if len(leg) <= _LONGEST_LEG:
+        return leg
+    return f"{leg[: _LONGEST_LEG - 9]}~{hashlib.sha256(destination.encode()).hexdigest()[:8]}"
 
 
 def queued(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.alerting.notifier import why_unwatched
 from backupd.app.context.wiring import JobRun, Wiring, owner
-from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, queued, sweep_of
+from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, queued, sweep_leg, sweep_of
 from backupd.app.retention import deletion
 from backupd.app.service.dispatch import perform
 from backupd.app.service.facade import Service
@@ -19,7 +20,7 @@ from backupd.catalog.jobs import jobs
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.errors import BusyError, DestinationError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import HOST, JobKind, JobRecord, JobState
 from backupd.model.text import new_id
 from backupd.transfer.collection import Collected
@@ -101,6 +102,16 @@ def test_a_sweep_of_a_destination_with_a_long_name_fits_into_the_catalog(wiring:
     assert max(map(len, legs)) <= vars(jobs.c.leg.type)["length"]
     assert len(set(legs)) == 3
     assert legs[0] == f"sweep/{names[0]}"
+
+
+def test_nobody_looks_after_a_failed_sweep_of_a_destination_that_is_not_configured_any_more(wiring: Wiring) -> None:
+    def failed(destination: str) -> Incident:
+        return Incident(
+            "i1", "job-failed", "", sweep_leg(destination), Severity.ERROR, "no", "", "", NOON, NOON, job_id="j1"
+        )
+
+    assert why_unwatched(wiring, failed("local")) == ""
+    assert why_unwatched(wiring, failed("gone")) == "the destination of sweep/gone is no longer configured"
 
 
 def test_one_sweep_waits_for_each_destination_and_host_and_one_beside_one_that_runs(wiring: Wiring) -> None:
