@@ -50,6 +50,7 @@ _ROOM_SECONDS = 0.5
 _SAID = {
     EndKind.LOST: "the connection to the server broke",
     EndKind.NOT_THERE: "the server no longer has the file that was asked for",
+    EndKind.UNOPENED: "the server cannot open a file of its binary log",
     EndKind.NO_NEXT: "the server has removed its binary logs",
     EndKind.TORN: "the server cannot read its own binary log",
     EndKind.TWIN: "another program reads this server's binary log with the same server ID",
@@ -63,7 +64,9 @@ _HINTS = {
 }
 _NO_ROOM_HINT = "free space there; nothing is lost as long as the server keeps its binary logs"
 _FAILED = (EndKind.TWIN, EndKind.DENIED)
-_UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT)
+_UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT, EndKind.UNOPENED)
+_UNOPENED_PAUSES = 5
+"""A file that the server cannot open is given up after so many longest pauses: it may only have too many open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class Streamer:
     _stop: threading.Event = field(default_factory=threading.Event)
     _purge_due: float = 0.0
     _torn: tuple[tuple[str, int, int], bool] | None = None
+    _torn_since: float = 0.0
     _damaged_at: tuple[str, int, int] | None = None
     _damage: str = ""
     _mend_due: float = 0.0
@@ -241,8 +245,9 @@ class Streamer:
                 raise
             torn = True
         with start.kept.path.open("rb") as kept, path.open("rb") as fresh:
-            equal = Comparison(kept, fresh).go_on()
-        if torn and equal == path.stat().st_size:
+            comparison = Comparison(kept, fresh)
+            equal = comparison.go_on()
+        if torn and not comparison.differs:
             return False
         if equal >= start.kept.path.stat().st_size:
             raise ToolError(
@@ -379,8 +384,11 @@ class Streamer:
         said = _SAID[end.kind]
         newest = self.spool.newest()
         if end.kind in _UNREADABLE and newest is not None:
-            coordinate = (*newest.key, newest.size)
-            self._torn = (coordinate, self._torn is not None and self._torn[0] == coordinate)
+            coordinate, now = (*newest.key, newest.size), time.monotonic()
+            again = self._torn is not None and self._torn[0] == coordinate
+            self._torn_since = self._torn_since if again else now
+            waited = end.kind is not EndKind.UNOPENED or now - self._torn_since >= self.pace.most * _UNOPENED_PAUSES
+            self._torn = (coordinate, again and waited)
         if end.kind in _FAILED:
             return self._failed(ServerError(f"{said} ({self.server})", detail=end.said, hint=_HINTS[end.kind]))
         # The server can be asked, or this life had not begun: each new one costs it a connection, so they get rarer.

@@ -14,6 +14,8 @@ class EndKind(StrEnum):
     """The connection broke, or the server shut down."""
     NOT_THERE = "not-there"
     """The server has no such file."""
+    UNOPENED = "unopened"
+    """The server cannot open a file that it lists: it is gone from its disk, or the server has too many open."""
     NO_NEXT = "no-next"
     """The server threw its files away (RESET)."""
     TORN = "torn"
@@ -28,7 +30,9 @@ class EndKind(StrEnum):
 
 _SAID = (
     ("Could not find first log file name", EndKind.NOT_THERE),
-    ("not found (", EndKind.NOT_THERE),
+    ("not found (Errcode: 2 ", EndKind.NOT_THERE),
+    ("not found (", EndKind.UNOPENED),
+    ("Could not open log file", EndKind.UNOPENED),
     ("could not find next log", EndKind.NO_NEXT),
     ("same server_uuid/server_id", EndKind.TWIN),
     ("truncated in the middle of event", EndKind.TORN),
@@ -36,6 +40,8 @@ _SAID = (
     ("bogus data in log event", EndKind.TORN),
     ("event read from binlog did not pass", EndKind.TORN),
     ("I/O error reading log event", EndKind.TORN),
+    ("I/O error reading the header", EndKind.TORN),
+    ("bad magic number", EndKind.TORN),
     ("position > file size", EndKind.TORN),
     ("impossible position", EndKind.TORN),
     ("Access denied", EndKind.DENIED),
