@@ -5,12 +5,11 @@ Every metric stands in METRICS; ``python -m backupd.metrics`` prints docs/metric
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of the format that every Prometheus reads."""
@@ -177,23 +176,29 @@ class Values:
         return ((metric, self._found[metric.name]) for metric in METRICS if metric.name in self._found)
 
 
-class _Told(Collector):
-    def __init__(self, values: Values) -> None:
-        self._values = values
-
-    def collect(self) -> Iterable[Metric]:
-        for metric, samples in self._values:
-            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, value in samples.items():
-                family.add_metric(labels, value)
-            yield family
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposition(values: Values) -> bytes:
-    """The text that a scrape gets."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Told(values))
-    return generate_latest(registry)
+    """The text that a scrape gets, byte for byte as ``prometheus_client`` would write it; written here, as it takes
+    many times longer for the values of a thousand servers."""
+    label: Callable[[str], str] = cache(lambda text: text.translate(_ESCAPES))
+    number: Callable[[float], str] = floatToGoString
+    lines: list[str] = []
+    for metric, samples in values:
+        lines += (f"# HELP {metric.name} {metric.help}\n", f"# TYPE {metric.name} gauge\n")
+        if not metric.labels:
+            lines += (f"{metric.name} {number(value)}\n" for value in samples.values())
+            continue
+        order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
+        head = f'{metric.name}{{{metric.labels[order[0]]}="'
+        between = [f'",{metric.labels[place]}="' for place in order[1:]]
+        for found, value in samples.items():
+            told = head + label(found[order[0]])
+            for name, place in zip(between, order[1:], strict=True):
+                told += name + label(found[place])
+            lines.append(f'{told}"}} {number(value)}\n')
+    return "".join(lines).encode()
 
 
 def reference(metrics: Sequence[Gauge] = METRICS) -> str:

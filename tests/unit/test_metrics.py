@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from backupd.metrics import METRICS, Unknown, Values, exposition, reference
 
@@ -31,6 +36,31 @@ def test_every_value_comes_out_with_its_labels_and_its_help() -> None:
         assert (family.type, family.documentation) == ("gauge", metric.help)
         (sample,) = family.samples
         assert (sample.value, sample.labels) == (number + 0.5, {label: f"{label}-1" for label in metric.labels})
+
+
+class _AsTheLibraryTells(Collector):
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        for metric, samples in self._values:
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, value in samples.items():
+                family.add_metric(labels, value)
+            yield family
+
+
+def test_the_text_is_that_of_the_library() -> None:
+    values = everything()
+    odd = ("", "ä€", 'a "b"', "\\n", "a\nb\\", "}", "a=b,c")
+    numbers = (0, -0.0, 1, 0.1, -5, 1e6, 1234567, 1.5e9, 1763726400.123456, 1e15, 1e16, 1e300, 5e-324, -1e9)
+    for metric in METRICS:
+        for place, number in enumerate((*numbers, math.inf, -math.inf, math.nan)):
+            values.set(metric.name, number, *(odd[(place + shift) % len(odd)] for shift in range(len(metric.labels))))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_AsTheLibraryTells(values))
+    assert exposition(values) == generate_latest(registry)
+    assert all(not {"\\", "\n"} & set(metric.help) for metric in METRICS), "they stand there as they are"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine")

@@ -133,7 +133,7 @@ def _urgency(incident: Incident) -> tuple[bool, int, float]:
     return incident.acknowledged_at is not None, -severity, -incident.opened_at.timestamp()
 
 
-SERVERS_OF_A_PAGE = 200
+SERVERS_OF_A_PAGE = 100
 """Servers on one page."""
 _NAMES = {"bad": "below its recovery objectives", "warning": "needs attention", "good": "well"}
 _OLDEST = datetime.min.replace(tzinfo=UTC)

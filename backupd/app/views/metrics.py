@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from importlib.metadata import version
 
@@ -29,8 +30,7 @@ def measure(wiring: Wiring, now: datetime, *, everything: bool = True) -> Values
     servers = overview(wiring, now)
     for server in servers:
         _server(found, server, now)
-    known = {server.name for server in servers}
-    _jobs(found, wiring, now, known | {""} if everything else known)
+    _jobs(found, wiring, now, servers, everything=everything)
     if everything:
         _installation(found, wiring, now)
         for place in places(wiring, now):
@@ -114,17 +114,18 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
         found.set("backupd_job_running_seconds", seconds, name, kind)
 
 
-def _jobs(found: Values, wiring: Wiring, now: datetime, servers: set[str]) -> None:
+def _jobs(found: Values, wiring: Wiring, now: datetime, servers: Sequence[ServerOverview], *, everything: bool) -> None:
     glances = wiring.catalog.glances
-    last = glances.last_jobs()
-    for job in last:
-        if job.server in servers:
+    ours = [glances.last_jobs([""])] if everything else []
+    for last in (*ours, *(server.last_jobs for server in sorted(servers, key=lambda one: one.name))):
+        for job in last:
             labels = job.server, job.kind, job.leg
             found.set("backupd_job_last_failed", is_in_trouble(job, last), *labels)
             found.set("backupd_job_last_success_timestamp_seconds", _stamp(job.succeeded_at), *labels)
-    for (server, kind, state), count in glances.ended_jobs(now - _DAY).items():
-        if server in servers:
-            found.set("backupd_jobs_ended_last_day", count, server, kind, state)
+    known = {server.name for server in servers} | ({""} if everything else set())
+    for (name, kind, state), count in glances.ended_jobs(now - _DAY).items():
+        if name in known:
+            found.set("backupd_jobs_ended_last_day", count, name, kind, state)
 
 
 def _place(found: Values, place: DestinationView) -> None:

@@ -115,6 +115,7 @@ def _made(
             incidents=tuple(incidents[name]),
             held=held,
             paused=paused,
+            last_jobs=tuple(last[name]),
             absent_since=around.absence.since if around.absence else None,
             looked_at=looked.at if looked and not looked.found.trouble else None,
             first_due=first_backup(

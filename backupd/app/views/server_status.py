@@ -19,6 +19,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
 from backupd.app.views.objectives import first_to_come
+from backupd.catalog.overview import LastJob
 from backupd.model.backup_record import BackupKind, BackupRecord, Hold
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import NotFoundError, RefusedError
@@ -174,6 +175,8 @@ class ServerOverview(Document):
     """When all this was found out; null: not yet, and nothing is known of what can be recovered."""
     first_due: datetime | None = field(default=None, metadata=HIDDEN)
     """When its first backup starts, as long as none was due."""
+    last_jobs: tuple[LastJob, ...] = field(default=(), metadata=HIDDEN)
+    """By kind and schedule."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """As the configuration has them."""
 

@@ -213,7 +213,11 @@ def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
     assert f"All {count} servers meet their recovery objectives The oldest last proof is of 3h ago" in words(text)
     assert "Next:" not in text
     assert text.count('class="server-name"') == SERVERS_OF_A_PAGE
-    assert page(viewer, "/?page=2").count('class="server-name"') == 5
+    assert re.findall('rel="(prev|next)" href="([^"]+)"', text) == [("next", "/?page=2")]
+    second = page(viewer, "/?page=2")
+    assert second.count('class="server-name"') == 5
+    assert re.findall('rel="(prev|next)" href="([^"]+)"', second) == [("prev", "/?page=1")]
+    assert f"All {count} servers" in words(second), "what stands at the top is of all"
     monkeypatch.setattr(Servers, "overview", lambda _self: ())
     assert "No server is configured that you may see" in words(page(viewer, "/"))
 
