@@ -33,13 +33,21 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
     # many places as all the others, and takes none of theirs.
     alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
     if job.kind == _SWEEP:
-        here = [other for other in alike if other.runs_on == job.runs_on]
+        here = _sweeps_beside(job, running)
         return f"one sweep runs at a time on a host, and {_named(here)} runs already" if here else ""
     if len(alike) >= limits.jobs:
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
     if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
+    if job.kind == JobKind.RETENTION and (sweeps := _sweeps_beside(job, running)):
+        # It would take the place of a backup, and wait there for the lock until it fails.
+        return f"{_named(sweeps)} holds the lock of removals"
     return _of_server(settings, job, running) if job.server else ""
+
+
+def _sweeps_beside(job: JobRecord, running: Sequence[JobRecord]) -> list[JobRecord]:
+    """On the host that ``job`` is addressed to."""
+    return [other for other in running if other.kind == _SWEEP and other.runs_on == job.runs_on]
 
 
 def _of_server(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from backupd.app.alerting.notifier import why_unwatched
 from backupd.app.context.wiring import JobRun, Wiring, owner
+from backupd.app.jobs.admission import Admission, obstacle
 from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead, close, queued, sweep_leg, sweep_of
 from backupd.app.retention import deletion
 from backupd.app.service.dispatch import perform
@@ -210,6 +211,18 @@ def test_a_sweep_of_another_host_keeps_none_of_this_one_waiting(wiring: Wiring) 
     ended(wiring, JobKind.FULL, BAD)
     assert follow_up(wiring) == []
     assert waiting(wiring) == []
+
+
+def test_rules_take_no_place_of_a_backup_while_a_sweep_holds_the_lock(wiring: Wiring) -> None:
+    """Both wait for the same lock, and four that waited there would let no backup start."""
+    rules = replace(queued(wiring, JobKind.RETENTION, "db1"), leg="retention")
+    sweep = replace(sweep_of(wiring, "local"), state=JobState.RUNNING)
+    admission = Admission(wiring.settings, ())
+    assert obstacle(wiring.settings, (), rules, [sweep]) == f"sweep {sweep.id} holds the lock of removals"
+    assert not admission.allows(rules, [sweep])
+    assert admission.allows(rules, [replace(sweep, runs_on=f"{HOST}other")]), "that is another lock"
+    assert admission.allows(queued(wiring, JobKind.FULL, "db1"), [sweep])
+    assert admission.allows(rules, [])
 
 
 def test_a_sweep_that_was_killed_keeps_no_other_one_waiting(wiring: Wiring) -> None:
