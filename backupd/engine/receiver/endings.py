@@ -42,6 +42,8 @@ _SAID = (
     ("I/O error reading log event", EndKind.TORN),
     ("I/O error reading the header", EndKind.TORN),
     ("bad magic number", EndKind.TORN),
+    ("found invalid event in binary log", EndKind.TORN),
+    ("exceeded max_allowed_packet", EndKind.TORN),  # 1 GiB for a dump, whatever the server's setting is
     ("position > file size", EndKind.TORN),
     ("impossible position", EndKind.TORN),
     ("Access denied", EndKind.DENIED),

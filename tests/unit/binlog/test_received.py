@@ -75,6 +75,20 @@ def test_events_of_several_packets_and_large_transactions_are_identical(server: 
     assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
 
 
+def test_a_large_event_is_received_whatever_the_server_lets_its_clients_send(server: Server, tmp_path: Path) -> None:
+    with Streaming(server, tmp_path / "spool") as streaming:
+        streaming.has_all(server)
+    one_transaction(server, 20 * MIB)
+    server.execute("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        with Streaming(server, tmp_path / "spool") as streaming:
+            streaming.has_all(server)
+            assert_identical(streaming.spool, server)
+    finally:
+        server.execute("SET GLOBAL max_allowed_packet = 134217728")
+    assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
+
+
 class Scissors:
     """Cuts each connection after so many bytes."""
 

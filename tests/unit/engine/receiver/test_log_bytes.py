@@ -236,6 +236,8 @@ def test_without_checksums_lengths_and_positions_are_checked_still() -> None:
         ("Could not open log file", EndKind.UNOPENED),
         ("File './b.000001' not found (Errcode: 2 \"No such file or directory\")", EndKind.NOT_THERE),
         ("File './b.000001' not found (Errcode: 24 \"Too many open files\")", EndKind.UNOPENED),
+        ("Found invalid event in binary log; the first event 'b.000001' at 4", EndKind.TORN),
+        ("log event entry exceeded max_allowed_packet; Increase max_allowed_packet on source", EndKind.TORN),
         ("Binlog has bad magic number;  It's not a binary log file", EndKind.TORN),
         ("could not find next log; the first event 'binlog.000001' at 4", EndKind.NO_NEXT),
         ("A slave with the same server_uuid/server_id as this slave has connected to the master", EndKind.TWIN),
