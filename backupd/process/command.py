@@ -260,8 +260,9 @@ class Child:
             if self._process.returncode is None and self._has_exited():
                 # Before reaping: until then the group's number cannot belong to somebody else.
                 self._send(signal.SIGKILL)
-                _unreaped.discard(self.pid)
-                self._process.wait()
+                with _spawner.reaping:
+                    self._process.wait()
+                    _unreaped.discard(self.pid)
             code = self._process.returncode
             # What ended by a signal in a sandbox, that one tells of as a shell does.
             return 128 - code if self.command.wrapped and code is not None and code > 128 else code
@@ -339,7 +340,8 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
             start_new_session=True,
             close_fds=True,
         )
-        _unreaped.add(popen.pid)
+        with _spawner.reaping:
+            _unreaped.add(popen.pid)
         return Child(command, popen)
 
     try:
@@ -379,7 +381,8 @@ def adopt(command: Command, pid: int) -> Child:
 
     def register() -> Child:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        _unreaped.add(pid)
+        with _spawner.reaping:
+            _unreaped.add(pid)
         return Child(command, _Adopted(pid))
 
     return _spawner.call(register)
@@ -393,7 +396,7 @@ def _reap_strangers() -> None:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
     for pid in children(os.getpid()):
-        with contextlib.suppress(OSError):  # it is gone
+        with _spawner.reaping, contextlib.suppress(OSError):  # it is gone
             if pid not in _unreaped and os.getsid(pid) != os.getsid(0):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -408,6 +411,8 @@ class _Spawner:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.reaping = threading.Lock()
+        """Held by who reaps. Of a child that another thread has reaped, subprocess says that it ended well."""
         self._requests: queue.SimpleQueue[_Request] | None = None
 
     def call(self, work: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _answer: None) -> T:
@@ -429,6 +434,7 @@ class _Spawner:
     def forget(self) -> None:
         """After a fork the child has no such thread, and no children: begin anew there."""
         self._lock = threading.Lock()
+        self.reaping = threading.Lock()
         self._requests = None
         _unreaped.clear()
 
