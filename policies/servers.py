@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Folder:
 
 def read_folder(folder: Path, *, named: Problem | None) -> Folder:
     """Every file of the folder, in the order of their names. ``named``: where the configuration names it, if it does;
-    otherwise it need not exist. What may be meant as one is read, or a problem."""
+    otherwise it need not exist, nor hold any. What may be meant as one is read, or a problem."""
     read = Folder()
     try:
         with os.scandir(folder) as found:
@@ -85,6 +85,9 @@ def read_folder(folder: Path, *, named: Problem | None) -> Folder:
             read.problems += problems
             if node is not None:
                 read.sources.append(Source(path, node))
+    if named is not None and not read.sources and not read.problems:
+        message = f"the folder {folder} holds no file of servers: is it mounted?"
+        read.problems.append(replace(named, message=message))
     return read
 
 

@@ -110,7 +110,7 @@ for copy in $(names @configurations@ | grep -E '^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{12}
     echo "$BASE/old/$installation is the configuration of installation $installation, from ${copy%%-*}; it names:"
     # shellcheck disable=SC2043 # several servers stand there
     for server in @names@; do
-        if grep -qwF -e "$server" "$BASE/old/$installation/backupd.yaml"; then echo "- server $server"; fi
+        if grep -qswF -e "$server" "$BASE/old/$installation"/backupd.yaml "$BASE/old/$installation"/servers.d/*; then echo "- server $server"; fi
     done
 @named@
     gpg --batch --quiet --import "$BASE/old/$installation/public-keys.asc" ||

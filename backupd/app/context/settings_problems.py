@@ -15,8 +15,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine, warning
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls, is_this_host, verifies
-from backupd.model.errors import ConfigurationError, Problem
+from backupd.model.errors import ConfigurationError, Problem, RefusedError
 from backupd.model.event import Severity
+from backupd.model.text import few
 
 SUBJECT = "tls"
 _HINT = (
@@ -87,6 +88,8 @@ def report_transport(wiring: Wiring) -> None:
 
 
 _REMEMBERED = 1000
+_NAMED = 5
+"""Servers that a message names."""
 _BROKEN_HINT = "correct it, then reload: systemctl reload backupd. `backupd policy validate FILE` says when it is valid"
 
 
@@ -104,6 +107,18 @@ def refuse_newly_broken(old: Settings, new: Settings) -> None:
     problems: dict[Problem, None] = dict.fromkeys(problem for server in lost for problem in server.problems)
     if lost:
         raise ConfigurationError(sorted(problems, key=lambda one: (one.file, one.line or 0)))
+
+
+def refuse_lost_files(old: Settings, new: Settings) -> None:
+    """Raises RefusedError where no file of servers is left, and servers that were in such files are in ``new`` no more:
+    the folder was probably moved, or is not mounted."""
+    lost = sorted(set(old.files) - set(new.servers))
+    if lost and not new.files:
+        folder = new.configuration.servers_folder
+        raise RefusedError(
+            f"there is no file of servers in {folder} any more: {few(lost, _NAMED)} would not be backed up",
+            hint="look whether it is mounted; where all of these are to go, restart the service",
+        )
 
 
 def report_policies(wiring: Wiring) -> None:

@@ -26,7 +26,13 @@ from backupd.app.binlogs.stream_supervisor import StreamWatch
 from backupd.app.context.access import audit, service_actor
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, load_settings
-from backupd.app.context.settings_problems import left_out, refuse_newly_broken, report_policies, report_transport
+from backupd.app.context.settings_problems import (
+    left_out,
+    refuse_lost_files,
+    refuse_newly_broken,
+    report_policies,
+    report_transport,
+)
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.jobs.admission import QueueWatch
@@ -298,6 +304,7 @@ class Daemon:
         try:
             new = load_settings(old.file, strict=False)
             refuse_newly_broken(old, new)
+            refuse_lost_files(old, new)
             _same_place(old, new)
             if worker is not None:
                 self._log_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))

@@ -64,6 +64,17 @@ def test_the_folder_may_be_elsewhere_and_then_it_has_to_exist(tmp_path: Path) ->
     assert list(load(path).configuration.servers) == ["db1", "db2"]
 
 
+def test_a_folder_that_is_named_and_holds_no_file_of_servers_is_refused(tmp_path: Path) -> None:
+    """It may be a place where nothing is mounted."""
+    path = write(tmp_path, "servers_folder: servers.d\n" + CONFIGURATION)
+    add(tmp_path)
+    (wrong,) = problems(path)
+    folder = tmp_path / "servers.d"
+    assert wrong[1:] == (1, "servers_folder", f"the folder {folder} holds no file of servers: is it mounted?")
+    write(tmp_path)
+    assert list(load(path).configuration.servers) == ["db1"]
+
+
 def test_every_problem_of_every_file_is_told_at_once_with_its_line_and_field(tmp_path: Path) -> None:
     path = write(tmp_path, CONFIGURATION.replace("{policy: gold}", "{policy: gold, prot: 1}"))
     add(

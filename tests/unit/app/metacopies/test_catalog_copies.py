@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -30,7 +32,7 @@ from backupd.model.errors import DestinationError, LockedError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.transfer.records import proofs as proofdoc
 from storage import layout
-from storage.config import S3Config, SftpConfig
+from storage.config import FilesystemConfig, S3Config, SftpConfig
 from storage.destination import Destination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.keys import Keys
@@ -108,6 +110,26 @@ def test_the_copy_of_the_configuration_holds_the_files_of_servers(wiring: Wiring
     folder.rmdir()
     with pytest.raises(RefusedError, match=r"servers\.d cannot be copied"):
         configuration_tar(there.settings, there.recipients()[1])
+
+
+def test_recover_says_which_servers_a_copy_of_the_configuration_names_wherever_they_are_written(tmp_path: Path) -> None:
+    newest = dict.fromkeys(("db1", "db2", "db3"), backup_id(1))
+    folder = FilesystemConfig(type="filesystem", path=tmp_path)
+    text = recover_text("vault", folder, newest, recipients=["A" * 40])
+    (loop,) = re.findall(r"(    for server in .*?\n    done\n)", text, re.DOTALL)
+    copy = tmp_path / "old" / "0123"
+    copy.mkdir(parents=True)
+    (copy / "backupd.yaml").write_text("servers: {db1: {policy: gold}}\n")
+
+    def named() -> str:
+        script = f"set -eu\ninstallation=0123\n{loop}"
+        environment = {"BASE": str(tmp_path), "PATH": os.defpath}
+        return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env=environment).stdout
+
+    assert named() == "- server db1\n", "a copy of an earlier version has no folder of servers"
+    (copy / "servers.d").mkdir()
+    (copy / "servers.d" / "a.yaml").write_text("db2: {policy: gold}\n")
+    assert named() == "- server db1\n- server db2\n"
 
 
 def test_the_catalog_is_copied_at_most_once_an_hour_and_what_has_not_changed_never(wiring: Wiring) -> None:

@@ -190,6 +190,16 @@ def test_a_reload_follows_the_files_of_servers(office: Office) -> None:
             (told,) = catalog.events.list(kind="config-reloaded")
             assert "4 servers; new: db4" in told.message
             assert ("db4", "physical.full") in catalog.schedules.all()
+        folder.rename(office.base / "elsewhere")  # or it is not mounted
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(4)
+        lost = f"there is no file of servers in {folder} any more: db2, db3, db4 would not be backed up"
+        assert lost in service.refused()
+        office.write(servers=dict.fromkeys(("db1", "db2", "db3", "db4"), "gold"))
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(5)
+        with looking(office) as catalog:
+            assert "4 servers" in catalog.events.list(kind="config-reloaded")[0].message, "they are in another file"
 
 
 def test_one_broken_policy_at_the_start_keeps_only_its_server_from_being_backed_up(office: Office) -> None:
