@@ -114,7 +114,7 @@ def test_the_copy_of_the_configuration_holds_the_files_of_servers(wiring: Wiring
 
 def test_recover_says_which_servers_a_copy_of_the_configuration_names_wherever_they_are_written(tmp_path: Path) -> None:
     newest = dict.fromkeys(("db1", "db2", "db3"), backup_id(1))
-    folder = FilesystemConfig(type="filesystem", path=tmp_path)
+    folder = FilesystemConfig.model_validate({"type": "filesystem", "path": tmp_path})
     text = recover_text("vault", folder, newest, recipients=["A" * 40])
     (loop,) = re.findall(r"(    for server in .*?\n    done\n)", text, re.DOTALL)
     copy = tmp_path / "old" / "0123"
