@@ -161,6 +161,12 @@ class Backups(Rows):
         queries = (select(backups).where(_in_lines_of(chunk)) for chunk in chunks(ids))
         return tuple({record.id: record for query in queries for record in self._found(query)}.values())
 
+    def family(self, record: BackupRecord) -> tuple[BackupRecord, ...]:
+        """What it builds on, itself, and what was built on it directly; no foreign ones."""
+        built_on_it = select(backups).where(backups.c.server == record.server, backups.c.parent == record.id)
+        found = (*self.lines([record.id]), *self._found(built_on_it.order_by(*_NEWEST)))
+        return tuple({one.id: one for one in found if not one.foreign}.values())
+
     def lineage(self, ids: Collection[str]) -> Iterator[Ancestor]:
         """The same as ``lines`` but for foreign ones, and of each only what its protection depends on."""
         for chunk in chunks(ids):

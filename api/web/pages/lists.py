@@ -36,7 +36,7 @@ def backup(request: Request, service: Acting, backup_id: str, read: str = "") ->
     """As the catalog has it; with ``read`` also what only a destination knows (manifest and runbook), which may take
     its time and is told as far as it answers."""
     record = service.listings.backup(backup_id)
-    siblings = service.backups.list(record.server)
+    family = service.listings.family(record)
     detail, runbook, problem = _stored(service, backup_id) if read else (None, "", None)
     return render(
         request,
@@ -46,8 +46,8 @@ def backup(request: Request, service: Acting, backup_id: str, read: str = "") ->
         runbook=runbook,
         problem=problem,
         was_read=bool(read),
-        chain=_chain(record, siblings),
-        children=[one for one in siblings if one.parent == backup_id],
+        chain=_chain(record, family),
+        children=[one for one in family if one.parent == backup_id],
         moment=backup_moment(record),
         proofs=service.listings.proofs(record.server, backup=backup_id, limit=20).items,
     )
@@ -60,9 +60,9 @@ def _stored(service: Service, backup_id: str) -> tuple[BackupDetail | None, str,
         return None, "", problem_of(error)
 
 
-def _chain(record: BackupRecord, siblings: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
+def _chain(record: BackupRecord, family: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
     try:
-        return chain_of(record.id, siblings)
+        return chain_of(record.id, family)
     except BackupdError:
         return ()  # the page says what it builds on; a restore would tell that this is not there
 

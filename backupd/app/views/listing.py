@@ -96,6 +96,10 @@ class Listings(Facade):
 
         return with_protection(self._wiring, [self._backup(backup_id)])[0]
 
+    def family(self, record: BackupRecord) -> tuple[BackupRecord, ...]:
+        """Of a backup that the actor was shown: what it builds on, itself, and what was built on it directly."""
+        return self._wiring.catalog.backups.family(record)
+
     def jobs(
         self,
         server: str | None = None,
