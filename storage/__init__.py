@@ -1,1 +1,1 @@
-"""Where backups lie: one contract, and a driver for each kind of destination."""
+"""Where backups are stored: one contract, and a driver for each kind of destination."""

@@ -25,7 +25,7 @@ StorageClass = Literal[
 ]
 
 
-class Place(BaseModel):
+class BaseDestinationConfig(BaseModel):
     """What every kind of destination has. ``is_off_site`` is the answer, ``off_site`` what somebody wrote."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -54,12 +54,13 @@ class Place(BaseModel):
 
     @property
     def address(self) -> Address:
-        """Where it is: the room that places are in, and the steps in it; what begins with those lies inside of it."""
+        """Where it is: the namespace of the destinations, and the steps in it; what begins with those is inside of
+        it."""
         raise NotImplementedError
 
     @property
     def takes_pieces(self) -> bool:
-        """May pieces of a binary log that still grows lie here? They are gone soon, and some classes charge for
+        """May pieces of a binary log that still grows be stored here? They are gone soon, and some classes charge for
         months."""
         return True
 
@@ -69,7 +70,7 @@ class Place(BaseModel):
         return ""
 
 
-class FilesystemConfig(Place):
+class FilesystemConfig(BaseDestinationConfig):
     """A folder on a mounted file system."""
 
     type: Literal["filesystem"] = Field(description="Kind of destination.", examples=["filesystem"])
@@ -98,7 +99,7 @@ class FilesystemConfig(Place):
         return path
 
 
-class S3Config(Place):
+class S3Config(BaseDestinationConfig):
     """A bucket of Amazon S3 or of anything that speaks like it.
 
     Only sealed parts of files and of binary logs go to ``storage_class`` and ``binlog_storage_class``; whatever is
@@ -193,7 +194,7 @@ class S3Config(Place):
         return self
 
 
-class SftpConfig(Place):
+class SftpConfig(BaseDestinationConfig):
     """A folder on another host, by SSH."""
 
     type: Literal["sftp"] = Field(description="The kind of destination.", examples=["sftp"])

@@ -38,13 +38,13 @@ class Capability(Flag):
     SPACE = auto()
     """``space`` knows how much room is left."""
     ARCHIVE = auto()
-    """Objects may lie in an archive class, where they can be read only after a thaw: see ``ArchiveDestination``."""
+    """Objects may be in an archive class, where they can be read only after a thaw: see ``ArchiveDestination``."""
     RULES = auto()
-    """The same, but by rules of the place that the configuration does not know: nobody expects it."""
+    """The same, but by rules of the destination that the configuration does not know: nobody expects it."""
     CHECKSUMS = auto()
-    """``checksum`` gives what the place itself computed, or checked, when it took an object."""
+    """``checksum`` gives what the destination itself computed, or checked, when it took an object."""
     AUDITED = auto()
-    """And the place itself keeps comparing what it stores with that, so it tells what is there now."""
+    """And the destination itself keeps comparing what it stores with that, so it shows what is there now."""
     VERSIONS = auto()
     """What was deleted or overwritten may still be there, and can be brought back: see ``VersionedDestination``."""
     LOCKS = auto()
@@ -80,8 +80,8 @@ class Destination(Protocol):
 
     Every failure is a DestinationError (``retryable`` as the driver knows), a full disk DestinationFullError, an
     unknown key ObjectMissingError, reading what has to be thawed first ArchivedError, deleting what may not be deleted
-    yet LockedError; ``message`` names the destination and the key. None of them hangs: a place that does not answer
-    is a DestinationError within a minute.
+    yet LockedError; ``message`` names the destination and the key. None of them hangs: a destination that does not
+    answer is a DestinationError within a minute.
     """
 
     @property
@@ -127,17 +127,18 @@ class Destination(Protocol):
         ...
 
     def is_initialised(self) -> bool:
-        """Does the place exist and carry our marker? False for a folder that vanished or whose disk is not mounted.
+        """Does the destination exist and carry our marker? False for a folder that vanished or whose disk is not
+        mounted.
 
         A caller who remembers that it once did must refuse to go on, not initialise again. Raises DestinationError
-        where nobody can tell: a place over the network that does not answer or does not let us in.
+        where nobody can tell: a destination over the network that does not answer or does not let us in.
         """
         ...
 
     def initialise(self, now: datetime) -> None:
-        """Make an empty place ready and put the marker; harmless when it is there already.
+        """Make an empty destination ready and put the marker; harmless when it is there already.
 
-        Raises RefusedError when the place holds something else. Until this was called, every other method but
+        Raises RefusedError when the destination holds something else. Until this was called, every other method but
         ``is_initialised`` raises DestinationError.
         """
         ...
@@ -211,8 +212,9 @@ class ColdState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Coldness:
-    """``storage_class`` as the place calls it; ``until``: when a thawed copy goes away again (aware, UTC). ``refused``,
-    of what was just asked for while it was being thawed: the place goes on as it was asked before."""
+    """``storage_class`` as the destination calls it; ``until``: when a thawed copy goes away again (aware, UTC).
+    ``refused``, of what was just asked for while it was being thawed: the destination goes on as it was asked
+    before."""
 
     key: str
     size: int
@@ -231,11 +233,11 @@ class ArchiveDestination(Destination, Protocol):
         ...
 
     def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
-        """Ask for ``key`` to be readable for ``days`` days; how it stands afterwards.
+        """Ask for ``key`` to be readable for ``days`` days; its state afterwards.
 
-        Repeating is harmless: what is being thawed goes on, faster where ``tier`` is a faster one and the place can do
-        that (else the answer is ``refused``); a thawed copy stays for ``days`` days from now. Raises RefusedError for a
-        tier that its storage class does not have, ObjectMissingError.
+        Repeating is harmless: what is being thawed goes on, faster where ``tier`` is a faster one and the destination
+        can do that (else the answer is ``refused``); a thawed copy stays for ``days`` days from now. Raises
+        RefusedError for a tier that its storage class does not have, ObjectMissingError.
         """
         ...
 
@@ -245,14 +247,14 @@ class ChecksumDestination(Destination, Protocol):
     """A destination with the CHECKSUMS capability."""
 
     def checksum(self, key: str) -> str | None:
-        """The SHA-256 (64 hex) of the stored bytes of ``key`` as the place recorded it, without reading them; None
-        where it has none for this object. Raises ObjectMissingError."""
+        """The SHA-256 (64 hex) of the stored bytes of ``key`` as the destination recorded it, without reading them;
+        None where it has none for this object. Raises ObjectMissingError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One of the states that ``key`` was in. ``id``: as the place calls it, None where it keeps no versions;
+    """One of the states that ``key`` was in. ``id``: as the destination calls it, None where it keeps no versions;
     ``modified_at``: since when (aware, UTC); ``newest``: it is what is seen now; ``size``: None where ``key`` was
     deleted then."""
 
@@ -269,7 +271,7 @@ class VersionedDestination(Destination, Protocol):
 
     def versions(self, prefix: str) -> Iterator[Version]:
         """Every state of every key that starts with ``prefix``, in the order of keys, the newest of each key first.
-        Where no versions are kept, what is there is told as the only one."""
+        Where no versions are kept, what is there is reported as the only one."""
         ...
 
     def open_version(self, version: Version) -> BinaryIO:
@@ -282,7 +284,7 @@ class VersionedDestination(Destination, Protocol):
 
     def bring_back(self, version: Version, above: Sequence[Version]) -> None:
         """Let ``version`` be what is seen under its key again. ``above``: the deletions that hide it, where nothing
-        else does; without any it is stored once more, as it lies there. No version is ever removed."""
+        else does; without any it is stored once more, as it is there. No version is ever removed."""
         ...
 
 
@@ -322,7 +324,8 @@ def thawable(destination: Destination) -> ArchiveDestination | None:
 
 
 def is_listed(destination: Destination, key: str) -> bool:
-    """Asked about what was just listed and could not be read: is it gone now, or does the place say both of it?"""
+    """Asked about what was just listed and could not be read: is it gone now, or does the destination say both of
+    it?"""
     return any(info.key == key for info in destination.list(key))
 
 
@@ -354,7 +357,7 @@ def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:
 
 
 def read_note(destination: Destination, key: str) -> Any:
-    """What the note under ``key`` tells. Raises ValueError for what is no JSON or no note by its length."""
+    """The content of the note under ``key``. Raises ValueError for what is no JSON or no note by its length."""
     with destination.get(key) as stream:
         return parsed(stream.read(NOTE_LIMIT + 1), limit=NOTE_LIMIT)
 
@@ -399,19 +402,19 @@ def _marker_bytes(document: object) -> bytes:
 
 
 def repository_id(destination: Destination) -> str | None:
-    """The same under every name and by every way that leads there. None where the marker tells none: one that nobody
-    can read, or a destination that needs no marker. Raises DestinationError where the place does not answer."""
+    """The same under every name and by every way that leads there. None where the marker has none: one that nobody
+    can read, or a destination that needs no marker. Raises DestinationError where the destination does not answer."""
     try:
         document = read_note(destination, layout.REPOSITORY)
     except (ObjectMissingError, ValueError):
         return None
-    told = document.get("id") if isinstance(document, dict) else None
-    return told if isinstance(told, str) and told else None
+    found_id = document.get("id") if isinstance(document, dict) else None
+    return found_id if isinstance(found_id, str) and found_id else None
 
 
 def marker_problem(found: bytes, noted: bytes | None) -> str:
-    """Why the marker ``found`` at a place is not as it was written; "" where it is. ``noted``: what was seen there
-    earlier, None for nothing. One with another id that was made later is of a place that was made anew."""
+    """Why the marker ``found`` at a destination is not as it was written; "" where it is. ``noted``: what was seen
+    there earlier, None for nothing. One with another id that was made later is of a destination that was made anew."""
     if found == noted:
         return ""
     try:

@@ -3,11 +3,11 @@
 Every put is: temporary file, fsync, rename, fsync of the folder. What a kill or a power cut leaves is a temporary file
 that no listing shows and ``clear_leftovers`` removes.
 
-Temporary files lie in ``.tmp`` of the same file system, each locked by its writer. The kernel drops the lock when the
+Temporary files are in ``.tmp`` of the same file system, each locked by its writer. The kernel drops the lock when the
 writer dies, however it dies, so "unlocked" means "abandoned", without clocks or process ids. Trees on their way out
-are renamed into the same place, which takes them away in one step.
+are renamed into the same folder, which takes them away in one step.
 
-Somebody else may own what lies below the root, and this may run as root. So below it no link is followed, also not one
+Somebody else may own what is below the root, and this may run as root. So below it no link is followed, also not one
 that is put there in that moment: each folder on the way is opened by itself (``_inside``), and what is done is done in
 that one, whatever becomes of its name.
 """
@@ -230,7 +230,7 @@ class Folder:
                 self._prune(above)
 
     def space(self) -> Space | None:
-        """What the file system tells (statvfs): bytes and inodes that this user may use."""
+        """What the file system reports (statvfs): bytes and inodes that this user may use."""
         with self._guard("asking for free space"):
             return self._space()
 
@@ -427,7 +427,7 @@ class Folder:
 
     def _failure(self, error: OSError, doing: str) -> DestinationError:
         """The DestinationError for ``error``, met while ``doing`` something: DestinationFullError for a full disk or
-        quota; the hint tells a missing marker from missing rights."""
+        quota; the hint distinguishes a missing marker from missing rights."""
         detail = error.strerror or str(error)
         if error.errno in _FULL:
             return DestinationFullError(
@@ -555,7 +555,7 @@ def _take(path: Path, *, remove: bool) -> bool:
 
 
 def folders_of(above: str) -> list[str]:
-    """``a/b/c`` and what it lies in, the outermost first; nothing for the root."""
+    """``a/b/c`` and its parents, the outermost first; nothing for the root."""
     parts = above.split("/") if above else []
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 

@@ -82,7 +82,7 @@ SEALED = ".zst.gpg"
 SIGNATURE = ".sig"
 
 DEEPEST = 5
-"""Parts of the longest key. What lies deeper, outside of trees, is none of ours, and is not gone through."""
+"""Parts of the longest key. What is deeper, outside of trees, is none of ours, and is not gone through."""
 
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _HELD_ALL = HELD + "all/servers.json"
@@ -187,7 +187,7 @@ def hold_key(server: str) -> str:
 
 
 def held_server(key: str) -> str | None:
-    """The server (``*``: every one) whose hold lies under ``key``, None for anything else."""
+    """The server (``*``: every one) whose hold is under ``key``, None for anything else."""
     if key == _HELD_ALL:
         return EVERY_SERVER
     parts = key.split("/")
@@ -276,9 +276,9 @@ def is_sealed_log(name: str) -> bool:
 
 
 def cold_kind(key: str) -> Literal["object", "log"] | None:
-    """What of a destination may lie in another storage class, even one that has to be thawed: ``object`` for sealed
-    parts of files, ``log`` for sealed parts of whole binary logs. None for everything that tells what there is, and for
-    pieces, which are replaced soon."""
+    """What of a destination may be in another storage class, even one that has to be thawed: ``object`` for sealed
+    parts of files, ``log`` for sealed parts of whole binary logs. None for everything that lists what is stored, and
+    for pieces, which are replaced soon."""
     if key.startswith(OBJECTS):
         return "object"
     owner = segment_of(key)
@@ -307,7 +307,7 @@ def segment_of(key: str) -> tuple[str, SegmentKey, str] | None:
 
 
 def branch_of(key: str) -> tuple[str, str] | None:
-    """(server, branch) whose description lies under ``key``, None for anything else."""
+    """(server, branch) whose description is under ``key``, None for anything else."""
     parts = key.split("/")
     if len(parts) != 4 or parts[0] + "/" != BINLOGS or parts[3] != BRANCH:
         return None
@@ -318,12 +318,12 @@ def branch_of(key: str) -> tuple[str, str] | None:
 
 
 def head_key(server: str) -> str:
-    """Where a server's head lies."""
+    """Where a server's head is."""
     return f"{HEADS}{server}/{_HEAD}"
 
 
 def signature_key(key: str) -> str:
-    """Where the signature of the document under ``key`` lies."""
+    """Where the signature of the document under ``key`` is."""
     return key + SIGNATURE
 
 
@@ -399,7 +399,7 @@ def tree_name(server: str, backup_id: str) -> str:
 
 
 def in_tree(key: str) -> bool:
-    """Does ``key`` lie where trees are, so that it can never be an object's key?"""
+    """Is ``key`` where trees are, so that it can never be an object's key?"""
     parts = key.split("/")
     if len(parts) < 3 or parts[0] + "/" != SERVERS:
         return False
@@ -533,7 +533,7 @@ def _shown(name: str, *, folder: bool) -> str:
     ours = name.endswith((_PARTS, SEALED)) if folder else name.startswith(_BUNDLE)
     if "~" not in name and not ours and len(raw) <= room:
         return name
-    # Cutting may split a multi-byte character: "ignore" drops the broken end. The hash alone tells names apart.
+    # Cutting may split a multi-byte character: "ignore" drops the broken end. The hash alone distinguishes names.
     beginning = raw[: room - 33].decode("utf-8", "ignore").replace("~", "_")
     return f"{beginning}~{hashlib.sha256(raw).hexdigest()[:32]}"
 

@@ -1,7 +1,7 @@
 """The content-addressed pool: sealed objects under names that say what is inside.
 
 OpenPGP output differs each time, so an object is found again by the *identity* of its plaintext: a keyed hash, which
-tells nothing about the content to somebody without the key.
+shows nothing about the content to somebody without the key.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fetch(destination: Destination, item: StoredObject) -> bytes:
 
 
 def fetch_side(destination: Destination, key: str, item: StoredObject) -> bytes:
-    """Like ``fetch`` for a body, unpack script or runbook, which lie under their own ``key``."""
+    """Like ``fetch`` for a body, unpack script or runbook, which are under their own ``key``."""
     return _verified(destination, key, item, SIDE_LIMIT)
 
 
@@ -77,8 +77,8 @@ def _verified(destination: Destination, key: str, item: StoredObject, limit: int
         raise damaged(destination, key, "it is missing") from error
     if len(data) != item.size:
         more = "more than " if len(data) > item.size else ""
-        told = item.size if more else len(data)
-        raise damaged(destination, key, f"it holds {more}{told} bytes where {item.size} were stored")
+        size_seen = item.size if more else len(data)
+        raise damaged(destination, key, f"it holds {more}{size_seen} bytes where {item.size} were stored")
     if hashlib.sha256(data).hexdigest() != item.sha256:
         raise damaged(destination, key, f"its {item.size} bytes are not those that were stored (SHA-256 differs)")
     return data

@@ -17,8 +17,8 @@ def open_destination(name: str, config: DestinationConfig) -> Destination:
     destination = _open(name, config)
     if config.max_upload is None and config.max_download is None:
         return destination
-    place = config.model_dump_json(exclude={"max_upload", "max_download"})
-    mark = hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]
+    address = config.model_dump_json(exclude={"max_upload", "max_download"})
+    mark = hashlib.sha256(f"{name} {address}".encode()).hexdigest()[:32]
     return throttled(
         destination,
         put=SharedBucket(config.max_upload, f"{mark}-put") if config.max_upload else None,

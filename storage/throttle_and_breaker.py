@@ -34,7 +34,7 @@ from storage.destination import (
 PIECE = 256 * 1024
 """Bytes that are asked for at a time: small enough that streams beside each other share a bandwidth evenly."""
 PAUSE = 30.0
-"""Seconds for which a place that did not answer counts as silent: finding that out takes as long, each time."""
+"""Seconds for which a destination that did not answer counts as silent: finding that out takes as long, each time."""
 
 
 class ForwardingDestination:
@@ -242,7 +242,7 @@ class BreakerDestination(ForwardingDestination):
 
 
 def _asking(name: str) -> Callable[..., Any]:
-    """The method ``name`` of BreakerDestination, which asks the place; what it lists, for as long as it lists."""
+    """The method ``name`` of BreakerDestination, which asks the destination; what it lists, for as long as it lists."""
     method = getattr(ForwardingDestination, name)
 
     def asked(self: BreakerDestination, *arguments: Any, **named: Any) -> Any:

@@ -129,7 +129,7 @@ _NEEDS_LOCKS = (
     "destination {name}"
 )
 _NO_LOCKS = re.compile(r"object lock|objectlock", re.IGNORECASE)
-_REGION_TOLD = re.compile(r"expecting '([a-z0-9-]+)'")
+_EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 
 _UNREACHABLE = (
@@ -156,7 +156,7 @@ _SSL = re.compile(r"certificate|SSL", re.IGNORECASE)
 
 
 def code_of(error: ClientError) -> str:
-    """The place's word for it; an answer without a body has only its number."""
+    """The destination's word for it; an answer without a body has only its number."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -177,15 +177,15 @@ def may_pass(error: Exception) -> bool:
 
 
 def is_about_identity(error: Exception) -> bool:
-    """May the credentials be to blame? A place may say so of credentials that it does not know (any more) as well as of
-    those that may not do this; an answer without a body has only its number."""
+    """May the credentials be to blame? A destination may say so of credentials that it does not know (any more) as well
+    as of those that may not do this; an answer without a body has only its number."""
     if isinstance(error, ClientError):
         return code_of(error) in _WRONG_CREDENTIALS | _NOT_ALLOWED | {"401", "403", "Unauthorized"}
     return isinstance(error, _NO_IDENTITY)
 
 
 def is_missing(error: ClientError) -> bool:
-    """No such key; and, as far as an answer without a body tells, perhaps no such bucket."""
+    """No such key; and, as far as an answer without a body shows, perhaps no such bucket."""
     return code_of(error) in {"NoSuchKey", "404", "NotFound", "NoSuchVersion"}
 
 
@@ -197,29 +197,29 @@ class Explainer:
     config: S3Config
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """The destination as messages name it."""
         bucket = f"s3://{self.config.bucket}" + (f"/{self.config.prefix}" if self.config.prefix else "")
         return f"destination {self.name} ({bucket})"
 
     def missing(self, key: str) -> ObjectMissingError:
         """The error for a key that is not there."""
-        return ObjectMissingError(f"{self.place} has no {key}")
+        return ObjectMissingError(f"{self.label} has no {key}")
 
     def locked(self, key: str, detail: str, hint: str) -> LockedError:
         """The error for a key that may not be deleted yet."""
-        return LockedError(f"{self.place}: {key} may not be deleted yet", detail=detail, hint=hint)
+        return LockedError(f"{self.label}: {key} may not be deleted yet", detail=detail, hint=hint)
 
     def explain(self, error: Exception, doing: str, key: str | None) -> BackupdError:
         """``error`` of the client library, met while ``doing`` something (``writing objects/...``) with ``key``."""
         if isinstance(error, ClientError):
             return self._answered(error, doing, key)
         if isinstance(error, _NO_IDENTITY):
-            return self.failed(doing, _told(error), self._identity_hint())
+            return self.failed(doing, _error_text(error), self._identity_hint())
         if isinstance(error, SSLError):
             return self.failed(
                 doing,
-                _told(error),
+                _error_text(error),
                 "the server's certificate is not trusted here: give the certificate of its authority "
                 "as ca_file, or check that endpoint_url names the right server",
             )
@@ -227,7 +227,7 @@ class Explainer:
             endpoint = self.config.endpoint_url or "Amazon S3"
             failed = self.failed(
                 doing,
-                _told(error),
+                _error_text(error),
                 f"unexpected response from {endpoint}: check endpoint_url, the network and the server; backupd retries "
                 "later",
             )
@@ -235,7 +235,7 @@ class Explainer:
                 return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)
             return failed
         if isinstance(error, BotoCoreError):
-            return self.failed(doing, _told(error), f"check the settings of destination {self.name}")
+            return self.failed(doing, _error_text(error), f"check the settings of destination {self.name}")
         raise error
 
     def _answered(self, error: ClientError, doing: str, key: str | None) -> BackupdError:
@@ -254,14 +254,14 @@ class Explainer:
             return self.locked(key or self.config.bucket, detail, "an object lock keeps it; backupd retries later")
         if code == "InvalidObjectState":
             return ArchivedError(
-                f"{self.place}: {key} is in an archive class",
+                f"{self.label}: {key} is in an archive class",
                 detail=detail,
                 hint="thaw it: backupd thaw; if a rule of the bucket moved it there, set that class as storage_class "
                 f"or binlog_storage_class of destination {self.name}",
             )
         if code in _NO_ROOM or status == 507:
             return DestinationFullError(
-                f"{self.place} is full: {doing} failed",
+                f"{self.label} is full: {doing} failed",
                 detail=detail,
                 destination=self.name,
                 hint="free space, raise the quota or run retention; nothing of this file was stored",
@@ -306,7 +306,7 @@ class Explainer:
         return f"{', '.join(wanted)} on {config.bucket}"
 
     def failed(self, doing: str, detail: str, hint: str) -> DestinationError:
-        return DestinationError(f"{self.place}: {doing} failed", detail=detail, hint=hint)
+        return DestinationError(f"{self.label}: {doing} failed", detail=detail, hint=hint)
 
     def _identity_hint(self) -> str:
         config = self.config
@@ -320,17 +320,17 @@ class Explainer:
 
     def _region_hint(self, error: ClientError) -> str:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        told = _REGION_TOLD.search(str(error))
+        answered = _EXPECTED_REGION.search(str(error))
         region = (
             error.response.get("Error", {}).get("Region")
             or headers.get("x-amz-bucket-region")
-            or (told[1] if told else "")
+            or (answered[1] if answered else "")
         )
         right = f": region: {region}" if region and _NAME.fullmatch(str(region)) else ""
         return f"the bucket {self.config.bucket} is in another region: correct region of destination {self.name}{right}"
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """One line of the library's words; they name the endpoint, never credentials."""
     return " ".join(str(error).split())[:500] or type(error).__name__
 

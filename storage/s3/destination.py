@@ -68,7 +68,7 @@ class S3Destination:
         lock, ARCHIVE where a class has to be thawed, else RULES."""
         classes = {self._config.storage_class, self._config.binlog_storage_class}
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
-        # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
+        # Other servers keep the checksum of an upload beside the bytes, and return it whatever became of these.
         audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
         locks = Capability.LOCKS if self._config.object_lock is not None else Capability.NONE
         archive = Capability.ARCHIVE if cold else Capability.RULES
@@ -93,12 +93,12 @@ class S3Destination:
             head = self._head(key, f"looking at {key} after it was written")
         except ObjectMissingError as error:
             raise DestinationError(
-                f"{self._bucket.words.place} accepted {key}, but no longer has it",
+                f"{self._bucket.words.label} accepted {key}, but no longer has it",
                 hint="check the lifecycle rules of the bucket, and who else deletes in it; backupd retries later",
             ) from error
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
             raise DestinationError(
-                f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
+                f"{self._bucket.words.label} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
                 hint="check the server's log; backupd retries later",
             )
         until = headers.get("ObjectLockRetainUntilDate")
@@ -183,9 +183,9 @@ class S3Destination:
                 self._refuse_locked(key, doing)
             except ObjectMissingError:
                 return
-            told = self._bucket.words.explain(error, doing, None)
-            refused = self._bucket.words.locked(key, told.detail, told.hint)
-            raise MissingRightsError(refused.message, detail=told.detail, hint=told.hint) from error
+            explained = self._bucket.words.explain(error, doing, None)
+            refused = self._bucket.words.locked(key, explained.detail, explained.hint)
+            raise MissingRightsError(refused.message, detail=explained.detail, hint=explained.hint) from error
 
     def space(self) -> Space | None:
         """A bucket does not say."""
@@ -212,15 +212,15 @@ class S3Destination:
         )
 
     def checksum(self, key: str) -> str | None:
-        """What the place computed when it took the object; of one that came in parts, which it has checked one by one,
-        what was recorded with it, where its length was known before it was sent."""
+        """What the destination computed when it took the object; of one that came in parts, which it has checked one by
+        one, what was recorded with it, where its length was known before it was sent."""
         layout.check_key(key)
         head = self._head(key, f"looking at {key}")
-        told = head.get("ChecksumSHA256", "")
-        if not told:
+        answered = head.get("ChecksumSHA256", "")
+        if not answered:
             return None
-        if "-" not in told:
-            return b64decode(told).hex()
+        if "-" not in answered:
+            return b64decode(answered).hex()
         return head["Metadata"].get(SHA256)
 
     # Versions and object lock
@@ -257,7 +257,7 @@ class S3Destination:
         """Is the marker in the bucket? False also for a bucket that does not exist."""
         where = self._bucket.where(layout.REPOSITORY)
         try:
-            # Only an answer with a body tells a missing bucket from a missing key.
+            # Only an answer with a body distinguishes a missing bucket from a missing key.
             self._bucket.call(
                 "looking for the marker", lambda client: client.get_object(**where)["Body"].close(), expect=is_missing
             )
@@ -277,15 +277,15 @@ class S3Destination:
         strangers = [item["Key"] for item in page.get("Contents", ()) if item["Key"] not in ours]
         if strangers:
             raise not_empty(
-                self._bucket.words.place, strangers, f"give destination {self.name} its own bucket or prefix"
+                self._bucket.words.label, strangers, f"give destination {self.name} its own bucket or prefix"
             )
-        # Of two first users one wins, where the place knows conditions.
+        # Of two first users one wins, where the destination knows conditions.
         Upload(self._bucket, layout.REPOSITORY, self._headers(layout.REPOSITORY), lambda _sha256, _token: True).store(
             io.BytesIO(new_marker(now, links=False)), self._running
         )
         if not self.is_initialised():
             raise DestinationError(
-                f"{self._bucket.words.place} accepted {layout.REPOSITORY}, but does not have it",
+                f"{self._bucket.words.label} accepted {layout.REPOSITORY}, but does not have it",
                 hint="check the rules of the bucket and the server's log",
             )
 
@@ -363,14 +363,14 @@ class S3Destination:
         until = head.get("ObjectLockRetainUntilDate")
         held = head.get("ObjectLockLegalHoldStatus") == "ON"
         if held or (until is not None and until > self._clock()):
-            told = "a legal hold keeps it"
+            reason = "a legal hold keeps it"
             if until is not None and not held:
                 mode = head.get("ObjectLockMode", "lock").lower()
-                told = f"locked until {format_time(until.astimezone(UTC))} ({mode})"
-            raise self._bucket.words.locked(key, told, "backupd retries later")
+                reason = f"locked until {format_time(until.astimezone(UTC))} ({mode})"
+            raise self._bucket.words.locked(key, reason, "backupd retries later")
 
     def _is_same(self, key: str, sha256: str, token: str) -> bool:
-        """Is what lies under ``key``, which is never to be replaced, what is being stored? False for bytes that are not
+        """Is what is under ``key``, which is never to be replaced, what is being stored? False for bytes that are not
         what they should be. Raises DestinationError for others that are whole."""
         try:
             head = self._head(key, f"looking at {key}")
@@ -389,7 +389,7 @@ class S3Destination:
         whole = name.endswith(stored[:16]) if layout.is_object_name(name) else stored == recorded
         if whole:
             raise DestinationError(
-                f"{self._bucket.words.place} has another {key} already",
+                f"{self._bucket.words.label} has another {key} already",
                 detail=f"its SHA-256 is {stored}, that of what was to be stored {sha256}",
                 hint="two backups never share a name: check whether two installations use the same identity key",
             )

@@ -47,8 +47,8 @@ _NOT_ARCHIVED = "InvalidObjectState"
 
 
 def coldness_of(key: str, head: Mapping[str, Any], now: datetime) -> Coldness:
-    """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
-    in removing it."""
+    """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the destination is
+    late in removing it."""
     storage_class = head.get("StorageClass") or "STANDARD"
     header = head.get("Restore") or ""
     size = int(head["ContentLength"])
@@ -67,13 +67,13 @@ def coldness_of(key: str, head: Mapping[str, Any], now: datetime) -> Coldness:
 
 
 def coldness(client: S3Client, bucket: Bucket, key: str, now: datetime) -> Coldness:
-    """How an object stands. What the place refuses leaves as botocore's error, which the driver explains as it does for
-    all of its calls."""
+    """The state of an object. What the destination refuses leaves as botocore's error, which the driver explains as it
+    does for all of its calls."""
     return coldness_of(key, client.head_object(**bucket.where(key)), now)
 
 
 def thaw(client: S3Client, bucket: Bucket, key: str, tier: Tier, days: int, now: datetime) -> Coldness:
-    """Ask for an object, or for a thawed copy to stay; how it stands afterwards. See ``ArchiveDestination.thaw``."""
+    """Ask for an object, or for a thawed copy to stay; its state afterwards. See ``ArchiveDestination.thaw``."""
     before = coldness(client, bucket, key, now)
     if before.state is ColdState.WARM:
         return before
@@ -131,7 +131,7 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
         page = ask(bucket, "s3:ListBucketVersions", doing, lambda client: client.list_object_versions(**fields))
         found = [_version(bucket, item, item["Size"]) for item in page.get("Versions", ())]
         found += [_version(bucket, item, None) for item in page.get("DeleteMarkers", ())]
-        # Sorting is stable: versions of the same second stay in the order in which the place told them.
+        # Sorting is stable: versions of the same second stay in the order in which the destination listed them.
         found.sort(key=lambda one: (one.modified_at, one.size is None), reverse=True)
         found.sort(key=lambda one: (one.key, not one.newest))
         yield from (one for one in found if is_ours(one.key))
@@ -171,10 +171,10 @@ def opened(bucket: Bucket, version: Version) -> BinaryIO:
 
 
 def checksum(bucket: Bucket, version: Version) -> str | None:
-    """See ``VersionedDestination.version_checksum``. Of what came in parts there is none that the place computed, and
-    what was recorded beside it may be whoever's who stored it."""
-    told = _head(bucket, version).get("ChecksumSHA256", "")
-    return b64decode(told).hex() if told and "-" not in told else None
+    """See ``VersionedDestination.version_checksum``. Of what came in parts there is none that the destination computed,
+    and what was recorded beside it may be whoever's who stored it."""
+    checksum = _head(bucket, version).get("ChecksumSHA256", "")
+    return b64decode(checksum).hex() if checksum and "-" not in checksum else None
 
 
 def ask(
@@ -185,14 +185,14 @@ def ask(
     try:
         return bucket.call(doing, what, key=key, expect=lambda error: _is_denied(error) or status_of(error) == 501)
     except ClientError as error:
-        told = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())
-        detail = f"{code_of(error)} ({status_of(error)}): {told}".strip(" :")
+        text = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())
+        detail = f"{code_of(error)} ({status_of(error)}): {text}".strip(" :")
         if status_of(error) == 501:
             raise RefusedError(
-                f"{bucket.words.place} keeps no versions: its server does not know them", detail=detail
+                f"{bucket.words.label} keeps no versions: its server does not know them", detail=detail
             ) from error
         raise ForbiddenError(
-            f"{bucket.words.place}: {doing} is not allowed",
+            f"{bucket.words.label}: {doing} is not allowed",
             detail=detail,
             hint=f"these credentials need the right {rights} on {bucket.config.bucket}: give it to them for as long as "
             "this takes, or use others (credentials_file, profile)",
@@ -214,8 +214,8 @@ def _is_denied(error: ClientError) -> bool:
 
 
 def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Version:
-    told = item.get("VersionId") or _NONE
-    key, kept = str(item["Key"]).removeprefix(bucket.prefix), None if told == _NONE else str(told)
+    version_id = item.get("VersionId") or _NONE
+    key, kept = str(item["Key"]).removeprefix(bucket.prefix), None if version_id == _NONE else str(version_id)
     return Version(key, kept, item["LastModified"].astimezone(UTC), bool(item.get("IsLatest")), size)
 
 
@@ -236,13 +236,13 @@ def lock_headers(config: S3Config, key: str, now: datetime) -> dict[str, Any]:
 
 def is_locked(head: Mapping[str, Any], until: datetime) -> bool:
     """By the answer to a HEAD: does the lock last until then?"""
-    told = head.get("ObjectLockRetainUntilDate")
-    return told is not None and told >= until - _ROUNDING
+    locked_until = head.get("ObjectLockRetainUntilDate")
+    return locked_until is not None and locked_until >= until - _ROUNDING
 
 
 def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime) -> bool:
-    """Keep ``key``, of which ``head`` tells, locked until then at the least; False when it is already. A lock of the
-    other mode stays in its mode."""
+    """Keep ``key``, whose HEAD answer is ``head``, locked until then at the least; False when it is already. A lock of
+    the other mode stays in its mode."""
     if is_locked(head, until):
         return False
     mode = head.get("ObjectLockMode") or str(bucket.config.object_lock).upper()
@@ -256,7 +256,7 @@ def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime)
 def not_locked(bucket: Bucket, key: str, until: datetime) -> DestinationError:
     """What was stored is not locked as it was asked for."""
     return DestinationError(
-        f"{bucket.words.place} accepted {key}, but does not lock it until {format_time(until)}",
+        f"{bucket.words.label} accepted {key}, but does not lock it until {format_time(until)}",
         hint="the bucket must be created with object lock, and the credentials need s3:PutObjectRetention, and "
         "s3:GetObjectRetention to see what is locked",
     )

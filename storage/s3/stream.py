@@ -47,12 +47,12 @@ _UNKNOWN = frozenset({"NotImplemented", "InvalidArgument", "InvalidRequest", "40
 SHA256 = "backupd-sha256"
 """Name of the metadata that holds the digest (64 hex) of the whole object."""
 TOKEN = "backupd-put"  # noqa: S105  no password
-"""Name of the metadata that tells one put from every other one."""
+"""Name of the metadata that distinguishes one put from every other one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """What was committed. ``etag``: as the place calls these bytes."""
+    """What was committed. ``etag``: as the destination calls these bytes."""
 
     size: int
     etag: str
@@ -66,7 +66,7 @@ Result = TypeVar("Result")
 
 class Upload:
     """One put of ``key``. ``headers``: what storage class, encryption and lock ask for. With ``taken`` it is stored
-    only where there is nothing under ``key``, as far as the place knows such conditions."""
+    only where there is nothing under ``key``, as far as the destination knows such conditions."""
 
     def __init__(self, bucket: Bucket, key: str, headers: Mapping[str, Any], taken: Taken | None) -> None:
         self._bucket = bucket
@@ -82,7 +82,7 @@ class Upload:
         length = expected_length(stream)
         if length is not None and length > LARGEST:
             raise DestinationError(
-                f"{self._bucket.words.place}: {self._key} has {length} bytes; no object may have more than {LARGEST}"
+                f"{self._bucket.words.label}: {self._key} has {length} bytes; no object may have more than {LARGEST}"
             )
         begin = [_fill(stream, WHOLE + 1)]  # a list, so that it can be let go while parts are sent
         if len(begin[0]) <= WHOLE:
@@ -185,7 +185,7 @@ class Upload:
                 for number, data in enumerate(_parts(begin, stream, length), 1):
                     if number > PARTS:
                         raise DestinationError(
-                            f"{self._bucket.words.place}: {self._key} is longer than any object may be",
+                            f"{self._bucket.words.label}: {self._key} is longer than any object may be",
                             detail=f"{size} bytes in {PARTS} parts, and not at its end",
                         )
                     whole.update(data)
@@ -236,9 +236,9 @@ class Upload:
         with contextlib.suppress(DestinationError):
             abort(self._bucket, f"giving up {self._key}", self._key, upload)
 
-    def _agree(self, told: str | None, ours: str) -> None:
-        if told and told != ours:
-            problem = f"the place says SHA-256 {told} where {ours} was sent"
+    def _agree(self, answered: str | None, ours: str) -> None:
+        if answered and answered != ours:
+            problem = f"the destination says SHA-256 {answered} where {ours} was sent"
             raise self._bucket.words.failed(
                 self._doing, problem, "bytes were changed in transit; backupd retries later"
             )
@@ -299,7 +299,7 @@ def expected_length(stream: BinaryIO) -> int | None:
 
 
 def known_digest(stream: BinaryIO, begin: bytes) -> str:
-    """The digest (hex) of ``begin`` and everything after it of a stream that can go back to where it stands."""
+    """The digest (hex) of ``begin`` and everything after it of a stream that can go back to where it is."""
     here = stream.tell()
     digest = hashlib.sha256(begin)
     while piece := stream.read(MIB):
@@ -420,7 +420,7 @@ class Download(io.RawIOBase):
             if status_of(error) == 416 or code_of(error) == "InvalidRange":
                 return
             raise DestinationError(
-                f"{self._bucket.words.place}: {self._key} was replaced while it was read",
+                f"{self._bucket.words.label}: {self._key} was replaced while it was read",
                 hint="read it again from its beginning",
             ) from error
         body, begin, size, etag = answer
@@ -437,7 +437,7 @@ class Download(io.RawIOBase):
             body.close()
 
     def _ask(self, client: S3Client) -> tuple[StreamingBody, int, int, str]:
-        """The body, its first byte's place, the size of the object, its ETag."""
+        """The body, its first byte's offset, the size of the object, its ETag."""
         fields = self._bucket.where(self._key)
         if self._at or self._end is not None:
             last = "" if self._end is None else str(max(self._end, self._at + 1) - 1)
@@ -447,10 +447,10 @@ class Download(io.RawIOBase):
         if self._etag not in {"", "-"}:
             fields["IfMatch"] = self._etag
         answer = client.get_object(**fields)
-        told = answer.get("ContentRange", "")
+        answered = answer.get("ContentRange", "")
         begin, size = 0, answer["ContentLength"]
-        if told:
-            span, _slash, total = told.removeprefix("bytes ").partition("/")
+        if answered:
+            span, _slash, total = answered.removeprefix("bytes ").partition("/")
             begin, size = int(span.partition("-")[0]), int(total)
         return answer["Body"], begin, size, answer.get("ETag", "")
 
@@ -461,5 +461,5 @@ class Download(io.RawIOBase):
 
 
 def _is_answer(error: ClientError) -> bool:
-    """The place knows the key, and there is nothing at that offset, or something else by now."""
+    """The destination knows the key, and there is nothing at that offset, or something else by now."""
     return status_of(error) in {412, 416} or code_of(error) in {"InvalidRange", "PreconditionFailed"}

@@ -150,7 +150,7 @@ class SftpDestination:
             self._sessions.run(remove)
 
     def space(self) -> Space | None:
-        """What the server tells (statvfs@openssh.com), None where it does not know that."""
+        """What the server reports (statvfs@openssh.com), None where it does not know that."""
         with self._guard("asking for free space"):
             return self._space()
 
@@ -197,7 +197,7 @@ class SftpDestination:
         return [found or [] for found in self._sessions.run(lambda wire: wire.folders(paths))]
 
     def _space(self) -> Space | None:
-        """What the server tells; None where it does not know statvfs. Raises StatusError, LostError."""
+        """What the server reports; None where it does not know statvfs. Raises StatusError, LostError."""
 
         def ask(wire: Wire) -> Space | None:
             self._tells_space = STATVFS in wire.extensions

@@ -119,7 +119,7 @@ def _fits(pattern: str, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-# Its threads tell with whole tracebacks what is raised to us anyway.
+# Its threads log with whole tracebacks what is raised to us anyway.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
@@ -573,7 +573,7 @@ def _part(sessions: Sessions, session: Session, handle: bytes, *, sure: bool) ->
         session.wire.close(handle)
     except LostError:
         sessions.drop(session)
-    except StatusError:  # what could not be written is told with the close, too
+    except StatusError:  # what could not be written is reported by the close, too
         sessions.give(session)
     else:
         sessions.give(session)

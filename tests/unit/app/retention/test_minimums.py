@@ -80,7 +80,7 @@ def test_the_minimum_of_a_copy_comes_from_the_class_of_its_destination(
     record = here.catalog.backups.list(SERVER)[0]
     assert minimums.minimum_of(here.wiring, record.copies[0], record.stats) is None
     assert minimums.logs_minimum(here.wiring, "local") is None
-    monkeypatch.setattr("storage.config.Place.kept_in", lambda _self, logs: "DEEP_ARCHIVE")
+    monkeypatch.setattr("storage.config.BaseDestinationConfig.kept_in", lambda _self, logs: "DEEP_ARCHIVE")
     assert minimums.logs_minimum(here.wiring, "local") == ("DEEP_ARCHIVE", timedelta(days=180))
     assert minimums.logs_minimum(here.wiring, "gone") is None
     (found,) = minimums.preview(here.wiring, SERVER, now=here.clock())
