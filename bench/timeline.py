@@ -16,7 +16,7 @@ from backupd.model.backup_record import BackupRecord, Copy
 from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
-from backupd.recovery.runs import Place
+from backupd.recovery.runs import FilePosition
 from backupd.recovery.timeline import timeline
 from backupd.recovery.windows import RouteLeg
 from bench.measure import timed
@@ -121,7 +121,9 @@ def backups() -> list[BackupRecord]:
 class Sizes:
     """A resolver that knows everything at once: what the catalog takes is not measured here."""
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, _since: datetime
+    ) -> Stop | None:
         number = int(FILES * ((moment - FIRST) / SPAN))
         return self._at(branch, number, 500, moment) if start <= (number, 500) < end else None
 

@@ -58,7 +58,7 @@ class Documents:
 class BackupSpec:
     """What is decided about a backup of any kind before it starts.
 
-    ``behind``: how far the clock stands before the newest backup; added to the recorded times, so that they are in
+    ``behind``: how far the clock is behind the newest backup; added to the recorded times, so that they are in
     order. ``reason``: why this kind is taken when another was due. ``config`` gives the configuration of the server's
     host. ``announce`` hears of the SHA-256 of the manifest right before it is committed. ``throttle``: what is read
     from the server passes it; ``send`` makes one for each destination, for what is stored there.

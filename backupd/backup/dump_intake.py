@@ -1,6 +1,6 @@
 """Files that dump tools write, packed while the tools run, each gone from the disk as soon as it was read.
 
-What lies on the disk has a bound: when the destinations are slower than the tools, the tools stand still. Small files
+What is on the disk has a bound: when the destinations are slower than the tools, the tools stand still. Small files
 wait on the disk until their table is known to be good, because they share objects with others, and because their order
 should not depend on which of them was finished first.
 """
@@ -37,11 +37,11 @@ class Pausable(Protocol):
 
 @dataclass(slots=True)
 class Received:
-    """Of one table, so far. ``rows``: as they came by; ``told``: as the tool counted them, where it did. ``small``
+    """Of one table, so far. ``rows``: as they came by; ``reported``: as the tool counted them, where it did. ``small``
     files are on the disk, the others packed as ``paths``; ``files`` counts both."""
 
     rows: int = 0
-    told: int = 0
+    reported: int = 0
     bytes: int = 0
     paths: list[str] = field(default_factory=list)
     small: list[DumpedFile] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Intake:
     """One for each group of runs. A context manager that joins its threads: leave the runs first, which ends them.
 
     ``room``: bytes of complete files that may wait on the disk. ``pressure``: why the server should be left alone, or
-    nothing; then everything stands still until ``throttle`` lets it pass. ``arrived`` is told table and size of each
+    nothing; then everything stands still until ``throttle`` lets it pass. ``arrived`` receives table and size of each
     file.
     """
 
@@ -108,12 +108,12 @@ class Intake:
         """How many came of ``table``."""
         return self._received.get(table, Received()).rows
 
-    def told(self, table: TableName) -> int:
+    def reported(self, table: TableName) -> int:
         """How many should have come of ``table``, by what its tool counted when it wrote them."""
-        return self._received.get(table, Received()).told
+        return self._received.get(table, Received()).reported
 
     def keep(self, table: TableName) -> Received:
-        """``table`` is good: pack what is still on the disk, and tell what there is of it."""
+        """``table`` is good: pack what is still on the disk, and report what there is of it."""
         received = self._received.setdefault(table, Received())
         received.small.sort(key=lambda file: (len(file.path.name), file.path.name))
         for file in received.small:
@@ -183,7 +183,7 @@ class Intake:
         else:
             self._pack(file, received, meter)
         received.rows += meter.rows
-        received.told += meter.rows if file.rows is None else file.rows
+        received.reported += meter.rows if file.rows is None else file.rows
         received.bytes += file.size
         self._arrived(file.table, file.size)
         with self._lock:

@@ -61,9 +61,9 @@ _LOST = (2006, 2013, 4031)
 """The server ended the session, for whatever reason: only another one can tell whether it is still there."""
 _LOOK_SECONDS = 0.5
 _LONG_UNDER_FLUSH = 1.0
-_TOLD = 10
+_SHOWN = 10
 
-_MOST_TOLD = 20
+_MOST_SHOWN = 20
 _LEAVE_SECONDS = 5.0
 
 
@@ -188,7 +188,7 @@ class ClearWay:
                     raise BusyError(
                         f"{len(found)} long-running statements would block the locks that open the snapshots, and all "
                         "sessions behind them",
-                        detail="\n".join(str(one) for one in found[:_TOLD]),
+                        detail="\n".join(str(one) for one in found[:_SHOWN]),
                         hint="wait for them or end them; or choose another time, or logical.long_queries and "
                         "limits.max_pause in the policy",
                     )
@@ -212,7 +212,7 @@ class ClearWay:
                 if late is not None and now - late >= self.patience:
                     raise BusyError(
                         "the tables cannot be listed: a statement keeps one of them locked",
-                        detail="\n".join(str(one) for one in found[:_TOLD]) or locked.detail,
+                        detail="\n".join(str(one) for one in found[:_SHOWN]) or locked.detail,
                         hint="wait for it or end it (SHOW PROCESSLIST); or choose another time, or "
                         "logical.long_queries and limits.max_pause in the policy",
                     ) from locked
@@ -231,8 +231,8 @@ def _in_the_way(session: Session, seconds: float, *, stages: bool) -> Sequence[R
 
 
 class WaitWatch:
-    """A context manager. ``bound``: seconds that a statement which changes one of ``tables`` may wait for before it is
-    told: to ``tell`` while it waits ("" when nobody does any more), in ``log``, and in ``warnings`` afterwards."""
+    """A context manager. ``bound``: seconds that a statement which changes one of ``tables`` may wait before it goes to
+    ``report`` while it waits ("" when nobody does any more), to ``log``, and to ``warnings`` afterwards."""
 
     def __init__(
         self,
@@ -240,11 +240,11 @@ class WaitWatch:
         tables: Collection[TableName],
         *,
         bound: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         log: Path | None = None,
     ) -> None:
-        self._connection, self._tables, self._bound, self._tell = connection, frozenset(tables), bound, tell
-        self._log, self._told = log, ""
+        self._connection, self._tables, self._bound, self._report = connection, frozenset(tables), bound, report
+        self._log, self._reported = log, ""
         self._since: dict[tuple[int, str], float] = {}
         self._longest: dict[tuple[int, str], tuple[float, Changing]] = {}
         self._trouble = ""
@@ -254,13 +254,13 @@ class WaitWatch:
     @property
     def warnings(self) -> tuple[str, ...]:
         """In words, the statements that waited longer than the bound, and what kept us from looking."""
-        told = [
+        waited = [
             f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and other "
             "sessions behind it"
             for seconds, one in self._longest.values()
         ]
-        more = [f"and {len(told) - _MOST_TOLD} statements more waited"] if len(told) > _MOST_TOLD else []
-        return (*told[:_MOST_TOLD], *more, *([self._trouble] if self._trouble else []))
+        more = [f"and {len(waited) - _MOST_SHOWN} statements more waited"] if len(waited) > _MOST_SHOWN else []
+        return (*waited[:_MOST_SHOWN], *more, *([self._trouble] if self._trouble else []))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -292,11 +292,11 @@ class WaitWatch:
             self._say(f"{self._words(first)} waits for the metadata lock of a table of this dump" if first else "")
 
     def _say(self, words: str) -> None:
-        if words and words != self._told and self._log is not None:
+        if words and words != self._reported and self._log is not None:
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(f"backupd: {words}\n")
-        self._told = words
-        self._tell(words)
+        self._reported = words
+        self._report(words)
 
     def _words(self, one: Changing) -> str:
         by = one.by

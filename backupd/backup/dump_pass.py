@@ -3,7 +3,7 @@
 A table is good when its tool says that all rows were written, nothing happened to its definition or its name meanwhile,
 and as many rows came as the snapshot holds.
 
-``RowCounter`` tells how many rows a table has in the snapshot; the count is read in a snapshot of our own, opened in
+``RowCounter`` shows how many rows a table has in the snapshot; the count is read in a snapshot of our own, opened in
 the same moment as those of the tools, while they write.
 """
 
@@ -124,7 +124,7 @@ class RowCounter:
         try:
             rows = int(self._snapshot.session.scalar(statement))
         except ServerError:
-            self._snapshot.session.ping()  # the table's own trouble, which the tool will tell, unless this raises
+            self._snapshot.session.ping()  # the table's own trouble, which the tool will report, unless this raises
         # What was counted holds only if the snapshot was still there.
         if not self._snapshot.release():
             self.trouble = "the server gave up the snapshot"
@@ -198,7 +198,7 @@ class DumpSpec(BackupSpec):
 class PassSettings:
     """``steady``: engines that read a snapshot. ``ready`` is called before each attempt to open the snapshots; it
     returns when nothing long is in their way, or raises. ``opened`` is called when they are there, and says which
-    tables are not defined any more as ``wanted`` says, and why. ``notice`` is told, from a thread, who waits for locks
+    tables are not defined any more as ``wanted`` says, and why. ``notice`` receives, from a thread, who waits for locks
     of the dump, and "" when nobody does any more."""
 
     spec: DumpSpec
@@ -217,14 +217,14 @@ def dump(
     arrived: Callable[[TableName, int], None],
 ) -> Passed:
     """Dump ``wanted``. What is bad leaves nothing in ``packer``. ``watch``: made before the definitions were read.
-    ``arrived`` is told table and size of each file.
+    ``arrived`` receives table and size of each file.
 
     Raises NotOpenedError, ToolError and ServerError when the snapshots cannot be opened, DestinationError and whatever
     else packing does, CancelledError. Trouble of a tool afterwards is trouble of its tables.
     """
 
     def seen(table: TableName, size: int) -> None:
-        with contextlib.suppress(ServerError):  # the last look tells
+        with contextlib.suppress(ServerError):  # the last look shows
             watch.written(table)
         arrived(table, size)
 
@@ -253,7 +253,7 @@ def dump(
             settings.spec.connection,
             [one.name for one in wanted],
             bound=settings.spec.max_lock,
-            tell=settings.notice,
+            report=settings.notice,
             log=settings.context.log,
         ) as waits:
             ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
@@ -269,12 +269,12 @@ def dump(
         blamed: dict[TableName, DumpTool] = {}
         for tool, _run, tables in opened.runs:
             for one in tables:
-                rows, told = intake.rows(one.name), intake.told(one.name)
+                rows, reported = intake.rows(one.name), intake.reported(one.name)
                 expected = counts.get(one.name, rows)
                 if one.name not in bad and rows != expected:
                     bad[one.name] = f"{rows} rows were written where the snapshot holds {expected}"
-                if one.name not in bad and rows != told:
-                    bad[one.name] = f"{tool.tool.name} reported {told} rows of it, but its files hold {rows}"
+                if one.name not in bad and rows != reported:
+                    bad[one.name] = f"{tool.tool.name} reported {reported} rows of it, but its files hold {rows}"
                 if one.name in bad:
                     intake.drop(one.name)
                     if one.name not in changed:

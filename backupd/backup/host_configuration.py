@@ -6,8 +6,8 @@ true of the host. Nearly all of it is secret: it exists in the clear only in mem
 The host is seen from the server's process: which option files it read, its mounts, system, packages.
 
 Files of the host are members with their modes, owners and times, equal files giving equal bytes. Nothing fails for a
-file's sake: what cannot be taken is told in ``warnings`` (somebody should act) or in ``notes`` (worth knowing when it
-is unpacked).
+file's sake: what cannot be taken is reported in ``warnings`` (somebody should act) or in ``notes`` (worth knowing when
+it is unpacked).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HostFiles:
         self._members[name] = (member, content)
 
     def option_file(self, path: Path) -> None:
-        """A file of the server with everything that it includes. Its absence is told."""
+        """A file of the server with everything that it includes. Its absence is reported."""
         read = read_option_file(path, ())
         for problem in read.problems:
             self.warnings.append(f"option file {problem}")
@@ -78,7 +78,7 @@ class HostFiles:
                 self.add(file)
 
     def add(self, path: Path) -> None:
-        """A file or folder with all that is in it; a link with what it leads to. Its absence is told."""
+        """A file or folder with all that is in it; a link with what it leads to. Its absence is reported."""
         waiting = [path]  # folders may be nested deeper than calls
         while waiting:
             waiting += reversed(self._one(waiting.pop()))
@@ -308,7 +308,7 @@ def read_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that ``path`` (as it really is, links followed) lies on."""
+    """The mount that ``path`` (as it really is, links followed) is on."""
     real = Path(os.path.realpath(path))
     best: Mount | None = None
     for mount in mounts:
@@ -320,9 +320,9 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
 def describe_mounts(info: ServerInfo, variables: Mapping[str, str]) -> tuple[str, str]:
     """The file systems of the datadir and of everything outside it, as a document; and a warning, or nothing."""
     mounts = read_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
-    places = {info.datadir: "datadir", **{entry.path: f"{entry.kind} {entry.name}" for entry in info.external}}
+    paths = {info.datadir: "datadir", **{entry.path: f"{entry.kind} {entry.name}" for entry in info.external}}
     lines = [
-        f"{path}\n    {what}\n    on {mount_of(path, mounts) or 'an unknown mount'}" for path, what in places.items()
+        f"{path}\n    {what}\n    on {mount_of(path, mounts) or 'an unknown mount'}" for path, what in paths.items()
     ]
     doublewrite = variables.get("innodb_doublewrite", "ON").upper()
     lines.append(f"innodb_doublewrite = {doublewrite}")
@@ -372,11 +372,11 @@ def describe_packages(process: ServerProcess) -> str:
         ("rpm", "--query", "--all"),
     ):
         try:
-            told = run(Command((*ask, *_PACKAGES)), timeout=_TOOL_SECONDS, check=False).stdout
+            answer = run(Command((*ask, *_PACKAGES)), timeout=_TOOL_SECONDS, check=False).stdout
         except ToolError:
             continue
         lines = sorted(
-            line.strip() for line in told.decode("utf-8", "replace").splitlines() if not line.startswith("un")
+            line.strip() for line in answer.decode("utf-8", "replace").splitlines() if not line.startswith("un")
         )
         answers += [f"{ask[0]}:", *(f"    {line}" for line in lines if line)]
     if process.program:
@@ -427,7 +427,7 @@ class Artefact:
 
 
 def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Path] = ()) -> Artefact:
-    """Everything that can be had, told or read. Equal input gives equal bytes.
+    """Everything that can be had, reported or read. Equal input gives equal bytes.
 
     Never raises because of a file or a missing privilege; raises ServerError when the server cannot be reached.
     """
@@ -533,7 +533,7 @@ def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
 
 @contextlib.contextmanager
 def _answering(files: HostFiles) -> Iterator[None]:
-    """What the server does not answer is told. Raises ServerError when it is gone."""
+    """What the server does not answer is reported. Raises ServerError when it is gone."""
     try:
         yield
     except ServerError as error:

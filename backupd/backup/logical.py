@@ -74,7 +74,7 @@ _STEADY = "SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'Y
 _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _BEFORE = "it was dropped before the snapshot was taken"
 _SINCE = "it was created while the backup ran"
-_TOLD = 20
+_SHOWN = 20
 
 
 def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> UnknownTableError:
@@ -221,9 +221,9 @@ class _Dumping:
         self._known |= {table.name for table in chosen}
         self._context.report(Progress("check", files_total=len(chosen)))
         closed = unreadable(session, grants, (table.name for table in chosen))
-        tell, cancel = self._warnings.append, self._context.cancel
+        report, cancel = self._warnings.append, self._context.cancel
         readable = [table for table in chosen if table.name not in closed]
-        broken = {**closed, **check(session, readable, repair=spec.repair, tell=tell, cancel=cancel)}
+        broken = {**closed, **check(session, readable, repair=spec.repair, report=report, cancel=cancel)}
         definitions = read_tables(session, [table.name for table in chosen if table.name not in broken])
         self._under_way = definitions.tables
         present = watch.present() if definitions.failed else frozenset()
@@ -247,7 +247,7 @@ class _Dumping:
 
     def _redefined(self) -> Mapping[TableName, str]:
         """Once the snapshots are open: the tables whose definitions are not those that were read before, and why. What
-        stands between both readings belongs to the snapshots. Schemas are read only now."""
+        is between both readings belongs to the snapshots. Schemas are read only now."""
         stale: dict[TableName, str] = {}
         with self._spec.connection.connect() as session:
             now = read_tables(session, self._under_way)
@@ -355,7 +355,7 @@ class _Dumping:
         if failed and not dumped:
             raise ToolError(
                 f"none of {len(failed)} tables could be dumped",
-                detail="\n".join(f"{one.name.shown}: {one.reason}" for one in failed[:_TOLD]),
+                detail="\n".join(f"{one.name.shown}: {one.reason}" for one in failed[:_SHOWN]),
                 hint="the detail lists the first reasons; nothing of this backup was stored",
             )
         for one in dumped:

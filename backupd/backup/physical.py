@@ -112,20 +112,22 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server stands: its log sequence number, and the highest id of a table. None: not known."""
+class ServerPosition:
+    """Where a server is: its log sequence number, and the highest id of a table. None: not known."""
 
     lsn: int | None
     table: int | None
 
 
-def here(connection: Connection) -> Place:
+def current_position(connection: Connection) -> ServerPosition:
     """Raises ServerError."""
     with connection.connect() as session:
-        return Place(lsn=current_lsn(session), table=newest_table(session))
+        return ServerPosition(lsn=current_lsn(session), table=newest_table(session))
 
 
-def landmarks_of(connection: Connection, info: ServerInfo, before: Place, receipts: Receipts, key: bytes) -> Landmarks:
+def landmarks_of(
+    connection: Connection, info: ServerInfo, before: ServerPosition, receipts: Receipts, key: bytes
+) -> Landmarks:
     """The landmarks of a backup that was captured since ``before``; ``key`` hides what its log held.
 
     Raises ToolError when a table was imported while the tool ran, ServerError.
@@ -220,7 +222,7 @@ def execute(
     ``on_stderr`` gets what the tool prints."""
     with making(spec, parents=spec.parent.chain if spec.parent else (), clock=context.clock) as made:
         waited = Stopwatch()
-        place = here(spec.connection) if spec.tool.takes_increments else None
+        before = current_position(spec.connection) if spec.tool.takes_increments else None
         capture, packed = _capture(spec, made.fanout, waited, context, on_stderr)
         stock = capture.stock()
         refuse_incomplete(stock, increment=spec.parent is not None, repeats=spec.repeats)
@@ -230,7 +232,7 @@ def execute(
             capture.tool,
             capture.receipts(),
             parent=spec.parent.backup_id if spec.parent else None,
-            landmarks=_landmarks(spec, capture, place) if place else None,
+            landmarks=_landmarks(spec, capture, before) if before else None,
             lost=sum(map(len, spec.lost.values())),
             inventory=stock.inventory,
             missing=tuple(table.name for table in stock.missing),
@@ -332,8 +334,8 @@ def _capture(
     return capture, packed
 
 
-def _landmarks(spec: PhysicalSpec, capture: Capture, place: Place) -> Landmarks:
-    found = landmarks_of(spec.connection, spec.info, place, capture.receipts(), spec.identity_key)
+def _landmarks(spec: PhysicalSpec, capture: Capture, before: ServerPosition) -> Landmarks:
+    found = landmarks_of(spec.connection, spec.info, before, capture.receipts(), spec.identity_key)
     return replace(found, restore=spec.restored_by)
 
 

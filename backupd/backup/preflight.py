@@ -1,4 +1,4 @@
-"""Preflight: everything that would spoil a backup, told at once, before it starts.
+"""Preflight: everything that would spoil a backup, reported at once, before it starts.
 
 Each look is taken whatever the others found; what cannot be looked at because something else is missing is
 simply left out. Nothing that a user can cause raises.
@@ -94,7 +94,7 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
 class PreflightSpec:
     """What a backup of one server would use.
 
-    ``new_destinations``: names of destinations that never held a backup: they are made ready, which a place
+    ``new_destinations``: names of destinations that never held a backup: they are made ready, which a destination
     that once did and is empty now must never be. ``secret_files``: option and password files that nobody
     else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
     ``restore_gnupg_home``: where test restores find decryption keys, and ``key_files``: what key plugins of copies may
@@ -278,16 +278,16 @@ def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=spec.spool if spec.spool.is_dir() else None) as folder:
             try_out(best, spec.connection, Path(folder))
     except (BackupdError, OSError) as problem:
-        told = from_error("", problem) if isinstance(problem, BackupdError) else error("", str(problem))
+        reason = from_error("", problem) if isinstance(problem, BackupdError) else error("", str(problem))
         if others:
             yield warning(
                 "dump tool",
                 f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
-                f"{others[0].tool.name} dumps the tables instead, which is slower: {told.message}",
-                told.hint,
+                f"{others[0].tool.name} dumps the tables instead, which is slower: {reason.message}",
+                reason.hint,
             )
         else:
-            yield error("dump tool", f"no table can be dumped: {told.message}", told.hint)
+            yield error("dump tool", f"no table can be dumped: {reason.message}", reason.hint)
     else:
         if not missing:
             yield fine(

@@ -68,7 +68,7 @@ def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Fi
     """Do others own what ``tool`` (its name) would copy, or would it have to run as root?"""
     datadir = Path(info.datadir)
     if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
-        return  # which is told
+        return  # which is reported
     try:
         with powers_of(reader_of(datadir, session)):
             if tool == CLONE:  # the server copies itself, and follows none
@@ -144,7 +144,7 @@ def _can_be_read(path: Path) -> bool:
 
 
 def _process(session: Session, info: ServerInfo) -> Iterator[Finding]:
-    """A server works in its datadir, so the process behind a socket tells whether this is the folder it
+    """A server works in its datadir, so the process behind a socket shows whether this is the folder it
     means.
     """
     pid = session.peer_pid

@@ -189,7 +189,7 @@ def show_thaw(screen: Screen, thaw: ThawPlan) -> None:
         right=("AT MOST", "COST"),
     )
     screen.line(
-        f"at {thaw.places}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
+        f"at {thaw.destinations}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
         "the transfer to here"
     )
 

@@ -114,7 +114,7 @@ class AuditEntry(Document):
 
 
 THIS_MACHINE = "this machine"
-"""``answered_by`` where the restore keyring itself opened it: that proves the copy of the key that lies here only."""
+"""``answered_by`` where the restore keyring itself opened it: that proves the copy of the key that is here only."""
 
 VALID_FOR = timedelta(days=30)
 """How old a challenge may be when it is answered: an older phrase shows what somebody could do then."""

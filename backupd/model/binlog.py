@@ -222,12 +222,12 @@ class Change:
 class Transaction:
     """One transaction (or one statement that commits by itself) of a binary log, as the index keeps it.
 
-    It lies in ``[start, end)`` of its file, in bytes. ``gtid``: empty where the server gave none. ``at``: when it
-    committed, as well as the log tells: to the microsecond with ``precise``, else the second of its last event.
+    It is in ``[start, end)`` of its file, in bytes. ``gtid``: empty where the server gave none. ``at``: when it
+    committed, as exactly as the log records it: to the microsecond with ``precise``, else the second of its last event.
     ``state``: "" as a rule, ``prepared``, ``committed`` or ``rolled back`` for the parts of an XA transaction, which
     ``xid`` names. ``statement``: the text of what is not a row event, without secrets, shortened to 1,024 characters;
     of what defines a table, a view or a trigger up to 64 KiB, since all that it names is of interest (indexes of
-    before: 1,024 of that, too; ``engine.binlogchanges.is_cut`` tells which are not whole).
+    before: 1,024 of that, too; ``engine.binlogchanges.is_cut`` shows which are not whole).
     """
 
     gtid: str
@@ -396,10 +396,10 @@ class Branch(Document):
 
     ``id``: of model.ids, so branches sort by when they were noticed (``noticed_at``). ``since``: until when the branch
     before was certainly alive; it ended between ``since`` and ``noticed_at`` (None for the first). ``parent``: the
-    branch that it forked from and ``fork``: the last place, in the parent's writing, that both share; None where that
-    is not known, and then nothing is recovered across the fork. ``names_go_on``: are the parent's files before
-    ``first_number`` its own earlier files, too (a lost tail), so that places of both mean the same up to ``fork``?
-    ``baseline``: what a MySQL server had executed before the first file. Its files tell of what older files held, not
+    branch that it forked from and ``fork``: the last position, in the parent's writing, that both share; None where
+    that is not known, and then nothing is recovered across the fork. ``names_go_on``: are the parent's files before
+    ``first_number`` its own earlier files, too (a lost tail), so that positions of both mean the same up to ``fork``?
+    ``baseline``: what a MySQL server had executed before the first file. Its files hold what older files held, not
     of what came with the data when the server was made from a backup (gtid_purged).
     """
 
@@ -419,7 +419,7 @@ class Branch(Document):
     baseline: str = field(default="", metadata=json_key(later=True))
 
     def executed(self, told: str) -> str:
-        """All that is executed at a place of the branch where its files tell of ``told``. Raises ValueError."""
+        """All that is executed at a position of the branch where its files record ``recorded``. Raises ValueError."""
         return plus(self.baseline, told, mariadb=False) if self.baseline else told
 
     def file(self, number: int) -> str:
@@ -467,7 +467,7 @@ class Run:
 class Gap(Document):
     """Binary logs that are not there: nothing between ``after`` and ``before`` can be replayed.
 
-    ``destination`` empty: at none. ``after``/``before``: the last place before it and the first after it; None where
+    ``destination`` empty: at none. ``after``/``before``: the last position before it and the first after it; None where
     nothing follows. ``from_at``/``to_at``: commits nearest to it on both sides, as far as known.
     """
 
@@ -505,10 +505,10 @@ class Stop(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReplayLeg(Document):
-    """Binary logs of one sequence of names, replayed in one go: from ``start`` (where the copy stands) to ``stop``.
+    """Binary logs of one sequence of names, replayed in one go: from ``start`` (where the copy is) to ``stop``.
 
     ``segments``: in log order, without a hole, from the first byte of the file that holds ``start``; those of a lost
-    tail's parent come before the branch's own. ``size`` (bytes) and ``transactions`` between both places; None where
+    tail's parent come before the branch's own. ``size`` (bytes) and ``transactions`` between both positions; None where
     nobody counted them.
     """
 
@@ -537,10 +537,10 @@ class ReplaySpec(Document):
     """What is replayed onto a restored backup, decided before a byte moves.
 
     ``legs``: more than one where it goes across a fork. ``reason``: why this method. ``exclude``: GTIDs that are left
-    out. ``doubtful``: transactions of which the logs do not tell whether they belong before the target, in words.
+    out. ``doubtful``: transactions of which the logs do not say whether they belong before the target, in words.
     ``size`` (bytes) and ``transactions``: what is replayed, at most. ``server_ids``: of all events, so that the
-    restored server can take another one. ``tables``: only these, quoted, are replayed, and what cannot be told from
-    them; empty for all.
+    restored server can take another one. ``tables``: only these, quoted, are replayed, and what cannot be determined
+    from them; empty for all.
     """
 
     legs: tuple[ReplayLeg, ...] = field(metadata=json_key(after="transactions"))

@@ -21,7 +21,7 @@ NOTE_LIMIT = 1024 * 1024
 """Most bytes of a note at a destination (lease, mark, hold, tombstone); ours have a few hundred."""
 
 DOCUMENT_LIMIT = 256 * 1024 * 1024
-"""Most bytes of a clear document that tells what is stored: of a manifest that names more than a million objects."""
+"""Most bytes of a clear document that shows what is stored: of a manifest that names more than a million objects."""
 
 _OPENED_FLOOR = 4 * 1024 * 1024
 _OPENED_RATIO = 200
@@ -35,7 +35,7 @@ def opened_limit(stored: int) -> int:
 
 
 def parsed(raw: bytes | str, *, limit: int | None = None) -> Any:
-    """The value that ``raw`` tells. Raises ValueError for whatever is no JSON, has more than ``limit`` bytes, is nested
+    """The value that ``raw`` holds. Raises ValueError for whatever is no JSON, has more than ``limit`` bytes, is nested
     too deeply, or has a number without a value."""
     if limit is not None and len(raw) > limit:
         raise ValueError(f"it has more than the {limit} bytes that belong there")

@@ -18,9 +18,9 @@
     ├── KeyUnusableError        an OpenPGP key is missing, expired or cannot decrypt
     ├── DestinationError        a destination failed (retryable unless it says otherwise)
     │   ├── DestinationFullError
-    │   ├── UnreachableError    the place does not answer
+    │   ├── UnreachableError    the destination does not answer
     │   ├── ObjectMissingError
-    │   ├── ArchivedError       it lies in an archive class and has to be thawed first
+    │   ├── ArchivedError       it is in an archive class and has to be thawed first
     │   └── LockedError         the destination lets nobody delete it yet
     │       └── MissingRightsError  these credentials never may
     ├── CatalogError            the catalog's database failed or is not ours to read
@@ -92,8 +92,8 @@ class Problem(Document):
     message: str
 
     def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+        location = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{location}: {self.field}: {self.message}" if self.field else f"{location}: {self.message}"
 
 
 class ConfigurationError(BackupdError):
@@ -244,7 +244,8 @@ class ArchivedError(DestinationError):
 
 
 class LockedError(DestinationError):
-    """An object lock, a retention rule of the place, or missing rights keep it from being deleted. Nothing is lost."""
+    """An object lock, a retention rule of the destination, or missing rights keep it from being deleted. Nothing is
+    lost."""
 
     retryable = False
     problem_type = "locked"

@@ -89,7 +89,7 @@ class Incident(Document):
 
     @property
     def settles(self) -> bool:
-        """Is it over, and was nobody told yet, because it came and went?"""
+        """Is it over, and was nobody notified yet, because it came and went?"""
         return self.closed_at is not None and self.next_reminder is not None
 
 

@@ -10,8 +10,9 @@ The header's encoding is canonical JSON (sorted keys, no spaces, ASCII, newline 
 The body's encoding is JSON lines: one line of facts, then one line per entry, so that it streams.
 
 Since version 2 the body holds the digest of the header (``header_digest``), so that no word of the clear half can be
-another one than what was sealed: whoever can write to a place but has no public key can neither date a backup anew nor
-file it under another server. Version 1 bound the list of objects and the parent only. docs/decisions/format.md.
+another one than what was sealed: whoever can write to a destination but has no public key can neither date a backup
+anew nor file it under another server. Version 1 bound the list of objects and the parent only.
+docs/decisions/format.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ with room for a bundle of many tiny files, or one long line of an index."""
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as it lies at a destination. ``sha256`` and ``size`` (bytes) are of the stored, sealed bytes."""
+    """An object as it is at a destination. ``sha256`` and ``size`` (bytes) are of the stored, sealed bytes."""
 
     name: str
     size: int
@@ -129,12 +130,12 @@ class Header(Document):
 
     @property
     def is_bound(self) -> bool:
-        """Does its body tell whether a word of it was changed?"""
+        """Does its body show whether a word of it was changed?"""
         return self.version > 1
 
     @property
     def side_files(self) -> tuple[StoredObject, ...]:
-        """What lies beside the header in the backup's folder."""
+        """What is beside the header in the backup's folder."""
         return (self.body, self.unpack, self.runbook, *((self.config,) if self.config else ()))
 
 
@@ -208,7 +209,7 @@ def objects_digest(objects: Iterable[StoredObject]) -> str:
 
 
 def version_of(told: object, form: str, newest: int, where: str) -> int:
-    """The version of a document that says that it is ``told`` and belongs to the ``form``. Raises ValueError,
+    """The version of a document that says that it is ``stated`` and belongs to the ``form``. Raises ValueError,
     NewerFormatError."""
     name, slash, number = str(told).rpartition("/")
     if name + slash != form or re.fullmatch("[1-9][0-9]{0,8}", number) is None:
@@ -234,7 +235,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def header_digest(header: Header) -> str:
-    """SHA-256 over everything that a header tells but what it tells of its own body, in the encoding in which it is
+    """SHA-256 over everything that a header states but what it states of its own body, in the encoding in which it is
     stored (without ``checksum``)."""
     document = _document(header)
     del document["body"]
@@ -257,7 +258,7 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
     where it is of a later version than any that is known here."""
     try:
         document = parsed(raw.decode("ascii"), limit=DOCUMENT_LIMIT)
-        checksum = document.pop("checksum")  # every version has it, so that a later one is told from a damaged one
+        checksum = document.pop("checksum")  # every version has it: a later one is not a damaged one
         if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
             raise ValueError("its checksum does not match its content")
         version = version_of(document["format"], FORMAT, VERSION, where)
@@ -304,7 +305,7 @@ def decode_entry(line: dict[str, Any]) -> Entry:
 
 
 def bound(header: Header, body: Body) -> tuple[Header, bytes]:
-    """The unsealed body that is bound to ``header``, and the header that tells its size. All that is left to add to
+    """The unsealed body that is bound to ``header``, and the header that states its size. All that is left to add to
     that is ``body``, how the sealed one is stored."""
     entries = b"".join(json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n" for entry in body.entries)
     count = len(body.entries)

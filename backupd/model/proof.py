@@ -33,7 +33,7 @@ class Check(Document):
 class Witness(Document):
     """Table checksums read on the source in one consistent snapshot.
 
-    ``position`` is that snapshot's place in the binary log. ``checksums`` maps ``schema.table`` (each name quoted
+    ``position`` is that snapshot's position in the binary log. ``checksums`` maps ``schema.table`` (each name quoted
     with backticks, inner backticks doubled) to the value of CHECKSUM TABLE; tables that no snapshot covers
     (non-transactional engines) are in ``uncovered`` with the reason. ``objects`` counts views, triggers, routines,
     events and users.

@@ -52,7 +52,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Position(Document):
-    """A place in a server's binary log. Empty file: the server writes no binary log."""
+    """A position in a server's binary log. Empty file: the server writes no binary log."""
 
     file: str = ""
     pos: int = 0

@@ -213,7 +213,7 @@ def schema_folder(schema: str) -> str:
 
 
 PREPARED_XA = "prepared_xa"
-"""Among a dump's settings: XA transactions that were prepared at its position, in whose words stands why it cannot be
+"""Among a dump's settings: XA transactions that were prepared at its position, whose text says why it cannot be
 rolled forward. Missing without any."""
 
 

@@ -66,7 +66,7 @@ class ThawCount:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What reading out of one storage class takes at one tier. ``hours``: the longest that the place names."""
+    """What reading out of one storage class takes at one tier. ``hours``: the longest that the destination names."""
 
     hours: float
     per_gib: float
@@ -142,7 +142,7 @@ class ThawPlan:
         return sum(one.size for one in self.objects)
 
     @property
-    def places(self) -> str:
+    def destinations(self) -> str:
         """The destinations, for people."""
         return ", ".join(sorted({one.destination for one in self.objects}))
 
@@ -157,7 +157,7 @@ class ThawPlan:
         if found is None:
             classes = sorted({one.storage_class for one in self.objects})
             raise RefusedError(
-                f"{' and '.join(classes)} at destination {self.places} cannot be thawed at the tier {self.tier}",
+                f"{' and '.join(classes)} at destination {self.destinations} cannot be thawed at the tier {self.tier}",
                 hint=f"choose another with --tier: {', '.join(offer.tier for offer in self.offers) or 'none is known'}"
                 "; tiers are those of archive.prices in the configuration",
             )

@@ -1,11 +1,11 @@
-"""Chains, a full backup and the increments that build on it, and whose backups lie under a server's name. Pure.
+"""Chains, a full backup and the increments that build on it, and which backups are under a server's name. Pure.
 
 Chains are linear in what they are given. Parents are named by their ids and by nothing else: log sequence numbers of
 some tools stay the same over several increments, and times follow a clock.
 
-The name of a server is all that a destination files backups by. Where two installations share a place and each calls a
-server by the same name, the backups of both lie there side by side; only the uuid that the server itself had tells them
-apart. A backup is our own when its uuid is that of one that this installation made. A server that was replaced or
+The name of a server is all that a destination files backups by. Where two installations share a destination and each
+calls a server by the same name, the backups of both are there side by side; only the server's own uuid distinguishes
+them. A backup is our own when its uuid is that of one that this installation made. A server that was replaced or
 restored has another uuid from then on, and both are ours.
 
 But who answers under a name may be another server by mistake (a wrong port, a name that resolves elsewhere). So one
@@ -75,9 +75,9 @@ def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
 
 
 def _to_begin_with(backup: BackupRecord) -> frozenset[str]:
-    """Where a copy lies of a backup that a server may be restored from."""
+    """Where a copy is of a backup that a server may be restored from."""
     fits = backup.state is BackupState.COMPLETE and backup.kind is not BackupKind.LOGICAL
-    return _places(backup) if fits and not backup.doubtful and not backup.foreign else frozenset()
+    return _destinations(backup) if fits and not backup.doubtful and not backup.foreign else frozenset()
 
 
 def dumps(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -86,12 +86,12 @@ def dumps(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     listed = [
         b
         for b in backups
-        if b.state is BackupState.COMPLETE and b.kind is BackupKind.LOGICAL and _places(b) and not b.foreign
+        if b.state is BackupState.COMPLETE and b.kind is BackupKind.LOGICAL and _destinations(b) and not b.foreign
     ]
     return tuple(sorted([b for b in listed if not b.table_set] or listed, key=_order))
 
 
-def _places(backup: BackupRecord) -> frozenset[str]:
+def _destinations(backup: BackupRecord) -> frozenset[str]:
     return frozenset(copy.destination for copy in backup.copies if copy.state != "deleted")
 
 
@@ -194,9 +194,9 @@ def standing_aside(records: Sequence[BackupRecord], *, latest: bool) -> tuple[St
 class Met:
     """A server that answered. ``executed``: every transaction that it holds, of MariaDB the last one of each server in
     each domain. ``restored_from``: the name of the server of whose backup its data directory was made, "" where that is
-    not known. ``same_log``: its binary log holds the bytes that ours held right before the place of the newest backup,
-    or those that the stream copied last, and it answers where ours did. ``forked``: its binary log was compared with
-    the archived one, and the place where both part is known.
+    not known. ``same_log``: its binary log holds the bytes that ours held right before the position of the newest
+    backup, or those that the stream copied last, and it answers where ours did. ``forked``: its binary log was compared
+    with the archived one, and the position where both part is known.
     ``kin``: of MariaDB, its binary log holds transactions that are here, with the same tables and commit times."""
 
     uuid: str
@@ -211,7 +211,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What is known of a server's history. ``gtids``: executed at the last place that is archived; ``server_id``: of
+    """What is known of a server's history. ``gtids``: executed at the last position that is archived; ``server_id``: of
     the server that was there then, 0 where that is not known."""
 
     gtids: str = ""
@@ -242,7 +242,7 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
     if own:
         return Verdict.OWN, own
     if met.forked:
-        return Verdict.FAILOVER, "its binary log goes on from a known place of the archived one"
+        return Verdict.FAILOVER, "its binary log goes on from a known position of the archived one"
     if why := _lacks(met, archived):
         return Verdict.STRANGER, why
     if met.mariadb and not met.kin:

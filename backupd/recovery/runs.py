@@ -5,16 +5,16 @@ first one has ended and is known to be whole, and, where the server writes GTIDs
 the one is what was executed at the beginning of the other. Where nobody knows whether the first one is whole
 (``Ending.CUT``), GTIDs alone prove it. Within one file the bytes themselves do.
 
-Branches: a place in a binary log means something only together with its branch, and a GTID may repeat over time. So a
-backup's branch is taken from everything that is recorded (when it was taken, its place, what it had executed, who the
-server was), and where one of these speaks against it, or nothing speaks for it, the backup is on none: it is a point
-then, restored as it is, and nothing is replayed on it.
+Branches: a position in a binary log means something only together with its branch, and a GTID may repeat over time. So
+a backup's branch is taken from everything that is recorded (when it was taken, its position, what it had executed, who
+the server was), and where one of these speaks against it, or nothing speaks for it, the backup is on none: it is a
+point then, restored as it is, and nothing is replayed on it.
 
 Positions: where the transactions committed after a moment begin, and what is executed at a position there. Some times
 are false. A session may stamp what it commits with any time (SET timestamp), and a statement that ran for long carries
-the time at which it began. What the log's order contradicts is not believed; what then lies right at the moment's
-place may belong to either side of it and is left out, so that a restore to the moment before a mistake never holds the
-mistake.
+the time at which it began. What the log's order contradicts is not believed; what then is right at the moment's
+position may belong to either side of it and is left out, so that a restore to the moment before a mistake never holds
+the mistake.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from backupd.model.document import made_of
 from backupd.model.errors import UnknownNameError
 from backupd.model.server_facts import Position
 
-Place = tuple[int, int]
+FilePosition = tuple[int, int]
 """Number of a file and position in it: what sorts within one branch."""
 
 _MARIADB = re.compile(r"\s*\d+-\d+-\d+\s*(?:,|$)")
 
 
-def place_of(position: Position) -> Place | None:
+def file_position(position: Position) -> FilePosition | None:
     """None for a server that writes no binary log."""
     number = position.file.rpartition(".")[2]
     return (int(number), position.pos) if number.isdecimal() else None
 
 
-def first_of(run: Run) -> Place:
+def first_of(run: Run) -> FilePosition:
     """Where the run begins: (number of the file, position in it)."""
     return run.first_number, run.first_pos
 
 
-def last_of(run: Run) -> Place:
+def last_of(run: Run) -> FilePosition:
     """Where the run ends: (number of the file, position in it)."""
     return run.last_number, run.last_pos
 
 
-def replayable_from(run: Run) -> Place:
-    """The first place in it that a replay can begin at: no server reads a file whose beginning is not there."""
+def replayable_from(run: Run) -> FilePosition:
+    """The first position in it that a replay can begin at: no server reads a file whose beginning is not there."""
     return run.first_number + (run.first_pos > 0), 0
 
 
-def reaches(run: Run, place: Place) -> bool:
-    """Is everything up to ``place`` in it? The beginning of a file is where the file before has ended."""
-    after_whole_file = place[1] == 0 and place[0] == run.last_number + 1 and _may_be_whole(run)
-    return place <= last_of(run) or after_whole_file
+def reaches(run: Run, coordinate: FilePosition) -> bool:
+    """Is everything up to ``coordinate`` in it? The beginning of a file is where the file before has ended."""
+    after_whole_file = coordinate[1] == 0 and coordinate[0] == run.last_number + 1 and _may_be_whole(run)
+    return coordinate <= last_of(run) or after_whole_file
 
 
 def _may_be_whole(run: Run) -> bool:
@@ -161,7 +161,7 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 def without(gap: Gap, segment: Segment) -> Gap | None:
     """``gap`` as the whole of ``segment`` leaves it, a file that has ended, from its first byte on: None where that
     file is all that was missing, the same gap where it says nothing of it."""
-    after, before = place_of(gap.after), place_of(gap.before) if gap.before is not None else None
+    after, before = file_position(gap.after), file_position(gap.before) if gap.before is not None else None
     holds = (
         segment.start == 0
         and segment.ending not in (Ending.OPEN, Ending.CUT)
@@ -179,7 +179,7 @@ def without(gap: Gap, segment: Segment) -> Gap | None:
 def parted(runs: Iterable[Run], gaps: Iterable[Gap]) -> tuple[Run, ...]:
     """``runs`` without what recorded gaps say is not there.
 
-    Numbers of files tell the other gaps. But where a file was lost before its end was copied and the very next one is
+    Numbers of files show the other gaps. But where a file was lost before its end was copied and the very next one is
     there, only the record of the stream knows of it.
     """
     by_branch: dict[str, list[Gap]] = {}
@@ -188,8 +188,8 @@ def parted(runs: Iterable[Run], gaps: Iterable[Gap]) -> tuple[Run, ...]:
     found: list[Run] = []
     for run in runs:
         rest = run
-        for gap in sorted(by_branch.get(run.branch, ()), key=lambda gap: place_of(gap.after) or (0, 0)):
-            after, before = place_of(gap.after), place_of(gap.before) if gap.before else None
+        for gap in sorted(by_branch.get(run.branch, ()), key=lambda gap: file_position(gap.after) or (0, 0)):
+            after, before = file_position(gap.after), file_position(gap.before) if gap.before else None
             if (
                 after is None
                 or before is None
@@ -252,7 +252,7 @@ class Histories:
 
     @property
     def server(self) -> str:
-        """Its name, for what people are told to call."""
+        """Its name, for the commands that people are asked to run."""
         return self.branches[0].server if self.branches else "SERVER"
 
     @property
@@ -280,22 +280,23 @@ class Histories:
         return self._since[branch.id]
 
     def runs(self, branch_id: str) -> Sequence[Run]:
-        """In log order, without a place in two of them."""
+        """In log order, without a position in two of them."""
         return self._runs.get(branch_id, ())
 
-    def run_at(self, branch_id: str, place: Place) -> Run | None:
-        """The run that a replay from ``place`` begins in: it holds the place, and its file from the first byte."""
+    def run_at(self, branch_id: str, coordinate: FilePosition) -> Run | None:
+        """The run that a replay from ``coordinate`` begins in: it holds the position, and its file from the first
+        byte."""
         starts = self._starts.get(branch_id, ())
-        index = bisect_right(starts, place) - 1
+        index = bisect_right(starts, coordinate) - 1
         if index < 0:
             return None
         run = self._runs[branch_id][index]
-        return run if replayable_from(run) <= place <= last_of(run) else None
+        return run if replayable_from(run) <= coordinate <= last_of(run) else None
 
-    def run_after(self, branch_id: str, place: Place) -> Run | None:
-        """The first run that begins after ``place``."""
+    def run_after(self, branch_id: str, coordinate: FilePosition) -> Run | None:
+        """The first run that begins after ``coordinate``."""
         starts = self._starts.get(branch_id, ())
-        index = bisect_right(starts, place)
+        index = bisect_right(starts, coordinate)
         return self._runs[branch_id][index] if index < len(starts) else None
 
     def descent(self, branch: Branch) -> tuple[Branch, ...]:
@@ -315,22 +316,22 @@ class Histories:
 
     def branch_of(self, backup: BackupRecord) -> Branch | None:
         """The branch that a backup's position is on; None where that is not certain."""
-        place = place_of(backup.position)
-        candidates = self._at_the_time(backup) if place is not None else []
-        if place is None or len(candidates) != 1:
+        coordinate = file_position(backup.position)
+        candidates = self._at_the_time(backup) if coordinate is not None else []
+        if coordinate is None or len(candidates) != 1:
             return None
         branch = candidates[0]
         other_server = backup.server_uuid and branch.server_uuid and backup.server_uuid != branch.server_uuid
-        other_file = branch.basename != backup.position.file.rpartition(".")[0] or place[0] < branch.first_number
-        if other_server or other_file or not self._executed_fits(branch, place, backup.position.gtid):
+        other_file = branch.basename != backup.position.file.rpartition(".")[0] or coordinate[0] < branch.first_number
+        if other_server or other_file or not self._executed_fits(branch, coordinate, backup.position.gtid):
             return None
-        if backup.started_at < branch.noticed_at and not self._was_there_before(branch, place, backup):
+        if backup.started_at < branch.noticed_at and not self._was_there_before(branch, coordinate, backup):
             return None
         return branch
 
     def _at_the_time(self, backup: BackupRecord) -> list[Branch]:
         """The branches that the server may have been on while the backup was taken. Two histories of different servers
-        are told apart by their identity."""
+        are distinguished by their identity."""
         index = max(bisect_right(self._noticed, backup.started_at) - 1, 0)
         found = [*self.branches[index : index + 1]]
         for later in self.branches[index + 1 :]:
@@ -356,35 +357,35 @@ class Histories:
             default=None,
         )
 
-    def _executed_fits(self, branch: Branch, place: Place, gtids: str) -> bool:
-        """Does what the backup had executed fit the logs around its place? Where neither tells, it does."""
+    def _executed_fits(self, branch: Branch, coordinate: FilePosition, gtids: str) -> bool:
+        """Does what the backup had executed fit the logs around its position? Where neither says anything, it does."""
         if not gtids:
             return True
         starts = self._starts.get(branch.id, ())
-        index = bisect_right(starts, place) - 1
+        index = bisect_right(starts, coordinate) - 1
         if index >= 0:
             run = self._runs[branch.id][index]
             if run.gtids_before and not executed(gtids, run.gtids_before):
                 return False
-            if place < last_of(run):
+            if coordinate < last_of(run):
                 if run.gtids_after and not executed(run.gtids_after, gtids):
                     return False
             elif run.gtids_after and not executed(gtids, run.gtids_after):
                 return False
-        following = self.run_after(branch.id, place)
+        following = self.run_after(branch.id, coordinate)
         return following is None or not following.gtids_before or executed(following.gtids_before, gtids)
 
-    def _was_there_before(self, branch: Branch, place: Place, backup: BackupRecord) -> bool:
+    def _was_there_before(self, branch: Branch, coordinate: FilePosition, backup: BackupRecord) -> bool:
         """Was a backup that is older than the first look at its branch taken of these very files?
 
         It was when they held transactions already as it began, or when they begin with exactly what it had executed.
-        Where its file was begun while it ran, its GTIDs lie between those at the beginning of the files and at their
+        Where its file was begun while it ran, its GTIDs are between those at the beginning of the files and at their
         end, and the files held transactions already when it ended: after a RESET these numbers would be given again
         only later. Else they may be younger ones of the same names.
         """
         if branch is not self.branches[0] and backup.server_uuid != branch.server_uuid:
             return False
-        run = self.run_at(branch.id, place)
+        run = self.run_at(branch.id, coordinate)
         if run is None:
             return False
         if run.first_at is not None and run.first_at <= backup.started_at:
@@ -392,7 +393,7 @@ class Histories:
         gtids = backup.position.gtid
         if not gtids:
             return False
-        if place[0] == run.first_number and same_state(gtids, run.gtids_before):
+        if coordinate[0] == run.first_number and same_state(gtids, run.gtids_before):
             return True
         in_time = run.first_at is not None and run.first_at <= backup.finished_at
         return (
@@ -406,7 +407,7 @@ class Histories:
 AHEAD = timedelta(days=1)
 """More than clocks and time zones of servers are ever wrong by."""
 BACK = timedelta(hours=1)
-"""So far may a time lie behind one that is in front of it in the log: longer does hardly a statement run."""
+"""So far may a time be behind one that is in front of it in the log: longer does hardly a statement run."""
 APART = timedelta(minutes=10)
 """Times that are less apart may be turned round by statements that ran for long."""
 _TIMES = 10
@@ -420,7 +421,7 @@ class Cut(Generic[_T]):
     another host's clock. ``first``: where what was committed after ``moment`` begins, None: nowhere so far; ``last``:
     the latest time in front of it.
 
-    A time that lies ahead is false where as many times behind it go on from what was in front of it; for one after
+    A time that is ahead is false where as many times behind it go on from what was in front of it; for one after
     ``moment`` it takes ten times as many, since a clock that was set back and sessions that overtake each other must
     not bring a mistake back.
     """
@@ -444,7 +445,7 @@ class Cut(Generic[_T]):
 
     @property
     def is_cut(self) -> bool:
-        """Does something that is believed lie behind the moment?"""
+        """Is something that is believed behind the moment?"""
         return self._later > 0
 
     def take(self, item: _T, at: datetime, latest: datetime) -> None:

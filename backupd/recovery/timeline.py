@@ -19,7 +19,7 @@ from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.restorable import Restorability
-from backupd.recovery.runs import Histories, Place, first_of, last_of, parted, place_of
+from backupd.recovery.runs import FilePosition, Histories, file_position, first_of, last_of, parted
 from backupd.recovery.windows import Repeats, Window, abandoned, goes_on, nobody_knows, stops_replay, windows
 
 
@@ -38,7 +38,7 @@ class Objectives:
         return lost is not None and lost <= self.rpo
 
     def rto_kept(self, predicted: timedelta | None) -> bool | None:
-        """None without an objective, and where nothing tells how long a restore takes."""
+        """None without an objective, and where nothing shows how long a restore takes."""
         return None if self.rto is None or predicted is None else predicted <= self.rto
 
 
@@ -46,7 +46,7 @@ class Objectives:
 class Reach(Document):
     """How far one destination alone goes: to ``latest`` (None: nothing can be restored from it), that is ``behind``
     what all of them together hold, and ``rpo``: the age of that moment. ``trouble``: why it cannot be read or written,
-    or is late, as far as the stream told; "" where it told of none."""
+    or is late, as far as the stream reported; "" where it reported none."""
 
     name: str
     latest: datetime | None
@@ -162,14 +162,14 @@ def timeline(
     troubles: Mapping[str, str] | None = None,
     doubts: Iterable[str] = (),
     warnings: Iterable[str] = (),
-    places: Iterable[str] = (),
+    destinations: Iterable[str] = (),
     repeats: Repeats = nobody_knows,
     by_dumps: bool = False,
     first_due: datetime | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
-    to the latest moment (restore.planning.planner tells it). ``troubles``: of destinations, ``doubts``: of what is
-    recorded, ``warnings``: of the stream. ``places``: destinations that are told of though they hold nothing.
+    to the latest moment (restore.planning.planner determines it). ``troubles``: of destinations, ``doubts``: of what is
+    recorded, ``warnings``: of the stream. ``destinations``: shown though they hold nothing.
     ``repeats``: see ``windows``. ``by_dumps``: only dumps are taken of it, so where no physical backup can be restored
     the moments are those of tables."""
     backups = tuple(backups)
@@ -181,8 +181,8 @@ def timeline(
     if tables_only:
         usable = dumps(backup for backup in backups if backup.server == server)
     held = _held(usable)
-    holders = [name for places in held.values() for name in sorted(places)]
-    names = list(dict.fromkeys([*holders, *(run.destination for run in pieces), *places]))
+    holders = [name for destinations in held.values() for name in sorted(destinations)]
+    names = list(dict.fromkeys([*holders, *(run.destination for run in pieces), *destinations]))
     together = Histories(known, pieces)
     found = windows(together, usable, now=now, repeats=repeats)
     known = [replace(branch, since=together.since(branch)) for branch in together.branches]
@@ -245,7 +245,7 @@ def _warnings(reaches: Sequence[Reach], troubles: Mapping[str, str], told: Itera
 
 
 def _held(usable: Sequence[BackupRecord]) -> Mapping[str, frozenset[str]]:
-    """Where each backup lies with everything that it builds on, undamaged."""
+    """Where each backup is with everything that it builds on, undamaged."""
     walk = Restorability({backup.id: backup for backup in usable}.get, lambda backup: backup.whole_at)
     return {backup.id: walk.of(backup).destinations for backup in usable}
 
@@ -275,7 +275,7 @@ def _meets(spans: Sequence[tuple[datetime, datetime]], window: Window) -> bool:
 
 
 def _counted(found: Sequence[Window], now: datetime) -> Sequence[Window]:
-    """Those that tell what would be lost: what begins later than ``now`` was dated by a clock that was wrong, or is,
+    """Those that show what would be lost: what begins later than ``now`` was dated by a clock that was wrong, or is,
     and counts only where there is nothing else."""
     return [window for window in found if window.begin <= now] or found
 
@@ -298,7 +298,7 @@ def _reach(name: str, alone: Sequence[Window], together: Sequence[Window], now: 
 
 
 def _gaps(together: Histories, alone: Mapping[str, Histories], recorded: Sequence[Gap], now: datetime) -> Iterator[Gap]:
-    """By branch and place: those at no destination, with the reason that was recorded, then those of one alone."""
+    """By branch and position: those at no destination, with the reason that was recorded, then those of one alone."""
     for branch in together.branches:
         told = [gap for gap in recorded if gap.branch == branch.id]
         everywhere = list(_holes(together, branch, "", now))
@@ -324,12 +324,12 @@ def _touch(one: Gap, other: Gap) -> bool:
     return _begin(one) <= _finish(other) and _begin(other) <= _finish(one)
 
 
-def _begin(gap: Gap) -> Place:
-    return place_of(gap.after) or (0, 0)
+def _begin(gap: Gap) -> FilePosition:
+    return file_position(gap.after) or (0, 0)
 
 
-def _finish(gap: Gap) -> Place:
-    return (place_of(gap.before) if gap.before else None) or (maxsize, 0)
+def _finish(gap: Gap) -> FilePosition:
+    return (file_position(gap.before) if gap.before else None) or (maxsize, 0)
 
 
 def _stands_alone(histories: Histories, gap: Gap, holes: Sequence[Gap]) -> bool:

@@ -3,12 +3,12 @@ Pure.
 
 A window begins at the moment of a backup that a replay can begin from and reaches as far as the logs behind it are
 archived without a hole. How far that is, was confirmed when the server was asked ("everything committed by then is in
-here"). Only where it never was, the latest commit in the logs tells, itself excluded, since others of that very moment
+here"). Only where it never was, the latest commit in the logs counts, itself excluded, since others of that very moment
 may be missing. A backup that nothing can be replayed on is a window of one moment.
 
 A route says through which archived files a replay goes from a restored backup to a stop, across forks where they are
 known. One that is given back has no hole; whatever cannot be shown to be without one is refused. Two kinds of forks. A
-lost tail: the names of the files go on, and up to the fork a place means the same on both branches, so both are
+lost tail: the names of the files go on, and up to the fork a position means the same on both branches, so both are
 replayed in one go. All others: another sequence of files, which is entered by GTID alone, from the state that both
 share; that takes a replay of its own. The files of a server that took over (failover) repeat what it got from the old
 one, and that is skipped; all others must begin exactly at the fork.
@@ -28,12 +28,12 @@ from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position, Version, no_roll_forward
 from backupd.model.text import format_time
 from backupd.recovery.runs import (
+    FilePosition,
     Histories,
-    Place,
     executed,
+    file_position,
     first_of,
     last_of,
-    place_of,
     reaches,
     replayable_from,
     same_state,
@@ -48,17 +48,17 @@ class Span:
     """Archived bytes of one branch, ``last`` excluded; ``(number, 0)`` stands for all of the files before it."""
 
     branch: str
-    first: Place
-    last: Place
+    first: FilePosition
+    last: FilePosition
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLeg:
     """One replay: files of one sequence of names.
 
-    ``branch``: in whose names it ends. ``start``: where the copy stands. ``until``: where it ends; without a file that
-    is the place at which exactly its GTIDs are executed, and the last span then goes to the end of what is archived.
-    ``repeats``: nothing tells what was executed before its first file, so it must be seen that this one repeats what
+    ``branch``: in whose names it ends. ``start``: where the copy is. ``until``: where it ends; without a file that
+    is the position at which exactly its GTIDs are executed, and the last span then goes to the end of what is archived.
+    ``repeats``: nothing records what was executed before its first file, so it must be seen that this one repeats what
     is executed at the start; else something may be missing between.
     """
 
@@ -70,10 +70,10 @@ class RouteLeg:
 
 
 def way(histories: Histories, start: Position, home: Branch, branch: Branch, stop: Position) -> tuple[RouteLeg, ...]:
-    """The legs from a place on branch ``home`` to ``stop`` (in the writing of ``branch``); none where the place is the
-    stop already.
+    """The legs from a position on branch ``home`` to ``stop`` (in the writing of ``branch``); none where the position
+    is the stop already.
 
-    Raises RefusedError naming the places on both sides of a gap, or why a fork cannot be crossed.
+    Raises RefusedError naming the positions on both sides of a gap, or why a fork cannot be crossed.
     """
     line = histories.descent(branch)
     if home not in line:
@@ -89,7 +89,7 @@ def way(histories: Histories, start: Position, home: Branch, branch: Branch, sto
     for group, following, until in zip(groups, groups[1:], [*forks[1:], stop], strict=False):
         fork = _known_fork(following[0], at)
         for member in group[1:]:  # the same GTIDs may stand for other transactions on what a lost tail lost
-            _shared_names(member, at, place_of(at) or (0, 0), entered=entered)
+            _shared_names(member, at, file_position(at) or (0, 0), entered=entered)
         if not same_state(at.gtid, fork.gtid):
             legs.append(replace(_leg(histories, group, at, fork, entered=entered), repeats=repeats))
         at, repeats = _entered(histories, following, fork, until)
@@ -101,9 +101,9 @@ def way(histories: Histories, start: Position, home: Branch, branch: Branch, sto
 def fork_text(branch: Branch) -> str:
     """The fork of a branch in words."""
     if branch.fork is None:
-        return "an unknown place"
-    place = f"{branch.fork.file}:{branch.fork.pos}" if branch.fork.file else ""
-    return ", ".join(part for part in (place, f"GTID {branch.fork.gtid}" if branch.fork.gtid else "") if part)
+        return "an unknown position"
+    coordinate = f"{branch.fork.file}:{branch.fork.pos}" if branch.fork.file else ""
+    return ", ".join(part for part in (coordinate, f"GTID {branch.fork.gtid}" if branch.fork.gtid else "") if part)
 
 
 def _groups(line: Sequence[Branch]) -> list[list[Branch]]:
@@ -135,9 +135,9 @@ def _known_fork(entry: Branch, at: Position) -> Position:
 
 
 def _not_shared(at: Position, branch: Branch) -> RefusedError:
-    place = ", ".join(part for part in (f"{at.file}:{at.pos}" if at.file else "", at.gtid) if part)
+    coordinate = ", ".join(part for part in (f"{at.file}:{at.pos}" if at.file else "", at.gtid) if part)
     return RefusedError(
-        f"{place} is not part of branch {branch.id}: that forked at {fork_text(branch)}",
+        f"{coordinate} is not part of branch {branch.id}: that forked at {fork_text(branch)}",
         hint="choose an older backup, or one that was taken on that branch",
     )
 
@@ -145,13 +145,13 @@ def _not_shared(at: Position, branch: Branch) -> RefusedError:
 def _entered(
     histories: Histories, group: Sequence[Branch], fork: Position, until: Position | None
 ) -> tuple[Position, bool]:
-    """Where a copy that stands at the fork stands in the new names; and ``repeats`` of a leg. Raises RefusedError.
+    """The position of a copy that is at the fork, in the new names; and ``repeats`` of a leg. Raises RefusedError.
 
     ``until``: where the leg through the ``group`` ends. What a lost tail lost goes by the names of what came instead:
     only a file that begins before that leads on.
     """
     entry = group[0]
-    end = place_of(until) if until is not None else None
+    end = file_position(until) if until is not None else None
     ends = [*([end] if end is not None else []), *(_lost_from(member)[1] for member in group[1:])]
     for run in reversed(histories.runs(entry.id)):
         if ends and replayable_from(run) > min(ends):
@@ -177,9 +177,9 @@ def _entered(
 
 def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: Position, *, entered: bool) -> RouteLeg:
     """``entered``: by GTID, at the beginning of a file that may come before the state of the copy."""
-    begin, end = place_of(start), place_of(until)
+    begin, end = file_position(start), file_position(until)
     if begin is None:
-        raise ValueError("a replay begins at a place")
+        raise ValueError("a replay begins at a position")
     if end is not None and (end < begin or (entered and not executed(until.gtid, start.gtid))):
         raise RefusedError(
             f"{until.file}:{until.pos} of branch {group[-1].id} is before {start.file}:{start.pos} "
@@ -205,32 +205,32 @@ def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: 
     return RouteLeg(group[-1].id, tuple(spans), start, until)
 
 
-def _shared_names(branch: Branch, start: Position, begin: Place, *, entered: bool) -> Place:
+def _shared_names(branch: Branch, start: Position, begin: FilePosition, *, entered: bool) -> FilePosition:
     """Up to where the files are its parent's in a branch whose names go on. Raises RefusedError where ``start`` is
     behind the fork.
 
     The file with the fork is archived again as the branch's own, from its beginning; or the fork is the end of the file
     before.
     """
-    fork, place = _lost_from(branch)
-    if begin > place or (entered and not executed(fork.gtid, start.gtid)):
+    fork, coordinate = _lost_from(branch)
+    if begin > coordinate or (entered and not executed(fork.gtid, start.gtid)):
         raise _not_shared(start, branch)
-    return min(place, (branch.first_number, 0))
+    return min(coordinate, (branch.first_number, 0))
 
 
-def _lost_from(branch: Branch) -> tuple[Position, Place]:
+def _lost_from(branch: Branch) -> tuple[Position, FilePosition]:
     """Where a branch whose names go on parted. Raises RefusedError where that is not known, or is too far back."""
-    place = place_of(branch.fork) if branch.fork is not None else None
-    if branch.fork is None or place is None or place[0] < branch.first_number - 1:
+    coordinate = file_position(branch.fork) if branch.fork is not None else None
+    if branch.fork is None or coordinate is None or coordinate[0] < branch.first_number - 1:
         raise RefusedError(
             f"the fork between branch {branch.parent} and branch {branch.id} cannot be crossed: it is at "
             f"{fork_text(branch)}, and the archive continues with {branch.file(branch.first_number)}",
             hint=_OTHER,
         )
-    return branch.fork, place
+    return branch.fork, coordinate
 
 
-def _prove(histories: Histories, branch: Branch, first: Place, last: Place) -> None:
+def _prove(histories: Histories, branch: Branch, first: FilePosition, last: FilePosition) -> None:
     """Is everything from ``first`` to ``last`` there, and the first file from its beginning? Raises RefusedError."""
     run = histories.run_at(branch.id, first)
     if run is None or not reaches(run, last):
@@ -256,7 +256,7 @@ def _prove_join(histories: Histories, one: Span, other: Span) -> None:
         )
 
 
-def _where_executed(histories: Histories, branch: Branch, first: Place, gtids: str) -> Place:
+def _where_executed(histories: Histories, branch: Branch, first: FilePosition, gtids: str) -> FilePosition:
     """The end of the run in which all of ``gtids`` become executed. Raises RefusedError."""
     run = histories.run_at(branch.id, first)
     if run is None or not executed(run.gtids_after, gtids):
@@ -264,8 +264,9 @@ def _where_executed(histories: Histories, branch: Branch, first: Place, gtids: s
     return last_of(run)
 
 
-def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) -> RefusedError:
-    """The refusal of what lies behind ``run`` (behind ``first`` where there is none): with the places on both sides."""
+def hole(histories: Histories, branch: Branch, first: FilePosition, run: Run | None) -> RefusedError:
+    """The refusal of what is behind ``run`` (behind ``first`` where there is none): with the positions on both
+    sides."""
     after = first if run is None else last_of(run)
     before = histories.run_after(branch.id, after)
     there = f"{branch.file(after[0])}:{after[1]}"
@@ -286,13 +287,13 @@ def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) ->
 _INSTANT = timedelta(microseconds=1)
 _SKEW = timedelta(seconds=10)
 """Two hosts of ours may differ by so much, and reading a catalog may take as long. What was confirmed at a moment that
-is further ahead was told by a clock that was wrong, and says nothing."""
+is further ahead was set by a clock that was wrong, and says nothing."""
 _TRIES = 8
 REPLAY_STOPS = "a restore to a later moment stops at the first change"
 """In a warning of a backup: binary logs are replayed onto it only as long as they do not change some of its tables."""
 
 Repeats = Callable[[RouteLeg], bool]
-"""Does a leg repeat, at its beginning, something that is executed where the copy stands? Only the index tells."""
+"""Does a leg repeat, at its beginning, something that is executed where the copy is? Only the index has it."""
 
 
 def nobody_knows(_leg: RouteLeg) -> bool:
@@ -303,7 +304,7 @@ def nobody_knows(_leg: RouteLeg) -> bool:
 @dataclass(frozen=True, slots=True)
 class Window(Document):
     """All moments from ``begin`` to ``end``, both included. ``branch``: "" where that of its ``base`` (a backup) is not
-    known. ``destinations``: where a base and logs of it lie; each alone may reach less far. ``conditions``: what makes
+    known. ``destinations``: where a base and logs of it are; each alone may reach less far. ``conditions``: what makes
     the logs inside doubtful. ``run``: those logs, None for a backup alone."""
 
     begin: datetime = field(metadata=json_key("from"))
@@ -333,7 +334,7 @@ def believed(confirmed_at: datetime, now: datetime) -> datetime | None:
 
 
 def complete_until(run: Run, now: datetime) -> datetime | None:
-    """The moment by which everything that was committed is in ``run``; None where nothing tells.
+    """The moment by which everything that was committed is in ``run``; None where nothing records it.
 
     A session may stamp its transactions with any time, so one stamp shows nothing of when the archive ends: what was
     confirmed counts, and where something was, nothing else does. Where the server was never asked (the catalog was made
@@ -404,8 +405,8 @@ def goes_on(histories: Histories, last: Window) -> bool:
 
 def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
     branch = histories.branch_of(base)
-    place = place_of(base.position)
-    run = histories.run_at(branch.id, place) if branch is not None and place is not None else None
+    coordinate = file_position(base.position)
+    run = histories.run_at(branch.id, coordinate) if branch is not None and coordinate is not None else None
     if branch is None or run is None or not_rolled(base):
         why, at = _why_a_point(histories, base, branch), base.finished_at
         return Window(at, at, why, branch.id if branch else "", base, None)

@@ -49,7 +49,7 @@ _BATCH = 512
 @dataclass(frozen=True, slots=True)
 class Missing:
     """``count`` backups that a catalog says are here, and are not. ``backups``: all of them of the servers that were
-    asked about, and some of the others, so that a destination which lacks a million is told of without all their
+    asked about, and some of the others, so that a destination which lacks a million is reported without all their
     names."""
 
     count: int = 0
@@ -158,7 +158,7 @@ class References:
 
 def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
     """Those of ``owners``, which were just listed, that are there, in their order, a few read at a time. One that is
-    listed still, though the place says that it is not there, counts as one that cannot be read."""
+    listed still, though the destination says that it is not there, counts as one that cannot be read."""
 
     def look(owner: Backup) -> Committed | None:
         found = read(destination, *owner)
@@ -384,9 +384,9 @@ class GarbageCollection:
             self._hold_over_limit(no_manifest_text(self.destination.name, len(strange), trace))
         return bool(trace)
 
-    def _hold_over_limit(self, told: str) -> None:
-        self._result.over_limit.append(told)
-        self._hold(told)
+    def _hold_over_limit(self, text: str) -> None:
+        self._result.over_limit.append(text)
+        self._hold(text)
 
     def _hold(self, why: str, about: Iterable[str] = ()) -> None:
         self._result.held_back.append(HeldBack(why, frozenset(about)))
@@ -409,7 +409,7 @@ class GarbageCollection:
 
     def _headless(self, sides: list[ObjectInfo], kept: set[Backup]) -> set[Backup]:
         """The backups without a manifest that the deletion limit holds back: so many of them, of which neither a dead
-        run nor a removal tells, have lost it by other hands."""
+        run nor a removal explains, have lost it by other hands."""
         found: dict[Backup, bool] = {}
         for info in sides:
             owner = layout.backup_of(info.key)
@@ -423,12 +423,12 @@ class GarbageCollection:
         strange = {owner for owner, known in found.items() if not known}
         if not strange or (self._references.backups and len(strange) <= self.limit.limit(len(kept) + len(strange))):
             return set()
-        told = (
+        text = (
             f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and no deletion by "
             "backupd explains it: their remaining objects are kept. To restore the manifests from another destination: "
             "`backupd verify`"
         )
-        self._hold_over_limit(told)
+        self._hold_over_limit(text)
         return strange
 
     def _tombstone(self, name: str) -> datetime:
@@ -464,12 +464,12 @@ class GarbageCollection:
         }
         if not self.limit.objects_exceeded_by(len(strange), len(pool)):
             return going
-        told = (
+        text = (
             f"{len(strange)} of {len(pool)} objects are no longer referenced by any backup, and no deletion by "
             "backupd explains it: backupd removes them after one day. If manifests were lost, restore them before "
             "that: `backupd verify`"
         )
-        self._hold_over_limit(told)
+        self._hold_over_limit(text)
         return [name for name in going if name not in strange]
 
     def _is_explained(self, info: ObjectInfo) -> bool:

@@ -321,10 +321,10 @@ def copy_branch(relay: Relay, branch: Branch) -> None:
 
 
 def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) -> SegmentHeader:
-    """Store one segment at the target; its header as it lies there afterwards.
+    """Store one segment at the target; its header as it is there afterwards.
 
     Raises NotFoundError when no source has it (any more), SegmentConflictError when the target holds another one in its
-    place, DamagedError, DestinationError.
+    destination, DamagedError, DestinationError.
     """
     document, header = good_copy(relay, server, key)
     present = segments.kept_header(relay.target, header)

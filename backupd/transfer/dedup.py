@@ -130,8 +130,8 @@ def unusable_objects(destination: Destination) -> tuple[frozenset[str], frozense
 
 
 def missing(destination: Destination, items: Iterable[StoredObject]) -> list[str]:
-    """As ``confirm``, in few round trips: by listing, where a place is far away. Names, as far as they are missing or
-    of another size."""
+    """As ``confirm``, in few round trips: by listing, where a destination is far away. Names, as far as they are
+    missing or of another size."""
     wanted = {item.name: item.size for item in items}
     for info in destination.list(layout.OBJECTS):
         if wanted.get(name := layout.name_in(info.key)) == info.size:
@@ -156,8 +156,8 @@ class Presence:
     def holds(self, item: StoredObject) -> bool:
         """Is it there, in its size?"""
         mark = _mark(item.name, item.size)
-        place = bisect_left(self._marks, mark)
-        return place < len(self._marks) and self._marks[place] == mark
+        index = bisect_left(self._marks, mark)
+        return index < len(self._marks) and self._marks[index] == mark
 
 
 def _mark(name: str, size: int) -> int:
@@ -290,12 +290,12 @@ class Fanout:
             with meter.measure(stored.size):
                 objects.store(destination, stored, sealed)
 
-        places = list(zip(self._destinations, self._meters, strict=True))
-        if len(places) == 1:
-            at(*places[0])
+        targets = list(zip(self._destinations, self._meters, strict=True))
+        if len(targets) == 1:
+            at(*targets[0])
             return
-        with ThreadPoolExecutor(len(places), "fan-out") as pool:
-            puts = [pool.submit(at, *place) for place in places]
+        with ThreadPoolExecutor(len(targets), "fan-out") as pool:
+            puts = [pool.submit(at, *target) for target in targets]
         for put in puts:
             put.result()
 

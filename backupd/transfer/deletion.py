@@ -285,17 +285,17 @@ def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit
     due. Pure."""
     if not asked.waiting or not limit.exceeded_by(asked.waiting, present):
         return []
-    told = (
+    text = (
         f"mass-deletion limit: {len(asked.waiting)} of {len(present)} backups are marked deleted, "
         f"{limit.worst_day(asked.waiting, present)} more within one day than were taken in it; the limit is "
         f"{limit.limit(len(present))}. To remove those of a server: `backupd retention SERVER --apply --really`"
     )
     if asked.strange:
-        told += (
+        text += (
             f". {len(asked.strange)} of these marks were not written by this installation: find out who wrote them. To "
             "remove a mark: `backupd backups undelete ID`"
         )
-    return [HeldBack(told)]
+    return [HeldBack(text)]
 
 
 def _in_use(
@@ -369,7 +369,7 @@ def _parents(found: Iterable[_Outline]) -> dict[Backup, str | None]:
 
 
 def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
-    """``owner`` and all that it builds on, itself first, as far as readable manifests tell."""
+    """``owner`` and all that it builds on, itself first, as far as readable manifests say."""
     return [(owner[0], one) for one in climb(owner[1], lambda one: parents.get((owner[0], one)))]
 
 
@@ -411,7 +411,7 @@ def is_whole(destination: Destination, server: str, backup_id: str, sizes: Sizes
         # Without its body nothing can be restored, and there is no quarantine for what is not in the pool.
         objects.fetch_side(destination, layout.body_key(server, backup_id), header.body)
     except ArchivedError:
-        pass  # a rule of the place moved the body: it is there in its size, and can be thawed
+        pass  # a rule of the destination moved the body: it is there in its size, and can be thawed
     except (ObjectMissingError, DamagedError):
         return False
     return True

@@ -63,29 +63,29 @@ def is_most(going: int, present: int, *, backups: int) -> bool:
     return backups > FEW and 2 * going > present
 
 
-def missing_backups_text(place: str, missing: Collection[Backup], count: int) -> str:
-    """What to say where ``count`` backups, some of them ``missing``, should be at ``place`` and are not, though nothing
-    that was deleted here explains it: an unmounted file system looks like this."""
+def missing_backups_text(destination: str, missing: Collection[Backup], count: int) -> str:
+    """What to say where ``count`` backups, some of them ``missing``, should be at ``destination`` and are not, though
+    nothing that was deleted here explains it: an unmounted file system looks like this."""
     names = [f"{name} of {server}" for server, name in sorted(missing)[:_NAMED]]
     names += [f"{count - len(names)} more"] if count > len(names) else []
     return (
-        f"objects: no object is collected at destination {place}: the catalog expects {count} backups there "
+        f"objects: no object is collected at destination {destination}: the catalog expects {count} backups there "
         f"that have no manifest: {', '.join(names)}. Check that all of it is mounted and no folder was moved. `backupd "
         "verify` restores what another destination has; `backupd backups delete ID` removes a lost backup from the "
         "catalog"
     )
 
 
-def no_manifest_text(place: str, objects: int, trace: str) -> str:
+def no_manifest_text(destination: str, objects: int, trace: str) -> str:
     """What to say where not one manifest is there, but objects and other ``trace`` of backups."""
     return (
-        f"{objects} objects at destination {place} are kept: it has no manifest, but {trace} shows that it held "
+        f"{objects} objects at destination {destination} are kept: it has no manifest, but {trace} shows that it held "
         "backups. Check its mounts and folders; removal resumes after the next backup there"
     )
 
 
 def _within(moments: list[datetime], end: datetime) -> int:
-    """How many of the sorted ``moments`` lie in the day that ends at ``end``."""
+    """How many of the sorted ``moments`` are in the day that ends at ``end``."""
     return bisect_right(moments, end) - bisect_right(moments, end - DAY)
 
 

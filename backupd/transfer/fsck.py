@@ -21,9 +21,9 @@
     catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
     mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
     marker-intact           the marker of the destination is as it was written (asked by the application)
-    recover-text-current    RECOVER.md is there and tells of what lies beside it (likewise)
+    recover-text-current    RECOVER.md is there and describes what is beside it (likewise)
     stock-matches-copies    what is kept of a server's copies at a destination is what they say (likewise)
-    standing-matches-rows   no row of how a server stands tells more than what it was made of (likewise)
+    standing-matches-rows   no status row of a server says more than its sources (likewise)
     one-server-of-a-name    all backups under a server's name are of a server that was backed up here (likewise)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
@@ -369,7 +369,7 @@ class _Comparison:
             for path, inode in self._shown.items()
             if inode not in names and hidden.pop(self._digest(path), None) is None
         ]
-        return _told(strange, "holds a file that is not an object of this backup") or _told(
+        return _problem(strange, "holds a file that is not an object of this backup") or _problem(
             sorted(hidden.values()), "is not shown"
         )
 
@@ -382,10 +382,10 @@ class _Comparison:
             and self._shown.get(path) != self._inodes[name]
             and (path not in self._shown or self._digest(path) != self._objects[name].sha256)
         ]
-        return _told(strange, "is not part of this backup") or _told(wrong, "is missing or shows something else")
+        return _problem(strange, "is not part of this backup") or _problem(wrong, "is missing or shows something else")
 
 
-def _told(subjects: list[str], what: str) -> str:
+def _problem(subjects: list[str], what: str) -> str:
     if not subjects:
         return ""
     more = f" (and {len(subjects) - 1} more)" if len(subjects) > 1 else ""
@@ -403,7 +403,7 @@ def _catalog(view: _View, catalog: Collection[Backup], busy: set[tuple[str, str]
     expected = set(catalog or ())
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
-    unread = {name for _server, name in view.references.damaged}  # told already, and taken in by nobody
+    unread = {name for _server, name in view.references.damaged}  # reported already, and taken in by nobody
     for server, backup_id in sorted(
         one for one in view.references.backups - expected - dying - busy if one[1] not in unread
     ):

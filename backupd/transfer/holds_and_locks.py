@@ -118,7 +118,7 @@ _WITHDRAWN = "withdrawn"
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Since when a backup is marked deleted, and why, by its own words; ``reason`` is empty where nobody said.
-    ``stored``: when that was stored, as the place lists it."""
+    ``stored``: when that was stored, as the destination lists it."""
 
     at: datetime
     reason: str
@@ -126,7 +126,7 @@ class Mark:
 
 
 Sightings = Callable[[Mapping[Backup, Mark]], Mapping[Backup, Sighting]]
-"""What an installation knows by itself of each of the marks that it finds at a place."""
+"""What an installation knows by itself of each of the marks that it finds at a destination."""
 
 
 def is_due(mark: Mark, known: Sighting, now: datetime, grace: timedelta) -> bool:
@@ -262,7 +262,7 @@ def lengthen_all(
         found = read(destination, header.server, backup_id)
         if found is not None and isinstance(found.header, Header):
             keys |= dict.fromkeys((*_names(found.header), *_described(layout.manifest_key(header.server, backup_id))))
-    keys |= dict.fromkeys(_of_the_place(destination))
+    keys |= dict.fromkeys(_of_the_destination(destination))
     return lengthen(destination, [key for key in keys if key not in stored], since)
 
 
@@ -284,7 +284,7 @@ def _names(header: Header) -> Iterator[str]:
     yield from (folder + item.name for item in header.side_files)
 
 
-def _of_the_place(destination: Destination) -> Iterator[str]:
+def _of_the_destination(destination: Destination) -> Iterator[str]:
     """The marker, and of each installation the newest copy of its configuration: both are stored once."""
     yield layout.REPOSITORY
     newest = {

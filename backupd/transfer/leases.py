@@ -68,7 +68,7 @@ _held: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Owner(Document):
-    """A process, told apart from every other one that ever was or will be."""
+    """A process, distinguished from every other one that ever was or will be."""
 
     host: str
     boot: str
@@ -91,7 +91,7 @@ class Owner(Document):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``key`` is where it lies. ``backups``: (server, id) of the backups it is about; ``parents``: ids of those, of the
+    """``key`` is where it is. ``backups``: (server, id) of the backups it is about; ``parents``: ids of those, of the
     same server, that the one being written builds on. ``owner`` None: unreadable."""
 
     key: str
@@ -370,7 +370,7 @@ class Pin(Holder):
 
     Entering raises NotFoundError when a backup is not at ``destination`` and RefusedError when it is marked deleted:
     a sweep reads the marks first and the pins after, so whoever pins first and then finds no mark is safe. ``some``: it
-    is enough that one of them is there; ``absent`` then tells why each other one is not.
+    is enough that one of them is there; ``absent`` then shows why each other one is not.
     """
 
     def __init__(

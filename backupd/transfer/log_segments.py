@@ -46,8 +46,8 @@ from backupd.transfer.records.segment_documents import (
     encode_branch,
     encode_segment,
     index_head,
+    recorded_digest,
     segment_digest,
-    segment_told,
 )
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
@@ -61,7 +61,7 @@ SETTLED = timedelta(days=1)
 
 
 class SegmentConflictError(RefusedError):
-    """Two different binary logs claim the same place in a server's history: neither is overwritten."""
+    """Two different binary logs claim the same position in a server's history: neither is overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> SegmentHe
 
 
 def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
-    """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept, unless
+    """What is under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept, unless
     it reads well and is not ours. Raises SegmentConflictError, NewerFormatError."""
     try:
         found = load_header(destination, header.segment.server, header.segment.key)
@@ -192,10 +192,10 @@ def headers(destination: Destination, server: str | None = None) -> Iterator[Seg
 
 def load_header(destination: Destination, server: str, key: SegmentKey) -> SegmentHeader:
     """Raises NotFoundError when there is no such segment here, DamagedError naming the key."""
-    place = layout.segment_key(server, key)
-    where = f"{destination.name}:{place}"
+    path = layout.segment_key(server, key)
+    where = f"{destination.name}:{path}"
     try:
-        raw = get_document(destination, place)
+        raw = get_document(destination, path)
     except ObjectMissingError as error:
         raise NotFoundError(
             f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
@@ -307,9 +307,9 @@ def fetch(
 
 
 def read_part(destination: Destination, header: SegmentHeader, number: int, unsealer: Unsealer) -> bytes:
-    """The plain bytes of one part, as ``header`` of this or another place describes it. Where the segment was sealed
-    another time here, the header that lies here tells what belongs to the same plain bytes. Raises as ``fetch``, and
-    NotFoundError."""
+    """The plain bytes of one part, as ``header`` of this or another destination describes it. Where the segment was
+    sealed another time here, the header that is here shows what belongs to the same plain bytes. Raises as ``fetch``,
+    and NotFoundError."""
     part = header.parts[number]
     try:
         return _unsealed(destination, header, part, unsealer)
@@ -330,14 +330,14 @@ def read_index(destination: Destination, header: SegmentHeader, unsealer: Unseal
 
 
 def require_bound(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> bytes:
-    """Compare what a description tells in the clear with what was sealed; gives the last part of the index. Raises
+    """Compare what a description states in the clear with what was sealed; gives the last part of the index. Raises
     TamperedError, and as ``fetch`` does."""
     last = _unsealed(destination, header, header.index[-1], unsealer) if header.index else index_head()
-    told = segment_told(last)
-    if told != (segment_digest(header) if header.is_bound else ""):
+    recorded = recorded_digest(last)
+    if recorded != (segment_digest(header) if header.is_bound else ""):
         problem = (
             f"what is sealed is of a later version of the format than {header.version}, which it says"
-            if told and not header.is_bound
+            if recorded and not header.is_bound
             else "it is not the one that was sealed with it: somebody changed its server, position, times or parts"
         )
         raise TamperedError(
@@ -368,8 +368,8 @@ def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
 
 
 def _problem(destination: Destination, key: str, item: StoredObject) -> str:
-    """What is wrong with the bytes under ``key``, by reading them; where they lie in an archive class, by the checksum
-    that the place recorded. Raises ArchivedError where it has none."""
+    """What is wrong with the bytes under ``key``, by reading them; where they are in an archive class, by the checksum
+    that the destination recorded. Raises ArchivedError where it has none."""
     try:
         return objects.problem(destination, key, item)
     except ArchivedError:
@@ -434,7 +434,7 @@ def covers(key: SegmentKey, other: SegmentKey) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Strays:
-    """What lies among the binary logs and belongs to no segment. ``parts``: of segments without ``segment.json``, or of
+    """What is among the binary logs and belongs to no segment. ``parts``: of segments without ``segment.json``, or of
     none; ``strangers``: keys of files that are not ours."""
 
     parts: tuple[ObjectInfo, ...]
@@ -446,7 +446,7 @@ def strays(destination: Destination, *, now: datetime) -> Strays:
     found: list[ObjectInfo] = []
     strangers: list[str] = []
     folder: list[ObjectInfo] = []
-    place = ""
+    path = ""
     for info in destination.list(layout.BINLOGS):
         owner = layout.segment_of(info.key)
         if owner is None:
@@ -457,9 +457,9 @@ def strays(destination: Destination, *, now: datetime) -> Strays:
             strangers.append(info.key)
             continue
         above = info.key.rpartition("/")[0]
-        if above != place:
+        if above != path:
             found += _left(folder, now)
-            folder, place = [], above
+            folder, path = [], above
         folder.append(info)
     found += _left(folder, now)
     return Strays(tuple(found), tuple(strangers))

@@ -91,7 +91,7 @@ class Packed:
 class Packer:
     """One per capture; a context manager that ends its threads. The first failure of a worker is raised by the
     next call, whatever it is. ``moved``: files were removed or renamed after their end, so their links are stale.
-    ``together``: the folder whose tiny files share objects with those of a path; its own, unless told otherwise."""
+    ``together``: the folder whose tiny files share objects with those of a path; its own, by default."""
 
     def __init__(
         self, fanout: Fanout, *, workers: int, together: Callable[[str], str] = lambda path: path.rpartition("/")[0]
@@ -248,7 +248,7 @@ class Packer:
             taken = payload[: PART_SIZE - file.filled]
             file.buffer[file.filled : file.filled + len(taken)] = taken
             if file.whole is not None:
-                # Little by little: while a whole part is hashed at once, the tool stands before a full pipe.
+                # Little by little: while a whole part is hashed at once, the tool waits at a full pipe.
                 file.whole.update(taken)
             file.filled += len(taken)
             payload = payload[len(taken) :]

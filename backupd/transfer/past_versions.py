@@ -1,5 +1,5 @@
-"""What a place with versions still has of what was deleted or overwritten since a moment. Reads listings, and of single
-keys what is asked for; changes nothing."""
+"""What a destination with versions still has of what was deleted or overwritten since a moment. Reads listings, and of
+single keys what is asked for; changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage import layout
 from storage.destination import Destination, Version, VersionedDestination, as_versioned, sha256_of
 
 _PASSING = frozenset({layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS})
-"""What lies here is of the moment in which it was written."""
+"""What is here is of the moment in which it was written."""
 _LEADING = frozenset({layout.MANIFEST, layout.SEGMENT, layout.BRANCH})
 
 
@@ -52,7 +52,7 @@ class Trail:
         return max(one.modified_at for one in (self.above[-1], *self.kept[:1]))
 
     def hiding(self, version: Version) -> tuple[Version, ...]:
-        """The deletions that alone hide ``version``; none where something else lies above it, too."""
+        """The deletions that alone hide ``version``; none where something else is above it, too."""
         return self.above if self.above and self.kept[0] == version else ()
 
 
@@ -66,14 +66,14 @@ class Past:
         versioned = as_versioned(destination)
         if versioned is None:
             raise _none_kept(destination, "only buckets of S3 can keep what was deleted or overwritten")
-        self.since = since.replace(microsecond=0)  # places tell whole seconds
+        self.since = since.replace(microsecond=0)  # destinations give whole seconds
         self.suspects: dict[str, Trail] = {}
         self.marks: dict[str, Trail] = {}
         self.leading: dict[str, Version] = {}
         self.before = 0
         self._seen: set[int] = set()
         self._read: tuple[Version, bytes] | None = None
-        self._place: VersionedDestination = versioned
+        self._versioned: VersionedDestination = versioned
         kept = anything = False
         for key, group in groupby(versioned.versions(""), key=lambda one: one.key):
             trail = Trail(key, tuple({one.id: one for one in group}.values()))
@@ -106,19 +106,19 @@ class Past:
 
     def below(self, prefix: str) -> bool:
         """Is something suspect whose key starts with ``prefix``?"""
-        place = bisect_left(self._sorted, prefix)
-        return place < len(self._sorted) and self._sorted[place].startswith(prefix)
+        index = bisect_left(self._sorted, prefix)
+        return index < len(self._sorted) and self._sorted[index].startswith(prefix)
 
     def read(self, version: Version) -> bytes:
         """Of a small document."""
         if self._read is None or self._read[0] != version:
-            with self._place.open_version(version) as stream:
+            with self._versioned.open_version(version) as stream:
                 self._read = version, stream.read(DOCUMENT_LIMIT + 1)  # too long, it is nothing right
         return self._read[1]
 
     def holding(self, trail: Trail, item: StoredObject) -> Version | None:
-        """The newest state of it with exactly the bytes of ``item``: by the digest that the place computed, else by
-        reading. Raises ArchivedError where it has none and cannot be read."""
+        """The newest state of it with exactly the bytes of ``item``: by the digest that the destination computed, else
+        by reading. Raises ArchivedError where it has none and cannot be read."""
         return next((one for one in trail.kept if one.size == item.size and self._digest(one) == item.sha256), None)
 
     def well_formed(self, trail: Trail, is_right: Callable[[bytes], bool], *, written_once: bool) -> Version | None:
@@ -138,24 +138,24 @@ class Past:
         return found if found is not None and found.size is not None else None
 
     def _digest(self, version: Version) -> str:
-        return self._place.version_checksum(version) or _digest(self._place, version)
+        return self._versioned.version_checksum(version) or _digest(self._versioned, version)
 
 
 def earlier(destination: Destination, key: str, item: StoredObject) -> tuple[Version, tuple[Version, ...]] | None:
     """A state of ``key`` at ``destination`` with the bytes of ``item`` that is not the one that is seen, and the
-    deletions that alone hide it; None where there is none. Raises as the place does."""
-    place = as_versioned(destination)
-    if place is None:
+    deletions that alone hide it; None where there is none. Raises as the destination does."""
+    versioned = as_versioned(destination)
+    if versioned is None:
         return None
-    trail = Trail(key, tuple(one for one in place.versions(key) if one.key == key))
+    trail = Trail(key, tuple(one for one in versioned.versions(key) if one.key == key))
     for one in trail.kept:
-        if not one.newest and one.size == item.size and _digest(place, one) == item.sha256:
+        if not one.newest and one.size == item.size and _digest(versioned, one) == item.sha256:
             return one, trail.hiding(one)
     return None
 
 
-def _digest(place: VersionedDestination, version: Version) -> str:
-    with place.open_version(version) as stream:
+def _digest(versioned: VersionedDestination, version: Version) -> str:
+    with versioned.open_version(version) as stream:
         return sha256_of(stream)
 
 

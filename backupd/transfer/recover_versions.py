@@ -421,15 +421,15 @@ class Returned(Document):
 
 
 def bring_back(destination: Destination, found: Found, *, clock: Clock, report: Report) -> Returned:
-    """While it runs nobody removes anything there. What fails for one key is told, and the others go on.
+    """While it runs nobody removes anything there. What fails for one key is reported, and the others go on.
 
     Raises ForbiddenError naming the right that is missing, BusyError while somebody removes, RefusedError where the
-    marker does not come back: without it the place is none of ours.
+    marker does not come back: without it the destination is none of ours.
     """
-    place = as_versioned(destination)
-    if place is None:
+    versioned = as_versioned(destination)
+    if versioned is None:
         raise RefusedError(f"destination {destination.name} keeps no versions")
-    work = _Work(place, found.returns, report)
+    work = _Work(versioned, found.returns, report)
     marker = [one for one in found.returns if one.kind == MARKER]
     work.run(marker)
     if why := work.failed.get(layout.REPOSITORY) or found.lost.get(layout.REPOSITORY):
@@ -447,8 +447,8 @@ def bring_back(destination: Destination, found: Found, *, clock: Clock, report: 
 
 
 class _Work:
-    def __init__(self, place: VersionedDestination, returns: Sequence[Return], report: Report) -> None:
-        self._place = place
+    def __init__(self, versioned: VersionedDestination, returns: Sequence[Return], report: Report) -> None:
+        self._versioned = versioned
         self._meter = Meter(report, "bring back", sum(one.size for one in returns), len(returns))
         self._lock = threading.Lock()
         self._denied = False
@@ -494,7 +494,7 @@ class _Work:
         if self._denied:
             return  # what one may not do, none may
         try:
-            self._place.bring_back(one.version, one.above)
+            self._versioned.bring_back(one.version, one.above)
         except ForbiddenError:
             self._denied = True
             raise

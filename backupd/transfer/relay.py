@@ -109,8 +109,8 @@ class Relay:
             return frozenset(self._stored)
 
     def bring(self, key: str, item: StoredObject) -> bool:
-        """Make ``key`` at the target hold the bytes of ``item``; False when it did already, which is read, or told by
-        a place that audits itself. Raises as ``send`` does."""
+        """Make ``key`` at the target hold the bytes of ``item``; False when it did already, which is read, or
+        confirmed by a destination that audits itself. Raises as ``send`` does."""
         if self._patiently(lambda: not found_wrong(self.target, key, item)):
             self.pass_over(item)
             return False
@@ -164,7 +164,7 @@ class Relay:
     def first_good(
         self, key: str, decode: Callable[[bytes, str], Found], message: str, missing: BackupdError | None = None
     ) -> tuple[Document, Found]:
-        """The first document under ``key`` at a source that ``decode`` (of its bytes and where it lies) can read, and
+        """The first document under ``key`` at a source that ``decode`` (of its bytes and where it is) can read, and
         what that gave. Raises DamagedError with ``message``; ``missing`` where no source has one."""
         damages: list[str] = []
         for document in self.documents(key):
@@ -234,9 +234,9 @@ class Relay:
 
 
 def found_wrong(destination: Destination, key: str, item: StoredObject, *, fresh: bool = False) -> str:
-    """What is wrong with what lies under ``key``, "" when nothing is. It is read, unless the checksum that the place
-    recorded tells what is there now: where the place audits itself, or we have just stored it (``fresh``). In an
-    archive class the recorded one has to do. Raises ArchivedError where there is none either."""
+    """What is wrong with what is under ``key``, "" when nothing is. It is read, unless the checksum that the
+    destination recorded shows what is there now: where the destination audits itself, or we have just stored it
+    (``fresh``). In an archive class the recorded one has to do. Raises ArchivedError where there is none either."""
     audited = Capability.AUDITED in destination.capabilities
     recorded: str | None = None
     try:
@@ -255,7 +255,8 @@ def found_wrong(destination: Destination, key: str, item: StoredObject, *, fresh
 
 
 def checksum(destination: Destination, key: str) -> str | None:
-    """The SHA-256 of ``key`` as the place itself recorded it, None where it has none. Raises ObjectMissingError."""
+    """The SHA-256 of ``key`` as the destination itself recorded it, None where it has none. Raises
+    ObjectMissingError."""
     if Capability.CHECKSUMS in destination.capabilities and isinstance(destination, ChecksumDestination):
         return destination.checksum(key)
     return None

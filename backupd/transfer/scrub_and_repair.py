@@ -90,7 +90,7 @@ class Damage:
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
     """How much was read (objects, stored bytes) and what was found. ``cold``: keys in archive classes, of which only
-    the place's own checksum could be compared; ``unseen``: those of them that have none."""
+    the destination's own checksum could be compared; ``unseen``: those of them that have none."""
 
     objects: int
     bytes: int
@@ -192,7 +192,7 @@ def _read(
 
 
 def recorded(destination: Destination, key: str, stored: StoredObject) -> tuple[bool, str]:
-    """Of what cannot be read: whether the place has a checksum of it, and what is wrong with it."""
+    """Of what cannot be read: whether the destination has a checksum of it, and what is wrong with it."""
     size = destination.stat(key).size
     if size != stored.size:
         return True, f"holds {size} bytes where {stored.size} were stored"
@@ -214,7 +214,7 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
         return f"an earlier version at {target.name}"
     message = f"no other destination has the original of {key}"
     source, content = _first(sources, lambda source: objects.fetch_side(source, key, item), message, key)
-    with contextlib.suppress(LockedError):  # then it lies in a bucket with versions: the newest one counts
+    with contextlib.suppress(LockedError):  # then it is in a bucket with versions: the newest one counts
         target.delete(key)
     put_bytes(target, key, content)
     if problem := _problem(target, key, item):
@@ -245,10 +245,10 @@ def _from_earlier(target: Destination, key: str, item: StoredObject) -> bool:
     """Whatever stands in the way of that (no right to it, no versions) leaves it to the other copies."""
     try:
         found = earlier(target, key, item)
-        place = as_versioned(target)
-        if found is None or place is None:
+        versioned = as_versioned(target)
+        if found is None or versioned is None:
             return False
-        place.bring_back(*found)
+        versioned.bring_back(*found)
         return not _problem(target, key, item)
     except (DestinationError, ForbiddenError, RefusedError):
         return False
@@ -273,7 +273,7 @@ def put_manifest_right(
         return raw
 
     source, raw = _first(sources, read, f"no other destination has the manifest of {backup_id}", key)
-    # Somebody may sweep between the two writes of a place that does not replace what is whole, though wrong.
+    # Somebody may sweep between the two writes of a destination that does not replace what is whole, though wrong.
     with Intent([target], server, backup_id, clock=clock):
         copy_signature(Relay([source], target), key)
         try:
@@ -299,9 +299,9 @@ def put_segment_right(
     """Put a segment right of which the keys ``damaged`` are wrong, its ``segment.json`` or all of it among them; the
     name of the source. Where the other copy was sealed another time it takes the place of this one. Raises as
     ``put_right`` does, NotFoundError when no other destination has it."""
-    place = layout.segment_key(server, key)
+    header_key = layout.segment_key(server, key)
     wrong = set(damaged)
-    if place not in wrong:
+    if header_key not in wrong:
         header = log_segments.load_header(target, server, key)
         items = {header.folder + item.name: item for item in header.sealed}
         try:
@@ -310,13 +310,13 @@ def put_segment_right(
             twin = _twin(header, sources)
             log_segments.remove(target, server, key)
             sources = [twin]
-    copied_from = [source for source in sources if _has(source, place)] or list(sources)
+    copied_from = [source for source in sources if _has(source, header_key)] or list(sources)
     relay = Relay(copied_from, target, check=check)
-    if place in wrong:
+    if header_key in wrong:
         _refuse_newer(lambda: log_segments.load_header(target, server, key))
-        good_copy(relay, server, key)  # or else what lies there stays, damaged as it is
+        good_copy(relay, server, key)  # or else what is there stays, damaged as it is
         with contextlib.suppress(LockedError):
-            target.delete(place)
+            target.delete(header_key)
     header = copy_segment(relay, server, key, clock=clock)
     if problems := log_segments.problems(target, header):
         raise not_kept(target, "\n".join(f"{one}: {problem}" for one, problem in problems.items()))
@@ -325,7 +325,7 @@ def put_segment_right(
 
 def show_again(tree: TreeDestination, header: Header, before: Mapping[tuple[int, int], str]) -> bool:
     """Let the tree of a backup show objects that were replaced; ``before``: the inodes that they had. False when it
-    cannot be told which path is which object: then `fsck --repair`, which can open the body, shows it afresh."""
+    cannot be determined which path is which object: then `fsck --repair`, which can open the body, shows it afresh."""
     name = layout.tree_name(header.server, header.backup_id)
     shown = dict(tree.tree_files(name))
     if not shown:
@@ -361,7 +361,7 @@ def tree_digest(tree: TreeDestination, name: str, path: str) -> str:
 
 
 def _problem(target: Destination, key: str, item: StoredObject) -> str:
-    """What is wrong with what was just put; of what went into an archive class, by the place's own checksum."""
+    """What is wrong with what was just put; of what went into an archive class, by the destination's own checksum."""
     try:
         return objects.problem(target, key, item)
     except ArchivedError:

@@ -68,7 +68,7 @@ def look(destination: ArchiveDestination, keys: Sequence[str]) -> dict[str, Cold
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What came of asking for ``key``. ``coldness``: how it stands, None where it cannot be had: ``problem`` says why.
+    """What came of asking for ``key``. ``coldness``: its state, None where it cannot be had: ``problem`` says why.
     ``paid``: a request for it was made now."""
 
     key: str

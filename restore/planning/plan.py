@@ -194,7 +194,8 @@ def thaw_step(thaw: ThawPlan) -> Step:
     count = len(thaw.objects)
     return Step(
         "thawed",
-        f"wait until {count} archived object{'s' if count != 1 else ''} at {thaw.places} can be read ({offer.tier})",
+        f"wait until {count} archived object{'s' if count != 1 else ''} at {thaw.destinations} can be read "
+        f"({offer.tier})",
         thaw.bytes,
         offer.hours * 3600,
         f"at most {offer.hours:g} h by the table of {thaw.prices.dated.isoformat()}",

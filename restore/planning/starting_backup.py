@@ -18,7 +18,7 @@ from backupd.model.errors import DumpsOnlyError, NotFoundError, RefusedError, Un
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.recovery.chains import dumps
-from backupd.recovery.runs import place_of
+from backupd.recovery.runs import file_position
 from backupd.recovery.windows import RouteLeg, Span, not_rolled
 from restore.planning.plan import Rate
 from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
@@ -302,8 +302,8 @@ def with_doubts(choice: Choice, resolution: Resolution, resolver: TargetResolver
     spec, stop = choice.replay, resolution.stop
     if spec is None or stop is None:
         return choice
-    last, place = spec.legs[-1], place_of(stop.position) or (0, 0)
-    begin = place_of(last.start) or (0, 0)
+    last, place = spec.legs[-1], file_position(stop.position) or (0, 0)
+    begin = file_position(last.start) or (0, 0)
     return replace(
         choice,
         replay=replace(
@@ -353,7 +353,7 @@ def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:
     """Are the segments without a hole from the beginning of the first file to the stop, and does none of them hold what
     is behind a fork? Raises RefusedError."""
     ends = {span.branch: span for span in leg.spans}
-    end = place_of(stop.position) or (0, 0)
+    end = file_position(stop.position) or (0, 0)
     at: tuple[int, int] | None = None
     for key in material.segments:
         place = (key.number, key.start)

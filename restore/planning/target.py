@@ -28,7 +28,7 @@ from backupd.model.binlog import Branch, Run
 from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import RefusedError, UsageError
 from backupd.model.text import format_duration, format_time, is_id, is_name, parse_time
-from backupd.recovery.runs import Histories, Place, last_of, place_of, same_state
+from backupd.recovery.runs import FilePosition, Histories, file_position, last_of, same_state
 from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled
 
 GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
@@ -306,7 +306,7 @@ def _behind(histories: Histories, window: Window) -> Sequence[Run]:
         current = histories.current
         branch = window.branch or (current.id if current is not None else "")
         state = window.base.position.gtid
-        at: Place | None = place_of(window.base.position)
+        at: FilePosition | None = file_position(window.base.position)
         if at is None or not branch:
             return ()
         place = at

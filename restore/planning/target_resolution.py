@@ -20,7 +20,16 @@ from backupd.model.binlog import Branch, Gap, Run, SegmentKey, Stop
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
-from backupd.recovery.runs import Histories, Place, executed, first_of, last_of, parted, place_of, same_state
+from backupd.recovery.runs import (
+    FilePosition,
+    Histories,
+    executed,
+    file_position,
+    first_of,
+    last_of,
+    parted,
+    same_state,
+)
 from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
 from restore.planning.target import (
     AtGtid,
@@ -71,7 +80,9 @@ class TargetResolver(Protocol):
     Every method raises DestinationError, DamagedError or KeyUnusableError where an index cannot be read.
     """
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, since: datetime
+    ) -> Stop | None:
         """Before the first transaction, in log order, in ``[start, end)`` that committed later than ``moment``; None
         when none did. ``since``: everything there committed later than this, by our clock; it tells false times (see
         ``recovery.stamps``). ``at`` of the Stop is None when it is at ``start``."""
@@ -81,7 +92,7 @@ class TargetResolver(Protocol):
         place where all of it is executed. With ``before`` the place where the transaction begins. None when the
         branch's own files do not hold it, and do not begin with exactly that executed either."""
 
-    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
         """Before the first transaction, in log order, in front of ``place`` that carries a time later than ``moment``;
         of those behind the last one that carries ``since`` or an earlier time. None where none does."""
 
@@ -89,7 +100,9 @@ class TargetResolver(Protocol):
         """That place, with what is executed there. None when it is not archived. Raises RefusedError when it lies
         inside a transaction, naming where that begins and ends."""
 
-    def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+    def doubts(
+        self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
+    ) -> tuple[str, ...]:
         """In words, of a stop for a time: transactions behind ``stop`` of which the log does not tell that they were
         later (stamps of whole seconds, or earlier ones: a clock that went back), and those before it with a later
         stamp."""
@@ -134,10 +147,10 @@ def clock_skew(
     base: BackupRecord,
     home: Branch,
     moment: datetime,
-    later_before: Callable[[str, Place, datetime, datetime], Stop | None],
+    later_before: Callable[[str, FilePosition, datetime, datetime], Stop | None],
 ) -> ClockSkew | None:
     """``later_before``: of the resolver."""
-    place = place_of(base.position)
+    place = file_position(base.position)
     stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None
     return ClockSkew(base, home, stop) if stop is not None else None
 
@@ -158,7 +171,7 @@ class Resolution:
 
     stop: Stop | None
     ways: tuple[Way, ...]
-    end: Place = (0, 0)
+    end: FilePosition = (0, 0)
     remarks: tuple[str, ...] = ()
     older: Older | None = None
     ends: datetime | None = None
@@ -335,7 +348,7 @@ class Archive:
 
     def _refuse_unknown(self, late: ClockSkew, line: Sequence[Branch], moment: datetime) -> None:
         """Raises RefusedError where not all that was committed by ``moment`` is known to be archived."""
-        run = self.histories.run_at(late.home.id, place_of(late.stop.position) or (0, 0))
+        run = self.histories.run_at(late.home.id, file_position(late.stop.position) or (0, 0))
         if run is not None:
             others = [one for branch in line[line.index(late.home) :] for one in self.histories.runs(branch.id)]
             refuse_past_end(self.histories, late.home, run, others, moment, later=late.stop.next_at, now=self._now)
@@ -356,7 +369,7 @@ class Archive:
             try:
                 run = self._run_from(base, here, line)
                 end, fork = _end_of(here, run), self.fork_stop(child) if child is not None else None
-                shared = fork is not None and (place_of(fork.position) or (0, 0)) <= last_of(run)
+                shared = fork is not None and (file_position(fork.position) or (0, 0)) <= last_of(run)
                 if shared and fork is not None:
                     end = replace(fork, branch=here.id)
                 legs = way(self.histories, base.position, line[0], here, end.position)
@@ -377,7 +390,7 @@ class Archive:
         """The run of ``here`` by which a replay from ``base``, which is on the first of ``line``, gets there."""
         begin = here.first_number, 0
         if all(member.names_go_on for member in line[1 : line.index(here) + 1]):
-            begin = max(begin, place_of(base.position) or begin)
+            begin = max(begin, file_position(base.position) or begin)
         entered = here is not line[0] and not here.names_go_on
         run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
         if run is None:
@@ -470,14 +483,14 @@ class Archive:
             return False
         if child is None:
             return True
-        place, fork = place_of(stop.position), place_of(self.fork_stop(child).position)
+        place, fork = file_position(stop.position), file_position(self.fork_stop(child).position)
         return place is not None and fork is not None and place <= fork
 
     # -- from where
 
     def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Resolution:
         ways = tuple(self._ways(stop, moment))
-        place = place_of(stop.position)
+        place = file_position(stop.position)
         run = self.histories.run_at(stop.branch, place) if place is not None else None
         return Resolution(stop, ways, last_of(run) if run else place or (0, 0), tuple(remarks))
 
@@ -485,14 +498,14 @@ class Archive:
         """Raises RefusedError, that of the nearest backup, where there is none."""
         branch = self.histories.branch(stop.branch)
         line = self.histories.descent(branch)
-        place = place_of(stop.position) or (0, 0)
+        place = file_position(stop.position) or (0, 0)
         one_sequence = all(member.names_go_on for member in line[1:])
         first: RefusedError | None = None
         tries = found = 0
         for base in reversed(self._usable):
             if tries == _MOST_TRIES or found == MOST_BASES:
                 break
-            at = place_of(base.position) if self._only in (None, base.id) and not not_rolled(base) else None
+            at = file_position(base.position) if self._only in (None, base.id) and not not_rolled(base) else None
             if at is None or (moment is not None and base.finished_at > moment) or (at > place and one_sequence):
                 continue
             home = self.histories.branch_of(base)

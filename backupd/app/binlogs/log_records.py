@@ -31,7 +31,7 @@ from backupd.model.errors import BackupdError, DamagedError, DestinationError, N
 from backupd.model.event import Event, Severity
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
-from backupd.recovery.runs import first_of, last_of, place_of
+from backupd.recovery.runs import file_position, first_of, last_of
 from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
@@ -233,7 +233,7 @@ class Reconciliation:
 
 
 def _is_closed(gap: Gap, runs: Iterable[Run]) -> bool:
-    after, before = place_of(gap.after), place_of(gap.before) if gap.before is not None else None
+    after, before = file_position(gap.after), file_position(gap.before) if gap.before is not None else None
     return (
         after is not None
         and before is not None

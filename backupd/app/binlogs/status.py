@@ -16,7 +16,7 @@ from backupd.model.binlog import Branch, Run
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
-from backupd.recovery.runs import last_of, place_of, same_state
+from backupd.recovery.runs import file_position, last_of, same_state
 from policies.lint import streams
 from restore.planning.target import LIMIT, Stream
 
@@ -192,7 +192,7 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
         state = BinlogSource(replace(server.connection(), connect_timeout=_ASKED)).look(files=False)
     except BackupdError:
         return ""
-    last, place = max(runs, key=last_of), place_of(state.position)
+    last, place = max(runs, key=last_of), file_position(state.position)
     if (
         state.server_uuid != branches[-1].server_uuid
         or place is None

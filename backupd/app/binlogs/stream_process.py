@@ -45,7 +45,7 @@ from backupd.model.event import Severity
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
-from backupd.recovery.runs import place_of
+from backupd.recovery.runs import file_position
 from backupd.transfer.records.encryption import Sealer
 from policies.lint import streams
 from policies.policy import Binlog
@@ -223,7 +223,9 @@ class StreamRun:
         except CatalogError:
             return ()  # the next process asks again
         return [
-            (gap.branch, place[0]) for gap in gaps if not gap.destination and (place := place_of(gap.after)) is not None
+            (gap.branch, place[0])
+            for gap in gaps
+            if not gap.destination and (place := file_position(gap.after)) is not None
         ]
 
     def _ours(self) -> Collection[str]:

@@ -42,12 +42,12 @@ from backupd.model.errors import (
 )
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
-from backupd.recovery.runs import APART, Missing, Place, holder, parted, place_of, same_state, state_after
+from backupd.recovery.runs import APART, FilePosition, Missing, file_position, holder, parted, same_state, state_after
 from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
 from restore.planning.target_resolution import History, Material
 
-_REPEATING: set[tuple[str, str, Position, Place]] = set()
+_REPEATING: set[tuple[str, str, Position, FilePosition]] = set()
 """Legs of which the index was read once, and told that they repeat what is executed at their start."""
 _LOOK_BACK = 500
 """Files in front of a backup in which temporary tables are looked for that were open at its position."""
@@ -87,7 +87,9 @@ class Targets:
 
     # -- what a plan asks
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, since: datetime
+    ) -> Stop | None:
         """Right before the first transaction in ``[start, end)`` that is later than ``moment``; None where there is
         none. ``since``: see ``Cut``."""
         cut = self._moments.cut(branch, start, end, moment, since)
@@ -132,13 +134,15 @@ class Targets:
             hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}",
         )
 
-    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
         """The first transaction in front of ``place`` that has a later time than ``moment`` (see ``TargetResolver``);
         None where there is none."""
         found = self._moments.later_before(branch, place, moment, since)
         return self._before(found, found.before.at if found.before else None) if found else None
 
-    def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+    def doubts(
+        self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
+    ) -> tuple[str, ...]:
         """Sentences about transactions whose time contradicts the place where the replay stops."""
         second = moment.replace(microsecond=0)
         same = list(self._log.each(branch, start, stop, lambda record: _may_hold(record, second)))
@@ -222,7 +226,7 @@ class Targets:
     def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
         """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not after
         its start and within it: by file and position, and where both are known by what was executed there."""
-        where = place_of(place)
+        where = file_position(place)
         begin, end = _place(leg.start.file, leg.start.pos), _place(leg.stop.file, leg.stop.pos)
         if where is None or not begin < where <= end or _basename(place.file) != _basename(leg.stop.file):
             return ()
@@ -327,13 +331,13 @@ class Targets:
 
     # -- segments
 
-    def _of_span(self, span: Span, end: Place) -> Iterator[SegmentRecord]:
+    def _of_span(self, span: Span, end: FilePosition) -> Iterator[SegmentRecord]:
         last = min(span.last, end)
         for record in self._log.records(span.branch, span.first, last):
             if (record.key.number, record.key.start) < last:
                 yield record
 
-    def _count(self, record: SegmentRecord, begin: Place, end: Place) -> int:
+    def _count(self, record: SegmentRecord, begin: FilePosition, end: FilePosition) -> int:
         """Transactions of a segment between two places; at most, where its index cannot be opened here."""
         segment = record.segment
         inside = begin <= (segment.number, segment.start) and (segment.number, segment.end) <= end
@@ -342,7 +346,7 @@ class Targets:
                 return sum(1 for _ in self._log.met(record, begin, end))
         return segment.transactions
 
-    def _repeated(self, chosen: Sequence[SegmentRecord], begin: Place, end: Place, executed: str) -> int:
+    def _repeated(self, chosen: Sequence[SegmentRecord], begin: FilePosition, end: FilePosition, executed: str) -> int:
         """How many were executed already when the copy came to ``begin``. Only where a sequence of files is
         entered at its beginning may some be: elsewhere the place says what was executed."""
         if not executed or not chosen or begin[1] > FIRST_EVENT:
@@ -441,7 +445,7 @@ def _ends_at_fork(key: SegmentKey, leg: RouteLeg) -> bool:
     return any(span.branch == key.branch and span.last == (key.number, key.end) for span in leg.spans[:-1])
 
 
-def _place(file: str, pos: int) -> Place:
+def _place(file: str, pos: int) -> FilePosition:
     return int(file.rpartition(".")[2]), pos
 
 
@@ -449,7 +453,7 @@ def _basename(file: str) -> str:
     return file.rpartition(".")[0]
 
 
-def _overlap(record: SegmentRecord, begin: Place, end: Place) -> int:
+def _overlap(record: SegmentRecord, begin: FilePosition, end: FilePosition) -> int:
     """Bytes of a segment between two places."""
     number, start, stop = record.key.number, record.key.start, record.key.end
     if number == begin[0]:

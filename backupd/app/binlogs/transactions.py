@@ -34,7 +34,7 @@ from backupd.model.errors import (
     UsageError,
 )
 from backupd.model.text import format_time
-from backupd.recovery.runs import AHEAD, BACK, Cut, Place, in_order
+from backupd.recovery.runs import AHEAD, BACK, Cut, FilePosition, in_order
 from policies.document import suggestion
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _SMALL = 20_000
 """Transactions of an index that is kept in memory when it was read: a place is looked up more than once."""
 _SMALL_TEXT = 16 * 1024**2
 """Characters of all their statements."""
-_END: Place = (2**62, 0)
+_END: FilePosition = (2**62, 0)
 
 
 class Indexes:
@@ -145,7 +145,7 @@ class Met:
     before: Transaction | None
 
     @property
-    def start(self) -> Place:
+    def start(self) -> FilePosition:
         """The number of its file, and its position in that."""
         return self.record.key.number, self.transaction.start
 
@@ -165,14 +165,16 @@ class Logbook:
     server: str
     indexes: Indexes
 
-    def records(self, branch: str, first: Place, last: Place) -> Iterator[SegmentRecord]:
+    def records(self, branch: str, first: FilePosition, last: FilePosition) -> Iterator[SegmentRecord]:
         """Segments of a branch that hold every byte once, whole files before pieces: from the beginning of the file
         that ``first`` is in up to ``last``."""
         everything = self.binlogs.each_segment(self.server, branch, from_place=(first[0], 0), to_place=last)
         for _number, found in groupby(everything, key=lambda record: record.key.number):
             yield from _covering(list(found))
 
-    def met(self, record: SegmentRecord, first: Place = (0, 0), last: Place | None = None) -> Iterator[Met]:
+    def met(
+        self, record: SegmentRecord, first: FilePosition = (0, 0), last: FilePosition | None = None
+    ) -> Iterator[Met]:
         """The transactions of a segment that start within ``[first, last)``."""
         before: Transaction | None = None
         for transaction in self.indexes.transactions(record):
@@ -183,7 +185,9 @@ class Logbook:
                 yield met
             before = transaction
 
-    def each(self, branch: str, first: Place, last: Place, wanted: Callable[[SegmentRecord], bool]) -> Iterator[Met]:
+    def each(
+        self, branch: str, first: FilePosition, last: FilePosition, wanted: Callable[[SegmentRecord], bool]
+    ) -> Iterator[Met]:
         """The transactions that start within ``[first, last)``, of the segments that are wanted."""
         for record in self.records(branch, first, last):
             if record.segment.transactions and wanted(record):
@@ -259,7 +263,7 @@ class Moments:
     log: Logbook
     clock: Callable[[], datetime]
 
-    def cut(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Cut[Met]:
+    def cut(self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, since: datetime) -> Cut[Met]:
         """Of ``[start, end)``. ``since``: see ``Cut``."""
         cut: Cut[Met] = Cut(moment, since)
         unread: list[SegmentRecord] = []  # none of it after the moment; read only where its times may be false
@@ -283,7 +287,13 @@ class Moments:
         return cut
 
     def _behind(
-        self, cut: Cut[Met], record: SegmentRecord, first: datetime, last: datetime, start: Place, end: Place
+        self,
+        cut: Cut[Met],
+        record: SegmentRecord,
+        first: datetime,
+        last: datetime,
+        start: FilePosition,
+        end: FilePosition,
     ) -> None:
         """What comes after something that is later than the moment may show that its time was false."""
         if first > cut.moment:
@@ -294,7 +304,7 @@ class Moments:
             self._take(cut, record, start, end)
 
     def _exactly(
-        self, cut: Cut[Met], before: datetime | None, found: list[SegmentRecord], start: Place, end: Place
+        self, cut: Cut[Met], before: datetime | None, found: list[SegmentRecord], start: FilePosition, end: FilePosition
     ) -> None:
         """All of ``found`` where their times contradict each other, else the last one: the others were believed whole.
         ``before``: the latest time in front of them."""
@@ -303,13 +313,13 @@ class Moments:
         for record in found if contradict else found[-1:]:
             self._take(cut, record, start, end)
 
-    def _take(self, cut: Cut[Met], record: SegmentRecord, start: Place, end: Place) -> None:
+    def _take(self, cut: Cut[Met], record: SegmentRecord, start: FilePosition, end: FilePosition) -> None:
         archived = self._archived(record)
         for met in self.log.met(record, last=end):
             if met.start >= start:
                 cut.take(met, met.transaction.at, archived)
 
-    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Met | None:
+    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Met | None:
         """See ``restore.planning.target_resolution.TargetResolver``."""
         begin = end = place
         each_segment = partial(self.log.binlogs.each_segment, self.log.server, branch)

@@ -92,7 +92,7 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
     ]
     raise ArchivedError(
         f"{len(thaw.objects)} objects ({format_size(thaw.bytes)}) are in an archive class at destination "
-        f"{thaw.places}: they have to be thawed first",
+        f"{thaw.destinations}: they have to be thawed first",
         detail="\n".join(offers),
         hint=hint
         or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or add --thaw TIER to this command, which "

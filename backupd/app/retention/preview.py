@@ -32,7 +32,7 @@ from backupd.model.proof import FAILED, PROVED
 from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.recovery.chains import lineages, strangers
 from backupd.recovery.restorable import Restorability, here_if
-from backupd.recovery.runs import Histories, place_of
+from backupd.recovery.runs import Histories, file_position
 from backupd.transfer.holds_and_locks import Backup, Kept
 from backupd.transfer.leases import living_intents, living_pins
 from policies.policy import Keep
@@ -303,7 +303,7 @@ def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Arc
     histories = Histories(branches, runs)
     places = {}
     for record in records:
-        if (place := place_of(record.position)) is None:
+        if (place := file_position(record.position)) is None:
             continue
         if (branch := histories.branch_of(record)) is not None:
             places[record.id] = LogPlace(branch.id, place[0])

@@ -229,7 +229,7 @@ def timeline(wiring: Wiring, server_name: str, listed: Sequence[BackupRecord] | 
         troubles=place_troubles(server, said[0] if said else None, now),
         doubts=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name)),
         warnings=stream_troubles(server_name, said, now) if is_streamed else (),
-        places=server.others if server.usable else (),
+        destinations=server.others if server.usable else (),
         by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows,
         first_due=None if records or not server.usable else first_to_come(wiring, server_name, now),

@@ -277,14 +277,15 @@ def check(
     tables: Iterable[Table],
     *,
     repair: bool = False,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> Mapping[TableName, str]:
     """Why each damaged one of ``tables`` cannot be read, in the server's words; nothing for the others. Only those of
     engines that crashes damage are looked at, and those that the server cannot open.
 
-    ``repair``: repair what is damaged, which may cost rows and needs INSERT on it; ``tell`` gets a sentence about each
-    that was. Nothing of it is written to the binary log. Raises ServerError when the server went away, CancelledError.
+    ``repair``: repair what is damaged, which may cost rows and needs INSERT on it; ``report`` gets a sentence about
+    each that was. Nothing of it is written to the binary log. Raises ServerError when the server went away,
+    CancelledError.
     """
     found: dict[TableName, str] = {}
     with session.connection.connect() as own:
@@ -299,8 +300,8 @@ def check(
             damage, _said = _ask(own, f"CHECK TABLE {table.name}{fast} QUICK")
             if damage and repair:
                 still, said = _ask(own, f"REPAIR NO_WRITE_TO_BINLOG TABLE {table.name}")
-                if not still and tell is not None:
-                    tell(f"{table.name.shown} was damaged ({damage}) and was repaired: {said or 'no rows were lost'}")
+                if not still and report is not None:
+                    report(f"{table.name.shown} was damaged ({damage}) and was repaired: {said or 'no rows were lost'}")
                 damage = f"{damage}; it cannot be repaired: {still}" if still else ""
             if damage:
                 found[table.name] = damage

@@ -10,9 +10,9 @@ forget to ask. It costs no request: a document is read whole anyway.
 
 The head of a server's history: a small signed document that says how far it had come, and when.
 
-Signatures show that a document is ours, not that it is the newest: whoever can write to a place can bring back all of
-an older state. So each destination holds a head with a counter that only rises, put anew with each backup and every
-quarter of an hour. One head names the one before it by its digest.
+Signatures show that a document is ours, not that it is the newest: whoever can write to a destination can bring back
+all of an older state. So each destination holds a head with a counter that only rises, put anew with each backup and
+every quarter of an hour. One head names the one before it by its digest.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def sign(signing: Signing, document: bytes) -> bytes:
 def make_key(home: Path, user_id: str) -> str:
     """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
     ToolError."""
-    with Status() as status, writable_home(home) as place:
-        program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(place))
+    with Status() as status, writable_home(home) as gpg_home:
+        program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(gpg_home))
         talk = ("--status-fd", str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes")
         make = ("--quick-generate-key", user_id, "ed25519", "sign", "never")
         answer(Command((*program, *talk, *make)), status, b"\n")
@@ -136,13 +136,13 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
         except ToolMissingError:
             raise
         except ToolError:
-            pass  # whatever it stumbled over, its words tell: nothing but GOODSIG with VALIDSIG is believed
+            pass  # whatever it stumbled over, its output counts: nothing but GOODSIG with VALIDSIG is believed
         lines = status.lines()
     words = {line.keyword for line in lines}
     valid = [line.text.split() for line in lines if line.keyword == "VALIDSIG"]
     if "BADSIG" in words:
         return "its signature does not match: the document was altered after it was signed"
-    # Of a key that has expired gpg does not tell whether it was revoked besides.
+    # Of a key that has expired gpg does not say whether it was revoked besides.
     if "REVKEYSIG" in words or ("EXPKEYSIG" in words and valid and is_revoked(signing.home, valid[0][0])):
         return "it is signed with a key that was revoked"
     if words & {"NO_PUBKEY", "ERRSIG"}:
@@ -201,16 +201,16 @@ class SignedDestination(ForwardingDestination):
         if not self._is_signed(key):
             return self._inner.put(key, stream)
         document = stream.read()
-        place = layout.signature_key(key)
-        before = self._read(place)
+        signature = layout.signature_key(key)
+        before = self._read(signature)
         if before is not None and not problem_of(self._signing, document, before):
             return self._inner.put(key, io.BytesIO(document))  # it was signed elsewhere, and copied to here
         made = sign(self._signing, document)
         replaces = before is not None and self._read(key) is not None
-        self._inner.put(place, io.BytesIO(made + before if replaces and before else made))
+        self._inner.put(signature, io.BytesIO(made + before if replaces and before else made))
         info = self._inner.put(key, io.BytesIO(document))
         if replaces:
-            self._inner.put(place, io.BytesIO(made))
+            self._inner.put(signature, io.BytesIO(made))
         return info
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
@@ -250,16 +250,16 @@ class SignedDestination(ForwardingDestination):
 
     def doubt(self, key: str, document: bytes) -> str:
         """Why nobody whom we trust vouches for ``document`` under ``key``; "" where somebody does, or nobody has to.
-        Raises ObjectMissingError where nothing lies there any more."""
+        Raises ObjectMissingError where nothing is there any more."""
         return self.problem(key, document) if self._is_signed(key) else ""
 
     def signature(self, key: str) -> bytes | None:
-        """What lies beside ``key``, believed or not."""
+        """What is beside ``key``, believed or not."""
         return self._read(layout.signature_key(key))
 
     def sign(self, key: str, document: bytes, *, beside: bytes | None = None) -> None:
         """Vouch for ``document`` under ``key``, whoever put it there: for these bytes, which the caller has looked at,
-        whatever lies there by now. ``beside``: signatures that stay. Raises KeyUnusableError."""
+        whatever is there by now. ``beside``: signatures that stay. Raises KeyUnusableError."""
         self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, document) + (beside or b"")))
 
     def _is_signed(self, key: str) -> bool:
@@ -268,7 +268,7 @@ class SignedDestination(ForwardingDestination):
 
     def problem(self, key: str, document: bytes) -> str:
         """Why the signature beside ``key`` does not vouch for ``document``; "" where it does. Raises ObjectMissingError
-        where neither lies there."""
+        where neither is there."""
         digest = hashlib.sha256(document).digest()
         if digest in self._good:
             return ""
@@ -284,7 +284,7 @@ class SignedDestination(ForwardingDestination):
         return problem
 
     def _read(self, key: str) -> bytes | None:
-        """As much as a signature may have, and a byte more; None where nothing lies there."""
+        """As much as a signature may have, and a byte more; None where nothing is there."""
         try:
             with self._inner.get(key) as stream:
                 return stream.read(SIGNATURE_LIMIT + 1)
@@ -329,7 +329,7 @@ class Records(Protocol):
 
 class RecordedDestination(ForwardingDestination):
     """``inner``. Reading a document that reads well and is not what ``records`` know raises TamperedError; of one that
-    is merely damaged its reader tells."""
+    is merely damaged its reader finds out."""
 
     def __init__(self, inner: Destination, records: Records) -> None:
         super().__init__(inner)
@@ -349,9 +349,9 @@ class RecordedDestination(ForwardingDestination):
             and (wanted := self._records.segment(segment[0], segment[1]))
         ):
             document = self._whole(key)
-            if (found := _told(document)) not in (wanted, ""):
-                told = f"it describes a binary log with the SHA-256 {found[:64]}"
-                self._differs(key, segment[0], "", f"{told}, but the expected one has {wanted}")
+            if (found := _described(document)) not in (wanted, ""):
+                described = f"it describes a binary log with the SHA-256 {found[:64]}"
+                self._differs(key, segment[0], "", f"{described}, but the expected one has {wanted}")
         else:
             return self._inner.get(key, offset=offset, length=length)
         return io.BytesIO(document[offset : None if length is None else offset + length])
@@ -371,7 +371,7 @@ class RecordedDestination(ForwardingDestination):
 
 
 def _manifest_of(key: str) -> tuple[str, str] | None:
-    """(server, backup id) whose manifest lies under ``key``."""
+    """(server, backup id) whose manifest is under ``key``."""
     return layout.backup_of(key) if key.startswith(layout.SERVERS) and key.endswith(f"/{layout.MANIFEST}") else None
 
 
@@ -383,7 +383,7 @@ def _reads_well(manifest: bytes) -> bool:
     return True
 
 
-def _told(document: bytes) -> str:
+def _described(document: bytes) -> str:
     """The SHA-256 of a binary log, by its description; "" where that cannot be read: then its reader says why."""
     try:
         return str(json.loads(document)["sha256"])
@@ -439,8 +439,8 @@ class Head(Document):
 
 def encode(head: Head) -> bytes:
     """The document as it is signed and stored (JSON); ``decode`` reads it."""
-    told = {name: value for name, value in head.as_json().items() if value or name not in ("retired", "logs")}
-    return json.dumps({"format": FORMAT, **told}, sort_keys=True).encode()
+    document = {name: value for name, value in head.as_json().items() if value or name not in ("retired", "logs")}
+    return json.dumps({"format": FORMAT, **document}, sort_keys=True).encode()
 
 
 def decode(raw: bytes, server: str) -> Head:

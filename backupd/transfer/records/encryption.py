@@ -44,7 +44,7 @@ missing key."""
 _ATTEMPTS = 6
 _SLICE = 256 * 1024
 _SIP = 2 * 1024
-"""Bytes that are decompressed at once where no size is told before: zstd makes up to 32,768 times more of them."""
+"""Bytes that are decompressed at once where no size is stated before: zstd makes up to 32,768 times more of them."""
 _slots = threading.BoundedSemaphore(AT_ONCE)
 # Codes of libgpg-error (the low 16 bits).
 _ALTERED_CODES = frozenset({4, 10, 12, 14, 18, 19, 30, 41, 65, 66, 67, 79, 89, 139})
@@ -239,8 +239,8 @@ class Unsealer:
                     through(self._command(status), status, write, take)
                 except ToolError as error:
                     keys = (line.text.split()[0] for line in status.lines() if line.keyword == "ENC_TO" and line.text)
-                    told = self._explained(error, status.lines(), tuple(keys))
-                    raise (told.error if isinstance(told, _AgentBusyError) else told) from error
+                    explained = self._explained(error, status.lines(), tuple(keys))
+                    raise (explained.error if isinstance(explained, _AgentBusyError) else explained) from error
                 except zstandard.ZstdError as error:
                     raise damaged(f"the compressed data is damaged: {error}") from error
                 if not _is_confirmed(status) or not decoder.eof or decoder.unused_data:
@@ -313,7 +313,7 @@ def _is_confirmed(status: Status) -> bool:
 
 
 def passphrase_options(file: Path | None) -> tuple[str, ...]:
-    """How gpg is told the passphrase of a secret key, or that there is nobody to ask. Raises KeyUnusableError."""
+    """How gpg receives the passphrase of a secret key, or that there is nobody to ask. Raises KeyUnusableError."""
     if file is None:
         return ("--pinentry-mode", "error")
     if not file.is_file():

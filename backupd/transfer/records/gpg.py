@@ -109,21 +109,21 @@ def _short(real: Path) -> Path:
 
 
 def _linked(real: Path) -> Path:
-    link = _place("g", real)
+    link = _short_path("g", real)
     with _guard, contextlib.suppress(FileExistsError):
         link.symlink_to(real)
     return link
 
 
-def _place(kind: str, real: Path) -> Path:
+def _short_path(kind: str, real: Path) -> Path:
     return runtime_directory() / f"{kind}{hashlib.sha256(os.fsencode(real)).hexdigest()[:10]}"
 
 
 def _has_agent(home: Path) -> bool:
     with _guard:
         if home not in _sockets:
-            told = run(Command(("gpgconf", "--homedir", str(home), "--list-dirs", "agent-socket")), timeout=30)
-            _sockets[home] = os.fsdecode(told.stdout.rstrip(b"\n"))
+            result = run(Command(("gpgconf", "--homedir", str(home), "--list-dirs", "agent-socket")), timeout=30)
+            _sockets[home] = os.fsdecode(result.stdout.rstrip(b"\n"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         try:
             agent.connect(_sockets[home])
@@ -133,7 +133,7 @@ def _has_agent(home: Path) -> bool:
 
 
 def _private(real: Path) -> Path:
-    home = _place("k", real)
+    home = _short_path("k", real)
     try:
         wanted = {path.name for path in real.iterdir() if not _OF_ONE_HOME.fullmatch(path.name)}
     except OSError as error:

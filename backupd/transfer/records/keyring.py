@@ -48,7 +48,7 @@ def resolve_recipients(home: Path, names: Sequence[str], *, now: datetime, warn_
     """Look up each name (fingerprint, long key id, e-mail address, or part of a user id) among the public
     keys.
 
-    Never raises for a bad key: every problem is told at once, each in its KeyInfo. Raises KeyUnusableError if
+    Never raises for a bad key: every problem is reported at once, each in its KeyInfo. Raises KeyUnusableError if
     the home does not exist, ToolError if gpg cannot list it.
     """
     keys = _list_keys(home, secret=False)

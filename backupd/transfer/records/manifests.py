@@ -33,7 +33,7 @@ _ELSEWHERE = "restore from another destination's copy of this backup"
 
 
 def described(name: str, content: bytes) -> StoredObject:
-    """``content`` as it will lie at a destination under the side-file name ``name``."""
+    """``content`` as it will be at a destination under the side-file name ``name``."""
     return StoredObject(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
@@ -50,8 +50,8 @@ def get_bytes(destination: Destination, key: str) -> bytes:
 
 def get_document(destination: Destination, key: str) -> bytes:
     """What everything else is known by: a manifest, a description of binary logs, a proof. Raises DamagedError, too,
-    where a rule of the place has moved it, or its signature, into an archive class: that makes this one unreadable, and
-    no other."""
+    where a rule of the destination has moved it, or its signature, into an archive class: that makes this one
+    unreadable, and no other."""
     where = f"{destination.name}: {key}"
     try:
         return get_bytes(destination, key)

@@ -44,7 +44,7 @@ def put(destination: Destination, kept: Kept, sealer: Sealer) -> str:
 
 
 def load(destination: Destination, server: str, proof_id: str, unsealer: Unsealer) -> tuple[Kept, str] | None:
-    """What lies there, and the SHA-256 of how it is stored; None where it is gone. Raises DamagedError,
+    """What is there, and the SHA-256 of how it is stored; None where it is gone. Raises DamagedError,
     KeyUnusableError."""
     key = layout.proof_key(server, proof_id)
     try:
@@ -74,7 +74,7 @@ def listed(destination: Destination, server: str | None = None) -> Iterator[tupl
 
 
 def unsigned(destination: Destination, server: str) -> set[str]:
-    """Ids of those of ``server`` beside which no signature lies. Reads none."""
+    """Ids of those of ``server`` without a signature. Reads none."""
     keys = {info.key for info in destination.list(f"{layout.PROOFS}{server}/")}
     return {
         owner[1]

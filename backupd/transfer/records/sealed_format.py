@@ -8,11 +8,11 @@ damaged.
 
 zstd (RFC 8878): padding of frames, and decompressing exactly one, with a bound on what comes out. The library alone is
 not enough: its reader takes an input that stops early for a normal end, bytes behind the frame go unnoticed, and a
-small input may become gigabytes. So a frame must tell its size (all of ours do), the size must be within the limit
+small input may become gigabytes. So a frame must state its size (all of ours do), the size must be within the limit
 before a byte is decompressed, and nothing may follow the frame. One call takes half the time that many pieces take.
 
-Encryption keeps lengths, so the exact length of a compressed file would tell which known file it is. A skippable frame
-(RFC 8878, 3.1.2; ``zstd -d`` passes over it) before the data fills it up to one of few lengths.
+Encryption keeps lengths, so the exact length of a compressed file would reveal which known file it is. A skippable
+frame (RFC 8878, 3.1.2; ``zstd -d`` passes over it) before the data fills it up to one of few lengths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 segment is sealed.
 
 As with manifests, the encoding is canonical JSON with its own SHA-256 in ``checksum``, and what does not re-encode to
-the very same bytes is damaged. They tell places, times and digests, and which tables nowhere: that is in the sealed
+the very same bytes is damaged. They name positions, times and digests, but no tables: that is in the sealed
 index. Since version 2 the index holds the digest of ``segment.json`` (``segment_digest``), so that nobody without a
 public key can say anything else of a binary log than what was sealed.
 
@@ -50,7 +50,7 @@ _Document = TypeVar("_Document", "SegmentHeader", Branch)
 
 @dataclass(frozen=True, slots=True)
 class SealedPart:
-    """``stored``: name in the segment's folder, size and SHA-256 as it lies there. ``size``, ``sha256``: of what is
+    """``stored``: name in the segment's folder, size and SHA-256 as it is there. ``size``, ``sha256``: of what is
     sealed in it."""
 
     stored: StoredObject
@@ -71,12 +71,12 @@ class SegmentHeader:
 
     @property
     def is_bound(self) -> bool:
-        """Does its index tell whether a word of it was changed?"""
+        """Does its index show whether a word of it was changed?"""
         return self.version > 1
 
     @property
     def sealed(self) -> tuple[StoredObject, ...]:
-        """Everything that lies beside the header in its folder."""
+        """Everything that is beside the header in its folder."""
         return tuple(part.stored for part in (*self.parts, *self.index))
 
     @property
@@ -101,7 +101,7 @@ def encode_segment(header: SegmentHeader) -> bytes:
 
 
 def segment_digest(header: SegmentHeader) -> str:
-    """SHA-256 over everything that a ``segment.json`` tells but the parts of its own index, and how the file ended,
+    """SHA-256 over everything that a ``segment.json`` states but the parts of its own index, and how the file ended,
     which may become known later; in the encoding in which it is stored (without ``checksum``)."""
     document = _segment_document(header)
     del document["index"], document["ending"]
@@ -153,7 +153,7 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
     check_fields(segment)
     if not is_log_name(segment.file, segment.number):
         raise ValueError(f"{segment.file[:120]!r} is not the name of binary log {segment.number}")
-    piece = any(layout.of_piece(name) for name, *_told in document["parts"])  # also when its end is known by now
+    piece = any(layout.of_piece(name) for name, *_rest in document["parts"])  # also when its end is known by now
     header = SegmentHeader(
         segment=segment,
         recipients=tuple(document["recipients"]),
@@ -251,7 +251,7 @@ class Sealing:
             self._close_index()
 
     def plain(self, stream: BinaryIO, start: int, end: int) -> str:
-        """Seal bytes ``[start, end)`` of a file from ``stream``, which stands at ``start``; their SHA-256.
+        """Seal bytes ``[start, end)`` of a file from ``stream``, which is at ``start``; their SHA-256.
 
         A whole file's beginning loses its in-use flag. Raises StreamError when the stream ends too early.
         """
@@ -304,7 +304,7 @@ class Sealing:
 
 
 class Sealed:
-    """A sealed segment in a private folder. ``header`` tells what it is."""
+    """A sealed segment in a private folder. ``header`` describes it."""
 
     def __init__(self, folder: Path, header: SegmentHeader) -> None:
         self.folder = folder
@@ -340,8 +340,8 @@ def index_head(segment: str = "") -> bytes:
     return (_encode({"format": INDEX_FORMAT, **({"segment": segment} if segment else {})}) + "\n").encode()
 
 
-def segment_told(index: bytes) -> str:
-    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises
+def recorded_digest(index: bytes) -> str:
+    """What the first line of a part says of the segment's description; "" where it says nothing. Raises
     DamagedError."""
     try:
         return str(json.loads(index[: index.find(b"\n") + 1]).get("segment", ""))

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from backupd.model.binlog import ReplayLeg, SegmentKey, Stop, covers
 from backupd.model.errors import RefusedError
-from backupd.recovery.runs import Place
+from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.target_resolution import History, Material
@@ -19,7 +19,9 @@ class WorldResolver:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, _since: datetime
+    ) -> Stop | None:
         life = self._world.life_of(branch)
         for file in life.files:
             for begin, _end, tx in file.txs:
@@ -27,7 +29,7 @@ class WorldResolver:
                     return self._stop(life, file, begin)
         return None
 
-    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
         life = self._world.life_of(branch)
         found: Stop | None = None
         for file in life.files:
@@ -62,7 +64,9 @@ class WorldResolver:
             raise RefusedError(f"{pos} is inside a transaction")
         return self._stop(life, file, pos)
 
-    def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+    def doubts(
+        self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
+    ) -> tuple[str, ...]:
         return ()
 
     def repeats(self, leg: RouteLeg) -> bool:
@@ -151,5 +155,5 @@ def _leg(world: World, leg: ReplayLeg, *, by_gtid: bool) -> list[Tx]:
     return found
 
 
-def _place(stop: Stop) -> Place:
+def _place(stop: Stop) -> FilePosition:
     return int(stop.file.rpartition(".")[2]), stop.pos

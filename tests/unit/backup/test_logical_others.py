@@ -129,7 +129,7 @@ def test_who_waits_for_a_table_of_the_dump_is_told_while_waiting_and_afterwards(
         query(reader, "BEGIN")
         query(reader, "SELECT * FROM shop.a")
         with (
-            WaitWatch(shelf.connection, [TableName("shop", "a")], bound=0.3, tell=said.append) as watch,
+            WaitWatch(shelf.connection, [TableName("shop", "a")], bound=0.3, report=said.append) as watch,
             under_way(shelf.server, "ALTER TABLE shop.a ADD COLUMN v INT"),
         ):
             until(lambda: bool(said))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.physical import here, landmarks_of
+from backupd.backup.physical import current_position, landmarks_of
 from backupd.engine.physical.imported_tables import ImportWatch, Removals, has_old_pages, imported_tables, newest_table
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Connection
@@ -59,7 +59,7 @@ def test_a_table_that_the_tool_takes_for_a_dropped_one_makes_the_backup_fail_by_
 def test_an_import_while_the_backup_runs_makes_it_fail(server: PrivateServer) -> None:
     connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     receipts = Receipts("full-backuped", 0, 1, 2, Position(), "10.11.19", "10.11.19")
-    before = here(connection)
+    before = current_position(connection)
     server.execute("CREATE TABLE d.made AS SELECT * FROM d.a")
     server.settle()
     landmarks = landmarks_of(connection, probe(connection), before, receipts, b"key")

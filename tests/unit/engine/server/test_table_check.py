@@ -66,14 +66,14 @@ def test_damaged_tables_are_named_with_the_server_s_words_and_sound_ones_are_not
 def test_a_table_is_repaired_only_where_that_is_asked_for_and_what_it_cost_is_told(server: Server) -> None:
     told: list[str] = []
     with as_service(server).connect() as session:
-        (refused,) = check(session, _tables(session, "mended"), repair=True, tell=told.append).values()
+        (refused,) = check(session, _tables(session, "mended"), repair=True, report=told.append).values()
     assert "it cannot be repaired: " in refused
     assert "denied" in refused
     assert not told
     with as_root(server).connect() as session:
-        assert check(session, _tables(session, "mended"), repair=True, tell=told.append) == {}
+        assert check(session, _tables(session, "mended"), repair=True, report=told.append) == {}
         assert check(session, _tables(session, "mended")) == {}
-        lost = check(session, _tables(session, "scribbled"), repair=True, tell=told.append)
+        lost = check(session, _tables(session, "scribbled"), repair=True, report=told.append)
     assert len(told) == 1
     assert told[0].startswith("shop.mended was damaged (")
     assert "Size of datafile" in told[0]

@@ -10,7 +10,7 @@ import pytest
 from backupd.model.binlog import Branch, BranchReason, Ending, Run, Stop
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import Place
+from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
@@ -22,7 +22,7 @@ SERVER = "shop"
 BRANCH = Branch(SERVER, "b1", NOW - timedelta(days=9), BranchReason.FIRST, "", "mariadb", "binlog", 1)
 
 
-def run(first: Place, last: Place, before: str, after: str) -> Run:
+def run(first: FilePosition, last: FilePosition, before: str, after: str) -> Run:
     return Run(
         SERVER,
         BRANCH.id,
@@ -52,10 +52,12 @@ class Nowhere:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, since: datetime
+    ) -> Stop | None:
         raise AssertionError(branch, start, end, moment, since)
 
-    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
         raise AssertionError(branch, place, moment, since)
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
@@ -66,7 +68,9 @@ class Nowhere:
         self.asked.append(f"{branch} {number}:{pos}")
         return None
 
-    def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+    def doubts(
+        self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
+    ) -> tuple[str, ...]:
         raise AssertionError(branch, start, stop, end, moment)
 
     def repeats(self, _leg: RouteLeg) -> bool:

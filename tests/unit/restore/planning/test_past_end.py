@@ -12,7 +12,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, 
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import Place
+from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
@@ -52,7 +52,9 @@ class Log:
 
     stamps: tuple[datetime, ...]
 
-    def stop_for_time(self, branch: str, _start: Place, _end: Place, moment: datetime, _since: datetime) -> Stop | None:
+    def stop_for_time(
+        self, branch: str, _start: FilePosition, _end: FilePosition, moment: datetime, _since: datetime
+    ) -> Stop | None:
         for number, stamp in enumerate(self.stamps):
             if stamp > moment:
                 return Stop(
@@ -60,7 +62,7 @@ class Log:
                 )
         return None
 
-    def later_before(self, _branch: str, _place: Place, _moment: datetime, _since: datetime) -> Stop | None:
+    def later_before(self, _branch: str, _place: FilePosition, _moment: datetime, _since: datetime) -> Stop | None:
         return None
 
     def stop_for_gtid(self, _branch: str, _gtid: str, *, before: bool) -> Stop | None:
@@ -70,7 +72,9 @@ class Log:
     def stop_for_position(self, _branch: str, _number: int, _pos: int) -> Stop | None:
         return None
 
-    def doubts(self, _branch: str, _start: Place, _stop: Place, _end: Place, _moment: datetime) -> tuple[str, ...]:
+    def doubts(
+        self, _branch: str, _start: FilePosition, _stop: FilePosition, _end: FilePosition, _moment: datetime
+    ) -> tuple[str, ...]:
         return ()
 
     def repeats(self, _leg: RouteLeg) -> bool:
