@@ -89,9 +89,9 @@ def after(before: Mapping[Key, Event], statements: Iterable[Statement], *, folds
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """``told``: ``schema.name: state`` of each event whose state was changed. ``warnings``: in words."""
+    """``changed``: ``schema.name: state`` of each event whose state was changed. ``warnings``: in words."""
 
-    told: tuple[str, ...]
+    changed: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -103,12 +103,12 @@ def settle(
     ran_until: datetime | None,
 ) -> Settled:
     """Give each event of ``wanted`` its state. One that the applier disabled though nothing in ``wanted`` accounts for
-    it gets the state that it had ``before``, with a warning. One-time events whose time lies before ``ran_until`` have
+    it gets the state that it had ``before``, with a warning. One-time events whose time is before ``ran_until`` have
     run at the source, which disables or drops them then and logs neither: they are disabled (None: there are none).
     Raises ServerError."""
     given = {key: (event.state, event.server_id) for key, event in wanted.items()}
     present = read_events(session)
-    unsure, lost = [], []
+    restored, lost = [], []
     for key, now in sorted(present.items()):
         old = before.get(key)
         if now.state is not EventState.ELSEWHERE or key in given or (old and old.state is EventState.ELSEWHERE):
@@ -117,16 +117,16 @@ def settle(
             lost.append(f"{now.schema}.{now.name}")
         else:
             given[key] = old.state, old.server_id
-            unsure.append(f"{now.schema}.{now.name}: {old.state.lower()}")
-    told = _give(session, present, given)
+            restored.append(f"{now.schema}.{now.name}: {old.state.lower()}")
+    changed = _give(session, present, given)
     ran = _ran(session, ran_until) if ran_until else ()
     present = read_events(session)
-    told += _give(session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran})
+    changed += _give(session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran})
     warnings = []
-    if unsure:
+    if restored:
         warnings.append(
             "a statement that backupd cannot parse changed these scheduled events, so they keep their state from the "
-            f"backup; compare them with the source: {', '.join(unsure)}"
+            f"backup; compare them with the source: {', '.join(restored)}"
         )
     if lost:
         warnings.append(
@@ -138,14 +138,14 @@ def settle(
         warnings.append(
             f"these one-time events were due before the stop and are disabled, so that they do not run twice: {names}"
         )
-    last = {line.rpartition(":")[0]: line for line in told}
+    last = {line.rpartition(":")[0]: line for line in changed}
     return Settled(tuple(last.values()), tuple(warnings))
 
 
 def _give(
     session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]]
 ) -> tuple[str, ...]:
-    told, in_table = [], read_dialect(session).has_events_in_table
+    changed, in_table = [], read_dialect(session).has_events_in_table
     for key, (state, server_id) in sorted(wanted.items()):
         now = present.get(key)
         if now is None or now.state is state:
@@ -160,8 +160,8 @@ def _give(
             )
         else:
             _alter(session, now, state)
-        told.append(f"{now.schema}.{now.name}: {state.lower()}")
-    return tuple(told)
+        changed.append(f"{now.schema}.{now.name}: {state.lower()}")
+    return tuple(changed)
 
 
 def _ran(session: Session, until: datetime) -> tuple[Key, ...]:
@@ -238,7 +238,7 @@ def _without_variables(tokens: list[Token]) -> list[Token]:
 
 
 def _after_condition(tokens: list[Token], at: int) -> int:
-    """Behind IF [NOT] EXISTS, where it stands."""
+    """Behind IF [NOT] EXISTS, where it is."""
     if word_at(tokens, at) != "IF":
         return at
     return at + (3 if word_at(tokens, at + 1) == "NOT" else 2)

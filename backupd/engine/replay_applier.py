@@ -87,7 +87,7 @@ _OF_HISTORY = frozenset({1032, 1062})
 
 
 def hint_of_statement(text: str) -> str:
-    """What to do when a statement failed whose text is in ``text``; "" where it tells nothing."""
+    """What to do when a statement failed whose text is in ``text``; "" where it says nothing."""
     if _ELSEWHERE.search(text):
         return NO_FOLDER_ELSEWHERE
     return _UNTOLD if _ENGINE_SAYS in text else ""
@@ -303,8 +303,8 @@ _NAMED = 5
 
 class MariadbApplier(Applier):
     """MariaDB: by GTID always, because its events always have one. Excluded transactions: the replay goes on until just
-    before one (``UNTIL master_gtid_pos``, the state at that place), the position in its domain is set behind it, and on
-    it goes."""
+    before one (``UNTIL master_gtid_pos``, the state at that position), the position in its domain is set behind it, and
+    on it goes."""
 
     _applied = 0
 
@@ -359,13 +359,13 @@ class MariadbApplier(Applier):
         )
 
     def _is_at(self, there: MariadbGtids, now: MariadbGtids | None = None) -> bool:
-        """``now``: where the copy stands; it is asked where that is not given."""
+        """``now``: where the copy is; it is asked where that is not given."""
         last = (now or mariadb_position(self._session)).last
         return all(last.get(domain) == gtid for domain, gtid in there.last.items())
 
 
 def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
-    """Raises RefusedError when GTIDs do not tell which transaction is meant. ``narrowed``: are only some tables
+    """Raises RefusedError when GTIDs do not say which transaction is meant. ``narrowed``: are only some tables
     replayed?"""
     if found.twice:
         raise RefusedError(
@@ -390,7 +390,7 @@ def set_mariadb_position(session: Session, found: Walk, state: MariadbGtids) -> 
 
 _FIRST_GTID = "OFF_PERMISSIVE"
 _TELLS_APPLYING = _SIDE_BY_SIDE = Version(8, 0)
-"""From here on it tells what a worker applies, and transactions are applied side by side."""
+"""From here on it shows what a worker applies, and transactions are applied side by side."""
 _WAITING = ("", "Waiting for an event from Coordinator", "Waiting for master to send event")
 """What threads of the replication of 5.7 that have nothing to do say of themselves."""
 _STOPPED_FOR_ANOTHER = 3030
@@ -490,7 +490,7 @@ class MysqlApplier(Applier):
         return (int(rows[0][0]), str(rows[0][1])) if rows else (code, text)
 
     def _busy(self) -> int:
-        """5.7 does not tell which transaction a worker applies, so what they wait for has to do."""
+        """5.7 does not show which transaction a worker applies, so what they wait for has to do."""
         if self._leg.info.version >= _TELLS_APPLYING:
             return int(
                 self._session.scalar(

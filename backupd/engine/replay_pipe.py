@@ -80,7 +80,7 @@ def replay_through_pipe(copy: LaunchedServer, session: Session, leg: Leg) -> tup
     found = leg.found
     if leg.mariadb:
         _execute(copy, leg)
-        # The client's session left no trace of its place; that every statement was executed, both exit codes say.
+        # The client's session left no trace of its position; that every statement was executed, both exit codes say.
         set_mariadb_position(session, found, found.end)
         return executed_by(session, leg.info), found.transactions
     before = mysql_executed(session)
@@ -99,13 +99,13 @@ def _execute(copy: LaunchedServer, leg: Leg) -> None:
         hint="install the client programs of the server on this host",
     ).path
     start = leg.start
-    place = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
+    beginning = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
     dialect = dialect_of(leg.info.flavour, leg.info.version)
     reading = [dialect.replay_reader] if dialect.replay_reader else []
     session = [f"--init-command={dialect.replay_session}"] if dialect.replay_session else []
     with _laid_out(leg.folder, copy, leg.files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
-        checked = (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *place)
+        checked = (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *beginning)
         sent = (client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}", *session)
         commands = [
             _confined(copy, (*checked, *map(str, logs)), writable=[loads], readable=logs, temporary=loads),
@@ -160,5 +160,5 @@ def _taking_files(copy: LaunchedServer) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(ServerError):  # one that is gone takes nothing; what ended the replay is told
+            with contextlib.suppress(ServerError):  # one that is gone takes nothing; what ended the replay is reported
                 session.execute("SET GLOBAL local_infile = OFF")

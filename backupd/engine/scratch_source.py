@@ -69,7 +69,7 @@ def initialise(
     else:
         arguments = ["--initialize-insecure", *arguments]
     # Any server that starts removes what it takes for left over by a crash from the temporary folder that it shares. It
-    # lies beside the datadir, where we may write for certain: /tmp is read-only for the service.
+    # is beside the datadir, where we may write for certain: /tmp is read-only for the service.
     temporary = datadir.with_name(f"{datadir.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700)
@@ -183,7 +183,7 @@ def _escaped(name: str) -> str:
 
 
 def left_out(found: Walk, tables: Sequence[TableName]) -> Iterator[tuple[Path, int]]:
-    """Statements that must not be executed when only ``tables`` are: path and place of each."""
+    """Statements that must not be executed when only ``tables`` are: path and position of each."""
     schemas = {table.schema for table in tables}
     for path, at, routine in found.routines if tables else ():
         called = found.by_statement and routine.kind in _CALLED and not routine.loaded
@@ -202,7 +202,7 @@ def filter_replication(session: Session, info: ServerInfo, connection: str, tabl
     """Let a replication connection, which is there and stopped, apply these tables only; none: no filter."""
     wanted = patterns(tables)
     if info.flavour is Flavour.MARIADB:
-        # A comma stands between two patterns; "_" fits it, too.
+        # A comma separates two patterns; "_" fits it, too.
         joined = ",".join(pattern.replace(",", "_") for pattern in wanted)
         session.execute(f"SET GLOBAL `{connection}`.replicate_wild_do_table = %s", joined)
         return
@@ -238,7 +238,7 @@ class Leg:
     """What is replayed onto a private copy of a server like ``info``.
 
     ``files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed. ``start``:
-    where the copy stands; by GTID alone when its file is not the first of the leg. ``folder``: for the scratch source,
+    where the copy is; by GTID alone when its file is not the first of the leg. ``folder``: for the scratch source,
     not there yet, passable for the server's user; it takes the room of the logs. ``transactions``: how many lie between
     the two (with the excluded ones), None where that is not known. ``tables``: only what these need is applied
     (``left_out``), onto a copy that holds no others; empty for all. ``found``: what the files hold from ``start`` on,
@@ -325,7 +325,7 @@ def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
 
 def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, start: str) -> None:
     """Raises RefusedError when the served files do not end where ``gtids`` are executed. ``start``: what the copy has
-    executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data. Raises
+    executed; the files of a MySQL server that was made from a backup do not record all that is in its data. Raises
     ServerError."""
     with source.connection.connect() as session:
         if info.flavour is Flavour.MARIADB:

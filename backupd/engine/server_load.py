@@ -91,13 +91,13 @@ def running(session: Session, seconds: float) -> tuple[Running, ...]:
 
 
 def changing(session: Session) -> tuple[Changing, ...]:
-    """Statements that alter, create or drop tables just now, as far as their text tells. Raises ServerError."""
+    """Statements that alter, create or drop tables just now, as far as their text shows. Raises ServerError."""
     return tuple(_changing(session, lambda _one, kind: kind in _STRUCTURE))
 
 
 def waiting(session: Session) -> tuple[Changing, ...]:
     """Statements that wait just now until nobody uses a table any more whose definition (or all rows, or name) they
-    change, as far as their text tells which. Raises ServerError."""
+    change, as far as their text shows which. Raises ServerError."""
     return tuple(
         _changing(session, lambda one, kind: kind not in _ROWS and _WAITS_FOR_DEFINITION.match(one.state) is not None)
     )
@@ -314,9 +314,9 @@ def lag_gauges(
 ) -> Gauges:
     """What can be known about lag around the server called ``name``: its own as a replica, and that of its replicas.
 
-    A source does not know how far its replicas are. They are asked themselves where they tell the source their address
-    (``report_host``) and ``followers`` has a connection for it: only configured servers, since an address that
-    somebody claims for himself is no place to log in at. Raises ServerError when the server cannot be asked at all.
+    A source does not know how far its replicas are. They are asked themselves where they report their address to the
+    source (``report_host``) and ``followers`` has a connection for it: only configured servers, since an address that
+    somebody claims for himself is no address to log in at. Raises ServerError when the server cannot be asked at all.
     """
     warnings: list[str] = []
     found: list[Gauge] = []
@@ -473,7 +473,7 @@ def query_gauges(connection: Connection) -> Gauges:
 
 INTERVAL_SECONDS = 2.0
 STALE_SECONDS = 60.0
-"""A gauge that has not answered for so long tells nothing any more."""
+"""A gauge that has not answered for so long says nothing any more."""
 RESUME = 0.5
 """The share of a limit below which work goes on: at the limit itself it would start and stop all the time."""
 _LEAVE_SECONDS = 5.0

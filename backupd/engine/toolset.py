@@ -35,7 +35,7 @@ XTRABACKUP = "xtrabackup"
 _LOCKED_BY_NAME = ("MyISAM", "Aria", "CSV")
 NO_PATHS: Mapping[str, str] = MappingProxyType({})
 _BESIDE_VERSION = ("ersion", "based on", "Ver ", "built against")
-"""What stands in the line in which a program tells its version."""
+"""What is in the line in which a program reports its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +313,8 @@ def find_tool(
 ) -> Tool:
     """The first of ``names`` that is installed, with its version and the SHA-256 of the program.
 
-    ``paths`` maps a name to the path to use instead of searching; ``asked``: the options that make it tell its
-    version. Raises ToolMissingError, or ToolError when it does not tell it.
+    ``paths`` maps a name to the path to use instead of searching; ``asked``: the options that make it report its
+    version. Raises ToolMissingError, or ToolError when it does not report it.
     """
     for name in names:
         if paths.get(name):

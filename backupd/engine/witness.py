@@ -143,7 +143,7 @@ def take(
 
 
 def same_moment(one: Position, other: Position) -> bool:
-    """Are both the same place in the same server's binary log? GTID texts may order their domains
+    """Are both the same position in the same server's binary log? GTID texts may order their domains
     differently.
     """
     return bool(one.file) and (one.file, one.pos) == (other.file, other.pos)
@@ -272,7 +272,7 @@ class _Sight:
         self._listed = listed if self.still.is_so() else None
 
     def definitions(self) -> Digests:
-        """Look again, and tell what is certain. Raises ServerError."""
+        """Look again, and report what is certain. Raises ServerError."""
         session = self._snapshot.session
         after = digests(session, list_objects(session), seconds=_DEFINITION_SECONDS)
         return settled(self._before, self._listed, after)
@@ -318,8 +318,8 @@ class _Sight:
 
 
 class _Still:
-    """Small tables of engines without snapshots, read while the binary log stands where the snapshot saw it: so nobody
-    changed them since. A server that leaves schemas out of its log tells nothing by that."""
+    """Small tables of engines without snapshots, read while the binary log is where the snapshot saw it: so nobody
+    changed them since. A server that leaves schemas out of its log says nothing by that."""
 
     def __init__(self, snapshot: Snapshot, include: Include) -> None:
         self._snapshot = snapshot
@@ -327,11 +327,11 @@ class _Still:
         wanted = [one for one in tables if not (one.is_system or one.is_sequence) and include(one.name)]
         self._tables = sorted(wanted, key=lambda table: (table.size, table.name))
         self._rows_logged = str(snapshot.session.scalar("SELECT @@GLOBAL.binlog_format")) == "ROW"
-        self._told = self._is_told()
+        self._is_logged = self._can_be_logged()
         self.counted: dict[str, int] = {}
         self.answer = Checksums()
 
-    def _is_told(self) -> bool:
+    def _can_be_logged(self) -> bool:
         try:
             status = self._snapshot.session.records(self._snapshot.dialect.binlog_status)
         except ServerError as error:
@@ -342,7 +342,7 @@ class _Still:
 
     def is_so(self) -> bool:
         """Has nothing been written since the snapshot, for certain? Raises ServerError."""
-        return self._told and same_moment(
+        return self._is_logged and same_moment(
             self._snapshot.position, position_now(self._snapshot.session, self._snapshot.dialect)
         )
 
@@ -405,7 +405,7 @@ class _Still:
 
     def _may_count(self, session: Session, table: Table, blocked: bool) -> bool:
         """A transaction that also changed InnoDB may log what it wrote to such a table with its end only: then the file
-        tells whether somebody wrote to it since the snapshot, or nothing does."""
+        shows whether somebody wrote to it since the snapshot, or nothing does."""
         if blocked or self._rows_logged:
             return True
         opened = self._snapshot.opened_at
@@ -465,7 +465,7 @@ class _Reading:
         return self._settle() if due else ""
 
     def _settle(self) -> str:
-        """Keep what was read since the last time if the snapshot still stands and names mean the same tables.
+        """Keep what was read since the last time if the snapshot still is and names mean the same tables.
 
         Returns why nothing more can be read, empty as a rule.
         """

@@ -1,6 +1,6 @@
 """What a transaction of a binary log changes: rows counted, statements understood, and what is doubtful about it.
 
-Rows are counted by the lengths of their images, told from the table map's column metadata. No value is decoded. A row
+Rows are counted by the lengths of their images, known from the table map's column metadata. No value is decoded. A row
 image is a bitmap of NULLs and then the values of those columns that are in the event and not NULL; each value has a
 fixed length or says its own. Which lengths follow each other depends only on the table and the bitmap, so this is
 worked out once for each bitmap that occurs (``Layout``) and rows are stepped over by it.
@@ -119,7 +119,7 @@ class Header:
 @dataclass(slots=True)
 class TableMap:
     """A table as its event in the log has it. ``types``: the type of each column, a byte each; ``headers`` and
-    ``images``: by the bytes that tell which columns are there."""
+    ``images``: by the bytes that say which columns are there."""
 
     schema: str
     name: str
@@ -158,12 +158,12 @@ def _columns(types: bytes, metadata: bytes) -> Iterator[Column]:
             yield _two_bytes(kind, metadata[at], metadata[at + 1])
             at += 2
         elif kind in _ONE_BYTE_OF_METADATA:
-            told = metadata[at]
+            meta = metadata[at]
             at += 1
             if kind in _FRACTIONAL:
-                yield _FRACTIONAL[kind] + (told + 1) // 2, 0
+                yield _FRACTIONAL[kind] + (meta + 1) // 2, 0
             else:
-                yield (0, told) if kind in _LONG_PREFIX else (told, 0)
+                yield (0, meta) if kind in _LONG_PREFIX else (meta, 0)
         elif kind in _FIXED:
             yield _FIXED[kind], 0
         else:
@@ -220,7 +220,7 @@ def read_header(table: TableMap, kind: int, body: bytes, at: int) -> tuple[Heade
 
 
 def pull_header(table: TableMap, kind: int, body: Pull) -> Header:
-    """The same from a long event; then ``body`` stands at its rows. Raises MisfitError."""
+    """The same from a long event; then ``body`` is at its rows. Raises MisfitError."""
     try:
         return read_header(table, kind, _pull_head(kind, body), 0)[0]
     except ValueError:
@@ -301,8 +301,8 @@ def _equal_rows(body: bytes, at: int, stop: int, bitmaps: list[tuple[int, bytes]
     rows, left = divmod(stop - at, size) if size else (0, 1)
     if left:
         return 0
-    for place, nulls in bitmaps:
-        for number, byte in enumerate(nulls, at + place):
+    for first_byte, nulls in bitmaps:
+        for number, byte in enumerate(nulls, at + first_byte):
             if rows > 1 and body[number:stop:size].count(byte) != rows:
                 return 0
     return rows

@@ -1,7 +1,7 @@
 """The framing of binary logs of MySQL, Percona Server and MariaDB: header, checksum and length of every event.
 
 An event is a header of 19 bytes (seconds, type, server id, length, where the next one starts (mod 2^32), flags), a body
-and, where the log has checksums, CRC-32 of both. The first one, the format description, tells who wrote the log and
+and, where the log has checksums, CRC-32 of both. The first one, the format description, shows who wrote the log and
 whether it has checksums; it has one itself in any case, computed with its in-use flag cleared.
 
 Where the next one starts is compared always, so that a log without checksums, too, shows bytes that were lost, put in
@@ -84,7 +84,7 @@ def moment(seconds: int) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a format description tells. ``end``: where it ends in the file."""
+    """The content of a format description. ``end``: where it ends in the file."""
 
     server_version: str
     mariadb: bool
@@ -182,9 +182,9 @@ class Pull:
 
 
 class Frames:
-    """The events of a stream that stands at byte ``start`` of its file.
+    """The events of a stream that is at byte ``start`` of its file.
 
-    ``inside``: where the compressed transaction starts whose events these are; they do not know their places.
+    ``inside``: where the compressed transaction starts whose events these are; they do not know their positions.
     """
 
     def __init__(
@@ -213,29 +213,29 @@ class Frames:
         checksums, outside = self._checksums, self._inside is None
         trailer = CRC_SIZE if checksums else 0
         least = HEADER.size + trailer
-        data, view, at, size, place = b"", memoryview(b""), 0, 0, self.start
+        data, view, at, size, start = b"", memoryview(b""), 0, 0, self.start
         while True:
             if size - at < 19:
                 length = 19
             else:
                 when, kind, server_id, length, following, _flags = unpack(data, at)
-                end = place + length
+                end = start + length
                 if length < least or (outside and following != end & 0xFFFFFFFF):
-                    raise self._broken(place, kind, length, following)
+                    raise self._broken(start, kind, length, following)
                 to = at + length
                 if to <= size:
                     if checksums and crc32(view[at : to - 4]) != u32(data, to - 4)[0]:
-                        raise damaged(place, f"the checksum of an event of type {kind} is wrong")
-                    yield kind, when, server_id, place, end, data, at + 19, to - trailer
-                    at, place = to, end
+                        raise damaged(start, f"the checksum of an event of type {kind} is wrong")
+                    yield kind, when, server_id, start, end, data, at + 19, to - trailer
+                    at, start = to, end
                     continue
                 if length > LONG_EVENT:
                     self._pending = data[at + 19 : size]
                     self._crc = crc32(data[at : at + 19])
                     self.long = Pull(self._long_bytes, length - least)
-                    yield kind + LONG, when, server_id, place, end, b"", 0, 0
-                    self.finish(place)
-                    data, at, place = b"", 0, end
+                    yield kind + LONG, when, server_id, start, end, b"", 0, 0
+                    self.finish(start)
+                    data, at, start = b"", 0, end
                     size = 0
                     continue
             data = self._more(data[at:], length)
@@ -245,22 +245,22 @@ class Frames:
                 return
             view, at, size = memoryview(data), 0, len(data)
 
-    def finish(self, place: int) -> None:
-        """Read the rest of the long event at ``place`` and compare its checksum. Raises CutShortError."""
+    def finish(self, start: int) -> None:
+        """Read the rest of the long event at ``start`` and compare its checksum. Raises CutShortError."""
         if self.long is None:
             return
         long, self.long = self.long, None
         long.tap = None
         long.skip(long.left)
         if self._checksums:
-            crc, told = self._crc, b""
-            while len(told) < CRC_SIZE:
-                more = self._long_bytes(CRC_SIZE - len(told))
+            crc, stored_crc = self._crc, b""
+            while len(stored_crc) < CRC_SIZE:
+                more = self._long_bytes(CRC_SIZE - len(stored_crc))
                 if not more:
                     raise CutShortError
-                told += more
-            if crc != int.from_bytes(told, "little"):
-                raise damaged(place, "the checksum of a long event is wrong")
+                stored_crc += more
+            if crc != int.from_bytes(stored_crc, "little"):
+                raise damaged(start, "the checksum of a long event is wrong")
         if self._pending:
             raise AssertionError("a long event is longer than the buffer")
 
@@ -290,10 +290,10 @@ class Frames:
         self.read += len(piece)
         return piece
 
-    def _broken(self, place: int, kind: int, length: int, following: int) -> DamagedError:
+    def _broken(self, start: int, kind: int, length: int, following: int) -> DamagedError:
         if self._inside is not None:
             return damaged(self._inside, f"an event of {length} bytes in a compressed transaction")
-        return damaged(place, f"an event of type {kind} is {length} bytes long, but its header ends it at {following}")
+        return damaged(start, f"an event of type {kind} is {length} bytes long, but its header ends it at {following}")
 
 
 _END, _SIZE, _ALGORITHM = 0, 1, 2
@@ -444,7 +444,7 @@ def read_gtid_list(event: Event) -> MariadbGtids:
 
 class MysqlGtid(NamedTuple):
     """``source``: UUID, with ``:tag`` where there is one, empty in an anonymous event. ``micros``: of the commit on
-    the server that wrote the log, 0 where it does not tell."""
+    the server that wrote the log, 0 where it does not say."""
 
     source: str
     number: int

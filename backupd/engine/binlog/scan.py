@@ -1,7 +1,7 @@
 """Reading binary logs of both families once, from their first byte to their last, in bounded memory.
 
 What is promised to callers is here: ``scan`` and its values. Below it: ``events`` (framing, checksums, compression,
-GTIDs), ``transactions`` (what belongs together), ``changes`` (rows), ``statements``. ``conflicts`` tells whether a
+GTIDs), ``transactions`` (what belongs together), ``changes`` (rows), ``statements``. ``conflicts`` shows whether a
 transaction can be left out.
 
 Can a transaction be left out of a replay? Not where later ones build upon it.
@@ -21,11 +21,11 @@ A later transaction conflicts when
 - it or an excluded one changes the definition of a table that the other touches, or changes that table's data by a
   statement;
 - it changes data by a statement, of whatever table: it may read what the excluded one changed (a query, a function, a
-  trigger), and nothing in the log tells;
+  trigger), and nothing in the log shows it;
 - it ends an XA transaction that an excluded one prepared.
 
 It is no conflict that it inserts a row which an excluded one deleted, or a key which an excluded one changed: whether
-that is allowed only the keys tell, and those the server knows. It stops the replay at such a row.
+that is allowed only the keys show it, and those the server knows. It stops the replay at such a row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from backupd.model.errors import StreamError
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What bytes ``[start, end)`` of a binary log hold. ``end`` never lies inside a transaction: it is a safe cut.
+    """What bytes ``[start, end)`` of a binary log hold. ``end`` never is inside a transaction: it is a safe cut.
 
     ``tail``: bytes that were read behind ``end``: an event or a transaction that is not complete yet. ``ending``: by
     the last event, OPEN while the file is marked as in use, CUT when it is not and has neither Rotate nor Stop.
@@ -79,9 +79,9 @@ def scan(
 ) -> Scan:
     """Read a binary log to the stream's end, or to byte ``stop`` of the file (a growing file's safe size).
 
-    ``stream`` stands at byte ``start`` of the file and is only read forward. ``start`` is 0, or the ``end`` of an
+    ``stream`` is at byte ``start`` of the file and is only read forward. ``start`` is 0, or the ``end`` of an
     earlier scan of the same file, whose ``context`` is then given. Every complete transaction is handed over in log
-    order. An event that the stream's end cuts is no error: it lies behind ``end``. Raises DamagedError, naming the
+    order. An event that the stream's end cuts is no error: it is behind ``end``. Raises DamagedError, naming the
     offset, for a wrong checksum, a broken event, and a file that is encrypted; StreamError when the stream is shorter
     than a file's first event. ``watch``: sees row images (of what may turn out to be incomplete, too).
     """
@@ -190,7 +190,7 @@ class Conflicts:
     # --- what the scan shows
 
     def wants(self, gtid: str, start: int, table: TableMap) -> bool:
-        """See RowWatch. A conflict is noted where the table itself, whatever the rows, tells of one."""
+        """See RowWatch. A conflict is noted where the table itself, whatever the rows, implies one."""
         if start < self._since:
             return False
         self._gtid, self._start, self._table = gtid, start, _table(table.schema, table.name)

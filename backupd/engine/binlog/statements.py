@@ -190,7 +190,7 @@ def effect(text: str, schema: str) -> Effect:
 
 
 def _head(verb: str, coming: Iterator[Token]) -> list[Token]:
-    """What stands before the data: values can be long, and no table is named behind them."""
+    """What is before the data: values can be long, and no table is named behind them."""
     ends = _END_OF_TABLES | {"("} if _DATA[verb] is ChangeKind.INSERT else _END_OF_TABLES
     head: list[Token] = []
     depth = 0
@@ -345,7 +345,7 @@ _AT_BEGINNING = 10
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """What is defined or dropped: ``kind`` as it stands there (``EVENT``, ``PROCEDURE`` ...); ``schema`` its own, the
+    """What is defined or dropped: ``kind`` as it is there (``EVENT``, ``PROCEDURE`` ...); ``schema`` its own, the
     current one where the statement names none. ``loaded``: is it a function of a library?"""
 
     kind: str
@@ -502,13 +502,13 @@ def routine_of(text: str, schema: str) -> Routine | None:
 
 
 def kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | None:
-    """Where the kind of what the statement is about stands, when it is one of ``kinds``."""
+    """Where the kind of what the statement is about is, when it is one of ``kinds``."""
     at = _behind_leading(tokens, 1) if tokens and tokens[0].word == verb else len(tokens)
     return at if at < len(tokens) and tokens[at].word in kinds else None
 
 
 def _behind_leading(tokens: list[Token], at: int) -> int:
-    """Where the kind of what is defined stands, from ``at`` on, behind the verb."""
+    """Where the kind of what is defined is, from ``at`` on, behind the verb."""
     while at < len(tokens):
         if tokens[at].word == "DEFINER" and word_at(tokens, at + 1) == "=":
             at = after_account(tokens, at + 1)

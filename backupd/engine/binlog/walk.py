@@ -69,7 +69,7 @@ _FIXED_PART = 13
 """Bytes of a Query event's body before its status variables."""
 _BLOCK = 1024 * 1024
 _TEXT = 64 * 1024
-"""Of a statement, at most: what it does to an event stands at its beginning."""
+"""Of a statement, at most: what it does to an event is at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Walk:
     scheduled events and the like are defined or dropped (path and place of the event).
     MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
     transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
-    of the event); ``twice``: GTIDs that occur more than once, so that they tell no place; ``first`` is the state at the
-    beginning of the first file, ``start`` at the start, ``end`` at the end; ``before`` the state just before each
+    of the event); ``twice``: GTIDs that occur more than once, so that they tell no position; ``first`` is the state at
+    the beginning of the first file, ``start`` at the start, ``end`` at the end; ``before`` the state just before each
     transaction that was asked for.
     """
 
@@ -135,7 +135,7 @@ def walk(files: Sequence[Path], start: Position, *, wanted: Sequence[str] = ()) 
     """Walk over ``files``, which follow each other, from ``start`` on: by its place when that is in the first file,
     else by its GTIDs from the first event on. ``wanted``: GTIDs of MariaDB whose ``before`` is to be told.
 
-    Raises DamagedError for what no server could read, RefusedError when ``start`` is no place between two
+    Raises DamagedError for what no server could read, RefusedError when ``start`` is no position between two
     transactions, when the logs do not continue it, or when they end inside a transaction.
     """
     return _Walker(files, start, frozenset(wanted)).run()
@@ -144,14 +144,14 @@ def walk(files: Sequence[Path], start: Position, *, wanted: Sequence[str] = ()) 
 class _Walker:
     def __init__(self, files: Sequence[Path], start: Position, wanted: frozenset[str]) -> None:
         self._files, self._start, self._wanted = files, start, wanted
-        self._by_place = bool(files) and start.file == files[0].name
+        self._by_position = bool(files) and start.file == files[0].name
         self._found = Walk()
         self._state: dict[int, tuple[int, int]] = {}
         self._pending: dict[int, tuple[int, int]] = {}
         self._seen: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
         """GTIDs that were met, by domain and server, as runs of sequence numbers: they grow by one as a rule."""
         self._start_gtids = frozenset(start.gtid.replace(" ", "").split(","))
-        self._started = not self._by_place
+        self._started = not self._by_position
         self._skipping = self._open = self._grouped = False
         self._own_id = 0
         self._checksum = 0
@@ -169,13 +169,13 @@ class _Walker:
                         self._state[domain] = (server, sequence)  # the last one counts: the server writes it last
                     found.first = MariadbGtids(dict(self._state))
                     self._begin_here()
-                if number == 0 and self._by_place and not self._started and at >= self._start.pos:
+                if number == 0 and self._by_position and not self._started and at >= self._start.pos:
                     self._reach(path, at)
                 self._take(path, at, kind, when, server_id, event)
             size = path.stat().st_size
-            if number == 0 and self._by_place and not self._started:
+            if number == 0 and self._by_position and not self._started:
                 self._reach(path, size)
-            found.bytes += size - (self._start.pos if number == 0 and self._by_place else 0)
+            found.bytes += size - (self._start.pos if number == 0 and self._by_position else 0)
         if self._open:
             raise RefusedError(
                 f"{self._files[-1].name} ends inside a transaction",
@@ -212,7 +212,7 @@ class _Walker:
         if not self._found.mariadb:
             return
         here = MariadbGtids(dict(self._state))
-        self._found.start = MariadbGtids.parse(self._start.gtid) if self._start.gtid or not self._by_place else here
+        self._found.start = MariadbGtids.parse(self._start.gtid) if self._start.gtid or not self._by_position else here
         if not self._found.start.covers(here):
             raise RefusedError(
                 f"the logs begin after {here}, and the copy has executed only {self._found.start or 'nothing'}",
@@ -221,7 +221,7 @@ class _Walker:
         self._pending = {
             domain: gtid for domain, gtid in self._found.start.last.items() if self._state.get(domain) != gtid
         }
-        if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
+        if self._by_position and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
             raise RefusedError(
                 f"position {self._start.file}:{self._start.pos} and GTID {self._found.start} do not match "
                 "in these binary logs",
@@ -235,15 +235,15 @@ class _Walker:
         """Read the beginning of a file; gives where its first event starts."""
         try:
             with path.open("rb") as stream:
-                told = events.read_format(stream)
+                form = events.read_format(stream)
         except StreamError as error:
             raise DamagedError("a binary log ends inside its header", [str(path)]) from error
-        if path != self._files[0] and told.mariadb != self._found.mariadb:
+        if path != self._files[0] and form.mariadb != self._found.mariadb:
             raise DamagedError("the logs are of both MySQL and MariaDB servers", [str(path)])
-        self._found.mariadb = told.mariadb
-        self._checksum = events.CRC_SIZE if told.checksums else 0
-        self._own_id = told.server_id
-        return told.end
+        self._found.mariadb = form.mariadb
+        self._checksum = events.CRC_SIZE if form.checksums else 0
+        self._own_id = form.server_id
+        return form.end
 
     def _take(self, path: Path, at: int, kind: int, when: int, server_id: int, event: _Event) -> None:
         found = self._found

@@ -2,7 +2,7 @@
 
 No tool of the servers does that: they print FLOAT with six digits, leave out invisible columns or the past of versioned
 tables, and cannot name files after some tables. Several sessions read at the same time, each table in one of them, in
-the order in which it lies in the file, so that an unchanged table gives the same files again. A table that cannot be
+the order in which it is in the file, so that an unchanged table gives the same files again. A table that cannot be
 read has its reason and stops nothing else.
 """
 
@@ -111,15 +111,15 @@ class ExactRun:
             if self._request.cancel is not None and self._request.cancel.is_set():
                 raise CancelledError("reading the tables was stopped on request")
             try:
-                told = self._done.get(timeout=_TICK)
+                ready = self._done.get(timeout=_TICK)
             except queue.Empty:
                 continue
-            if told is None:
+            if ready is None:
                 running -= 1
-            elif isinstance(told, BaseException):
-                raise told
+            elif isinstance(ready, BaseException):
+                raise ready
             else:
-                yield told
+                yield ready
         for table in self._request.tables:
             self._verdicts.setdefault(table.name, self._lost or "it was not read")
 
@@ -174,13 +174,13 @@ class ExactRun:
                     break
         except BaseException as error:  # noqa: BLE001  not hidden: files() raises it
             end = error
-        self._tell(end)
+        self._hand_over(end)
 
     def _take(self, session: Snapshot, number: int, table: DumpTable) -> bool:
         """Read one table and say what became of it. False: the session is of no use any more."""
         try:
             for file in self._read(session, number, table):
-                self._tell(file)
+                self._hand_over(file)
             changed = session.changed(table.name)
             whole = session.release()
         except ServerError as error:
@@ -218,10 +218,10 @@ class ExactRun:
             if (done := files.finish()) is not None:
                 yield done
 
-    def _tell(self, told: DumpedFile | BaseException | None) -> None:
+    def _hand_over(self, ready: DumpedFile | BaseException | None) -> None:
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Full):
-                self._done.put(told, timeout=_TICK)
+                self._done.put(ready, timeout=_TICK)
                 return
 
 

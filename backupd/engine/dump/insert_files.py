@@ -27,11 +27,11 @@ What a literal must look like (measured on MariaDB 10.11 and MySQL 9.7, ``SET NA
 
 mydumper's loop over ``write()`` begins a repeated write at the right place but with the length of the whole statement
 (0.10.1 and 1.0 alike): after a write that was cut short by a full disk, when room is there again, it writes on with
-what lies behind its buffer, and notices nothing. So each file is looked at: every line must be one that belongs there.
+what is behind its buffer, and notices nothing. So each file is looked at: every line must be one that belongs there.
 Strings hold no line end (it is written as ``
 ``), so lines can be counted without understanding them.
 
-What stands before the first INSERT depends on its version and lacks settings without which some rows come back as
+What is before the first INSERT depends on its version and lacks settings without which some rows come back as
 others (an id 0, dates that are none): it is for our own head to stand there.
 """
 
@@ -84,7 +84,7 @@ class DumpRequest:
 @dataclass(frozen=True, slots=True)
 class DumpedFile:
     """One complete file: nobody writes it any more. Whoever gets it removes it. ``rows``: in this file, None where they
-    were not counted. ``head``: what stands in the place of the first ``skip`` bytes of it; ``size`` is that of
+    were not counted. ``head``: what is in the place of the first ``skip`` bytes of it; ``size`` is that of
     ``blocks``."""
 
     table: TableName

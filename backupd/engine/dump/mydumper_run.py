@@ -69,7 +69,7 @@ _OF_TABLE: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(r"Error: DB: (?P<schema>.+?) TABLE: (?P<table>.+?) Could not create output file"), ()),
     (re.compile(r"Broken table (?:detected|found).*?: (?P<name>.+)"), ()),
 )
-"""The name, or all that stands from its beginning on; and what may come behind it."""
+"""The name, or all that is from its beginning on; and what may come behind it."""
 _A_NAME = re.compile(r"[^\s.,:;()`'\"]+\.[^\s.,:;()`'\"]+")
 _OF_SCHEMA = (
     re.compile(r"Error: DB: (?P<schema>.+?) - Could not execute query"),
@@ -349,10 +349,10 @@ class MyDumperRun:
             if ended:
                 self._hear_out()
             handed = False
-            for place in self._complete(ended=ended):
+            for written in self._complete(ended=ended):
                 self._check_cancel()
                 self._balance()
-                found = self._take(place)
+                found = self._take(written)
                 if found is not None:
                     handed = True
                     yield found
@@ -392,12 +392,12 @@ class MyDumperRun:
             self._program.voice.finish()
             if self._program.voice.failure is not None:
                 raise self._program.voice.failure
-        told = self._request.folder / "metadata"
+        metadata = self._request.folder / "metadata"
         with contextlib.suppress(FileNotFoundError):
-            (self._out / told.name).rename(told)
-            self._stack.callback(told.unlink, missing_ok=True)
-            if is_plain(told):
-                self._metadata = read_metadata(told.read_text(encoding="utf-8", errors="replace"))
+            (self._out / metadata.name).rename(metadata)
+            self._stack.callback(metadata.unlink, missing_ok=True)
+            if is_plain(metadata):
+                self._metadata = read_metadata(metadata.read_text(encoding="utf-8", errors="replace"))
 
     def _complete(self, *, ended: bool) -> list[Path]:
         """Files that nobody writes any more, in the order of their names."""
@@ -433,30 +433,30 @@ class MyDumperRun:
                 number, inode = line.split()
                 yield int(number), int(inode)
 
-    def _take(self, place: Path) -> DumpedFile | None:
+    def _take(self, written: Path) -> DumpedFile | None:
         """Move it away and look at it. None: it is not to be handed over."""
         self._handed += 1
         path = self._request.folder / f"{self._handed:08d}.sql"
         try:
-            if not place.lstat().st_size:
+            if not written.lstat().st_size:
                 return None  # mydumper removes it itself
-            place.rename(path)
+            written.rename(path)
         except FileNotFoundError:
             return None  # renamed or removed just now: seen again next time, or never
         if not is_plain(path):
             path.unlink()
             raise ToolError(
-                f"{self._tool.name} was to write {place.name}, but that is not a regular file of its user",
+                f"{self._tool.name} was to write {written.name}, but that is not a regular file of its user",
                 hint="check which process writes into its folder, and that the server is the one that you mean",
             )
-        match = _FILE.fullmatch(place.name)
+        match = _FILE.fullmatch(written.name)
         name = self._names.get((match["schema"], match["table"])) if match else None
         if name is None:
             path.unlink()
             return None
         found = inspect(path)
         if found.fault:
-            self._faults.setdefault(name, f"{place.name}: {found.fault}")
+            self._faults.setdefault(name, f"{written.name}: {found.fault}")
             path.unlink()
             return None
         self._rows[name] += found.rows
@@ -505,9 +505,9 @@ class MyDumperRun:
             yield death
         if name not in self._log.begun:
             yield "mydumper did not find it: it was dropped or renamed, or mydumper does not treat it as a table"
-        told = self._metadata.rows.get(name)
-        if told is not None and told != self._rows[name]:
-            yield f"mydumper read {told} rows of it but wrote {self._rows[name]}"
+        metadata = self._metadata.rows.get(name)
+        if metadata is not None and metadata != self._rows[name]:
+            yield f"mydumper read {metadata} rows of it but wrote {self._rows[name]}"
 
     def _failure(self, message: str) -> ToolError:
         if self._program is not None:

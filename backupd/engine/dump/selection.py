@@ -495,13 +495,13 @@ class _Reading:
 
     def _keep(self, file: DumpedFile) -> None:
         taken = self._taken[file.table]
-        place = self._folder / data_path(file.table, taken.files)
+        path = self._folder / data_path(file.table, taken.files)
         if file.head:
-            with place.open("xb") as target:
+            with path.open("xb") as target:
                 target.writelines(file.blocks())
             file.path.unlink()
         else:
-            file.path.rename(place)
+            file.path.rename(path)
         taken.files += 1
         taken.bytes += file.size
         taken.rows = None if taken.rows is None or file.rows is None else taken.rows + file.rows

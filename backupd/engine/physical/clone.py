@@ -4,7 +4,7 @@ The server copies itself into a folder on its own host (``CLONE LOCAL DATA DIREC
 data; the copy is started once, deaf and mute and without a binary log, so that it recovers; stopped cleanly; and read
 file by file, each removed once it was read. Why it is started here, and not at each restore:
 
-* Only the started copy tells which place in the binary log it represents (performance_schema.clone_status: file,
+* Only the started copy shows which position in the binary log it has (performance_schema.clone_status: file,
   position, GTID set, all three taken by the clone under InnoDB's own commit order). Measured on 9.7.4: equal to the
   server's own under writers that were blocked at that moment; replaying the source's binary log from there gives equal
   checksums.
@@ -249,7 +249,7 @@ class CloneCapture(CaptureRun):
             refuse_unfit(session, info)
             self._owner, self._user = _owner_of(Path(info.datadir), session)
         with contextlib.ExitStack() as stack:
-            self._ours = stack.enter_context(loaded(request.connection, self._tell))
+            self._ours = stack.enter_context(loaded(request.connection, self._report))
             self._folder = _make_folder(stack, request.spool, self._owner)
             self._size = _refuse_no_room(Path(info.datadir), self._folder)
             self._stack = stack.pop_all()
@@ -291,7 +291,7 @@ class CloneCapture(CaptureRun):
         copied = [table for table in self._tables if table.engine == _COPIED]
         return Stock(self._tables, absent(copied, self._contents.paths))
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         self._lines.append(line)
         if self._request.log is not None:
             with self._request.log.open("a", encoding="utf-8") as log:
@@ -304,7 +304,7 @@ class CloneCapture(CaptureRun):
     def _clone(self, copy: Path) -> None:
         """Have the server copy itself; ends with the statement, whatever happens."""
         request = self._request
-        self._tell(f"cloning into {copy}")
+        self._report(f"cloning into {copy}")
         with request.connection.connect() as session:
             number = int(session.scalar("SELECT CONNECTION_ID()"))
             statement = _Statement(session, "CLONE LOCAL DATA DIRECTORY = %s", str(copy))
@@ -325,12 +325,12 @@ class CloneCapture(CaptureRun):
                 self._end(statement, number)
         if statement.error is not None:
             raise _clone_error(statement.error, copy, self._owner)
-        self._tell("cloned")
+        self._report("cloned")
 
     def _commit_lock(self) -> contextlib.AbstractContextManager[CommitLock | None]:
         if self._request.on_stderr is None:
             return contextlib.nullcontext()
-        return CommitLock(self._request.connection, self._size, self._tell)
+        return CommitLock(self._request.connection, self._size, self._report)
 
     def _end(self, statement: _Statement, number: int) -> None:
         """KILL QUERY until it is over: everybody may end his own account's statements."""
@@ -339,11 +339,11 @@ class CloneCapture(CaptureRun):
                 with self._request.connection.connect() as killer:
                     killer.execute(f"KILL QUERY {number}")
             except ServerError as error:
-                self._tell(f"the clone statement could not be ended: {error.message}")
+                self._report(f"the clone statement could not be ended: {error.message}")
             statement.join(0.5)
 
     def _recover(self, copy: Path, info: ServerInfo) -> Position:
-        """Start the copy, ask it where it stands, stop it. Raises ToolError, ServerError."""
+        """Start the copy, ask it where it is, stop it. Raises ToolError, ServerError."""
         config = ServerConfig(
             program=self.tool.path,
             datadir=copy,
@@ -355,14 +355,14 @@ class CloneCapture(CaptureRun):
             },
             user=self._user,
         )
-        self._tell("starting the copy")
+        self._report("starting the copy")
         server = LaunchedServer(config, cancel=self._request.cancel)
         with server, server.connection.connect() as session:
             rows = session.records("SELECT * FROM performance_schema.clone_status")
             gtid = _flat(session.scalar("SELECT @@GLOBAL.gtid_executed"))
             if len(rows) != 1 or rows[0]["STATE"] != "Completed" or int(rows[0]["ERROR_NO"]):
-                told = "; ".join(f"{row['STATE']} {row['ERROR_NO']} {row['ERROR_MESSAGE']}" for row in rows)
-                raise ToolError("the copy does not report its recovery", detail=told or "clone_status is empty")
+                states = "; ".join(f"{row['STATE']} {row['ERROR_NO']} {row['ERROR_MESSAGE']}" for row in rows)
+                raise ToolError("the copy does not report its recovery", detail=states or "clone_status is empty")
             row = rows[0]
             if _flat(row["GTID_EXECUTED"]) != gtid:
                 raise ToolError(
@@ -372,7 +372,7 @@ class CloneCapture(CaptureRun):
             self._tables = base_tables(session, read_dialect(session), Path(info.datadir))
             if self._ours:
                 session.execute("DELETE FROM mysql.plugin WHERE name = 'clone'")
-        self._tell("the copy was recovered and shut down")
+        self._report("the copy was recovered and shut down")
         if not info.log_bin or not row["BINLOG_FILE"]:
             return Position()
         return Position(file=Path(str(row["BINLOG_FILE"])).name, pos=int(row["BINLOG_POSITION"]), gtid=gtid)

@@ -11,7 +11,7 @@ the target, also when the redo log names the live file and the .isl is there. So
 it is confined all the same. * **A started server opens what the .isl names**: the live source's file,
 read-write. So the .isl must change before the first start. * Without the .isl, or with one that names the
 file's place in the schema's folder, all tables can be read, but the first ALTER of such a table crashes the
-server (the dictionary says DATA DIRECTORY, no path is known). With one that names a place elsewhere
+server (the dictionary says DATA DIRECTORY, no path is known). With one that names a path elsewhere
 *inside* the datadir, ALTER fails with error 1210 and the folder shows up as a schema. A relative path
 crashes too. With an absolute path outside the datadir everything works: ALTER, TRUNCATE, RENAME, DROP. *
 backup-my.cnf keeps ``innodb_undo_directory`` of the source: prepare ignores it, a server must not be given
@@ -28,7 +28,7 @@ has them:
 
 * ``t.ibd.delta`` with ``t.ibd.meta``: the pages of ``t.ibd`` that changed since the backup before
 * ``t.new`` (``t.new.delta``): ``t.ibd``, made or rebuilt after the last checkpoint
-* ``t.del``, ``t.ren``: ``t`` was dropped, or renamed to the name that stands in it, while the tool ran; newer
+* ``t.del``, ``t.ren``: ``t`` was dropped, or renamed to the name that it holds, while the tool ran; newer
   xtrabackup writes the tablespace's number instead of its name
 
 For ``t.new`` and ``t.del`` of an increment mariadb-backup (10.11.19) removes ``t.ibd`` of the backup before, whatever
@@ -128,7 +128,7 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
 
 
 def relink(base: Path, *, store: Path, final: Path) -> None:
-    """Make every link in ``base`` that leads below ``store`` lead to the same place below ``final``: for a copy that a
+    """Make every link in ``base`` that leads below ``store`` lead to the same path below ``final``: for a copy that a
     server worked on where it was built, before it is put where it will stay. Repeating it is harmless."""
     for link in _read_links(base):
         path = Path(link.source)
@@ -218,7 +218,7 @@ def _write_link(link: Path, target: Path) -> None:
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
 _TEMPORARY = "#sql"
 _HEAD = 64
-"""Bytes of a tablespace that tell its number."""
+"""Bytes of a tablespace that hold its number."""
 _INNODB = "innodb"
 _INDEX_OF_OTHERS = (".MYI", ".MAI")
 _PARTITION = re.compile("#[Pp]#")
@@ -264,14 +264,14 @@ class Contents:
 
 def expected_files(paths: Iterable[str]) -> frozenset[str]:
     """Files that a prepared backup has, when ``paths`` are those of the last one applied. Only what is certain: data of
-    tables, what lies beside it in the folders of schemas, and the system tablespace."""
+    tables, what is beside it in the folders of schemas, and the system tablespace."""
     listed = list(paths)
-    unsure = {
+    uncertain = {
         path.removesuffix(suffix) + _DATA for path in listed for suffix in (_DROPPED, _RENAMED) if path.endswith(suffix)
     }
-    numbered = any(path.rpartition("/")[2].removesuffix(_DATA).isdecimal() for path in unsure)
+    numbered = any(path.rpartition("/")[2].removesuffix(_DATA).isdecimal() for path in uncertain)
     found = {final for path in listed for final in [_final(path)] if final and _TEMPORARY not in final}
-    return frozenset(path for path in found if path not in unsure and not (numbered and path.endswith(_DATA)))
+    return frozenset(path for path in found if path not in uncertain and not (numbered and path.endswith(_DATA)))
 
 
 def _final(path: str) -> str:
@@ -309,8 +309,8 @@ def put_aside(base: Path, increment: Path) -> tuple[str, ...]:
 
 def of_others(base: Path, paths: Iterable[str], tables: Iterable[BaseTable]) -> list[TableName]:
     """Those of ``tables`` whose tablespace in the prepared ``base`` (its files: ``paths``) has another number than at
-    the source: its rows are none of theirs, and a server does not open it. Of partitioned tables and of those that lie
-    elsewhere nothing is told."""
+    the source: its rows are none of theirs, and a server does not open it. Of partitioned tables and of those that are
+    elsewhere nothing is reported."""
     listed = list(paths)
     numbers = {
         table.name: table.space
@@ -364,7 +364,7 @@ def swapped(renamed: Mapping[str, str]) -> tuple[str, ...]:
 def _abandoned(paths: Collection[str], tables: Collection[BaseTable]) -> set[str]:
     """Tablespaces among ``paths`` that were copied and then lost their table, which was dropped, moved to another
     schema or engine, or partitioned anew before the position: xtrabackup 2.4 leaves these to the redo log, so that
-    prepare removes or renames them. With them the full-text indexes of their schemas, which do not tell whose they
+    prepare removes or renames them. With them the full-text indexes of their schemas, which do not show whose they
     are."""
     parts = {table.name: table.parts or ("",) for table in tables if table.engine.lower() == _INNODB}
     found: set[str] = set()

@@ -39,12 +39,12 @@ _EXPORT = ".cfg"
 _HEADER = 64
 _ZEROS = bytes(_HEADER)
 _SYSTEM = frozenset({0, 0xFFFFFFFE})
-"""Numbers of the system tablespace and, from MySQL 8 on, of mysql.ibd, which no view tells the file of: nothing is
+"""Numbers of the system tablespace and, from MySQL 8 on, of mysql.ibd, of which no view shows the file: nothing is
 imported into these."""
 _REDO_HEADER, _BLOCK, _OF_BLOCK = 2048, 512, slice(12, 508)
 """Bytes of xtrabackup_logfile before its first block, of a block, and those of a block that belong to records."""
 _REMOVED = (0x23, 0xA3)
-"""MLOG_FILE_DELETE, also with the mark of a record that stands alone. The number of the tablespace follows, a page
+"""MLOG_FILE_DELETE, also with the mark of a single record. The number of the tablespace follows, a page
 number (0), and the path with its length before and a NUL behind it."""
 _LONGEST = 1100
 _SUFFIX = b".ibd\0"
@@ -53,7 +53,7 @@ _NAMED = re.compile(rb"\0(?=(?P<size>[\0-\4].)(?P<path>[^\0]+\.ibd\0)\Z)", re.DO
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """``path``: where its file lies or should lie. ``known``: the server has opened it since its start, or lists it
+    """``path``: where its file is or should lie. ``known``: the server has opened it since its start, or lists it
     nevertheless."""
 
     id: int
@@ -114,7 +114,7 @@ class ImportWatch:
 
 
 class Removals:
-    """``spaces``: numbers of the tablespaces whose removal stands in an xtrabackup_logfile."""
+    """``spaces``: numbers of the tablespaces whose removal is recorded in an xtrabackup_logfile."""
 
     def __init__(self) -> None:
         self.spaces: set[int] = set()
@@ -249,8 +249,8 @@ def _headers(descriptor: int, step: int) -> Iterator[bytes]:
 
 
 def _page_size(flags: int, default: int) -> int:
-    """Of ROW_FORMAT=COMPRESSED the files have smaller pages; FSP_SPACE_FLAGS tell, unless they are those of MariaDB's
-    full_crc32 format (bit 4), which has no such tables."""
+    """Of ROW_FORMAT=COMPRESSED the files have smaller pages; FSP_SPACE_FLAGS tell it, unless they are those of
+    MariaDB's full_crc32 format (bit 4), which has no such tables."""
     compressed = 0 if flags & 0x10 else flags >> 1 & 0xF
     return 512 << compressed if compressed else default
 
@@ -279,7 +279,7 @@ def _tables(session: Session) -> list[_Table]:
         if int(space) not in _SYSTEM:
             path = paths.get(str(names.get(space, "")))
             if path is not None and not os.access(path, os.F_OK):
-                path = None  # MySQL 5.7 tells the former place of a table that was renamed into another schema
+                path = None  # MySQL 5.7 records the former path of a table that was renamed into another schema
             found.append(
                 _Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)), path is not None)
             )

@@ -21,7 +21,7 @@ table before, its prepare replays the Aria log onto that copy, and what comes ou
 10.11.19: 30 rows, TRUNCATE, INSERT of one: that one and 29 of the old ones). Both write a new ``create_rename_lsn``
 into the head of the table's ``.MAI`` file, as CREATE and RENAME do: a copy with an older one is not the table. Format
 (maria_def.h, ma_open.c, ``_ma_state_info_write_sub``): fe fe 09, and at 28 the number of the log (3 bytes) and the
-place in it (4 bytes), little-endian.
+offset in it (4 bytes), little-endian.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _UNREAD = "EXCHANGE_PARTITION"
 _WHAT, _FIRST, _OTHER, _SIZE = 1, 2, 7, 5
 _ARIA_MAGIC, _ARIA_HEAD, _ARIA_BEGUN = b"\xfe\xfe\x09", 35, 28
 
-AriaPlace = tuple[int, int]
-"""A place in the Aria log: number of the file, and byte in it."""
+AriaPosition = tuple[int, int]
+"""A position in the Aria log: number of the file, and byte in it."""
 
 
-def aria_begun(head: bytes | memoryview) -> AriaPlace | None:
+def aria_begun(head: bytes | memoryview) -> AriaPosition | None:
     """Where in the log the content of an Aria table begins, from the first 35 bytes of its ``.MAI`` file; None for
     what is none."""
     if len(head) < _ARIA_HEAD or bytes(head[: len(_ARIA_MAGIC)]) != _ARIA_MAGIC:
@@ -90,7 +90,7 @@ AND TABLE_SCHEMA NOT IN ({marks})
 _LIST = "SELECT NAME, SPACE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
 _TYPED_LIST = "SELECT NAME, SPACE, SPACE_TYPE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
 _TYPED = Version(5, 7, 6)
-"""Of MySQL: the first with tablespaces of several tables besides the system's own, and the column that tells them."""
+"""Of MySQL: the first with tablespaces of several tables besides the system's own, and the column that shows them."""
 _SETTINGS = (
     "SET SESSION wait_timeout = 2147483",
     # The server's own stages keep changes of definitions away; whoever holds a table nevertheless is not waited for.
@@ -211,10 +211,10 @@ class Stocktaking:
         self.imports: ImportWatch | None = None
         self.unread: tuple[TableName, ...] = ()
         """Of which the tool does not know that they were changed (``unread_changes``)."""
-        self.copied: dict[str, AriaPlace] = {}
+        self.copied: dict[str, AriaPosition] = {}
         """Where the content of an Aria table begins (``aria_begun``), by the path of its ``.MAI`` file: of those in the
         stream. Whoever reads that keeps it."""
-        self._begun: dict[str, AriaPlace] = {}
+        self._begun: dict[str, AriaPosition] = {}
         """The same at the moment, of those that were written to while the tool ran."""
         self._twice = twice
         self._earlier: frozenset[BaseTable] = frozenset()
@@ -227,7 +227,7 @@ class Stocktaking:
         self._began, self._began_steady = time.time(), time.monotonic()
         self._unseen = ""
         """Why files of tables could not be looked at."""
-        self._places: tuple[Position, ...] = ()
+        self._positions: tuple[Position, ...] = ()
         """Of the server: before anything was looked at, when the files were open, and after the list was read."""
         self._held: dict[TableName, list[_Held]] = {}
         self._go, self._leave, self._done = threading.Event(), threading.Event(), threading.Event()
@@ -254,13 +254,13 @@ class Stocktaking:
             return
         if self._moment is None:
             return
-        same = [(one.file, one.pos) == (position.file, position.pos) for one in self._places]
+        same = [(one.file, one.pos) == (position.file, position.pos) for one in self._positions]
         if all(same) or not position.file:
             return
         if not all(same[:-1]):
             self._let_go()  # somebody may have written to them before they were looked at
         try:
-            changes = self._changes_between(*self._places, position)
+            changes = self._changes_between(*self._positions, position)
         except ServerError as error:
             self.tables, self.problem = None, f"{error.message}: {error.detail}"
             return
@@ -371,7 +371,7 @@ class Stocktaking:
                 str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")
             )
             hidden = self._hidden()
-            self._places = before, held, position_now(session, dialect)
+            self._positions = before, held, position_now(session, dialect)
             if hidden:
                 self.is_whole = False
                 self.problem = f"the account does not see the tables of {', '.join(hidden[:5])}: grant it SELECT on *.*"
@@ -464,10 +464,10 @@ class Stocktaking:
             _Held(path, descriptor, status.st_size, status.st_mtime_ns)
         )
 
-    def _changes_between(self, *places: Position) -> list[str]:
-        """Statements that change definitions between the first and the last of ``places``, from the server's binary
+    def _changes_between(self, *positions: Position) -> list[str]:
+        """Statements that change definitions between the first and the last of ``positions``, from the server's binary
         log. Raises ServerError."""
-        start, *_, end = sorted(places, key=lambda place: (place.file, place.pos))
+        start, *_, end = sorted(positions, key=lambda position: (position.file, position.pos))
         with self._connection.connect() as session:
             logs = [str(row[0]) for row in session.query("SHOW BINARY LOGS") if start.file <= str(row[0]) <= end.file]
             events = [

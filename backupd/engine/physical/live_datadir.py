@@ -31,7 +31,7 @@ _OF_TABLES = frozenset(
 ).union(*OF_ENGINE.values())
 """Endings of the files that the tools copy."""
 _OF_SERVER = ("ibdata", "undo", "ib_logfile", "ib_buffer_pool", "aria_log")
-"""Beginnings of the names of those that lie above the schemas."""
+"""Beginnings of the names of those that are above the schemas."""
 _FOLDERS = ("innodb_undo_directory", "innodb_log_group_home_dir", "aria_log_dir_path", "log_bin_basename", "plugin_dir")
 _KEY_FILES = ("file_key_management_filename", "file_key_management_filekey")
 _NAMED = (*_FOLDERS, *_KEY_FILES, "rocksdb_datadir", "rocksdb_wal_dir")
@@ -47,19 +47,19 @@ _NOBODY = 65534
 
 @dataclass(frozen=True, slots=True)
 class LiveData:
-    """``reader``: whom the tool runs as, None: as we do; ``places``: what it has to see, ``written``: what it has to
-    write to; ``empty``: folders among the schemas that are not the server's, and in which no table lies."""
+    """``reader``: whom the tool runs as, None: as we do; ``readable``: what it has to see, ``written``: what it has to
+    write to; ``empty``: folders among the schemas that are not the server's, and in which no table is."""
 
     datadir: Path
     reader: str | None
-    places: tuple[Path, ...]
+    readable: tuple[Path, ...]
     written: tuple[Path, ...]
     empty: tuple[str, ...]
 
     def reading(self, command: Command, handed: Handed, own: Sequence[Path]) -> Command:
         """``command`` as the reader, confined where that can be done. ``own``: folders of its own. Raises
         RefusedError."""
-        return handed.confined(command, writable=(*own, *self.written), readable=self.places)
+        return handed.confined(command, writable=(*own, *self.written), readable=self.readable)
 
 
 def look_at(session: Session) -> LiveData:
@@ -70,9 +70,9 @@ def look_at(session: Session) -> LiveData:
     with powers_of(reader):
         found = survey(datadir)
     found.refuse()
-    places = {datadir, datadir.resolve(), *found.targets, *_named(session, variables)}
+    readable = {datadir, datadir.resolve(), *found.targets, *_named(session, variables)}
     written = {*found.linking, *(datadir / variables[name] for name in (_CHECKPOINTS,) if name in variables)}
-    return LiveData(datadir, reader, _within_reach(reader, places), _within_reach(reader, written), found.empty)
+    return LiveData(datadir, reader, _within_reach(reader, readable), _within_reach(reader, written), found.empty)
 
 
 def reader_of(datadir: Path, session: Session) -> str | None:
@@ -178,7 +178,7 @@ def _survey(datadir: Path, owner: os.stat_result) -> Survey:
         for file in files:
             foreign += _doubts(file, f"{entry.name}/{file.name}", owner, targets)
         linking |= {Path(entry.path) for file in files if file.name.endswith(_LINK)}
-    named = tuple(name for name in empty if len(name.split()) == 1)  # others the tools cannot be told of
+    named = tuple(name for name in empty if len(name.split()) == 1)  # others cannot be named to the tools
     return Survey(datadir, tuple(foreign), frozenset(targets), frozenset(linking), named)
 
 
@@ -263,7 +263,7 @@ def _named_user(uid: int, gid: int) -> str:
 
 
 def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
-    """What lies outside of the data directory by what the server says."""
+    """What is outside of the data directory by what the server says."""
     paths = [
         *system_files(variables),
         *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),
@@ -273,9 +273,9 @@ def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
     paths += [str(path) for _name, path, _size in tablespaces or () if path]
     datadir = Path(variables["datadir"])
     for path in filter(None, dict.fromkeys(paths)):
-        place = Path(os.path.normpath(datadir / path))
-        if not place.is_relative_to(datadir):
-            yield place
+        external = Path(os.path.normpath(datadir / path))
+        if not external.is_relative_to(datadir):
+            yield external
 
 
 def is_folder(path: Path) -> bool:

@@ -23,9 +23,9 @@ noticed here or by ``verify_files``:
   ``verify_prepared`` compares the number of the last "Shutdown completed" line.
 * copy-back of what was never prepared, or with --apply-log-only only: backup_type must be full-prepared.
 * a stream cut between two files: the receipts, written last, are missing.
-* an unknown option is ignored by 2.4 and ends later ones: the tool's own ``--help`` tells what it knows.
+* an unknown option is ignored by 2.4 and ends later ones: the tool's own ``--help`` lists what it knows.
 
-It shows a password of its command line in the process list, so that stands in the option file, which is the only one
+It shows a password of its command line in the process list, so that is in the option file, which is the only one
 that is read: an [xtrabackup] group of the server's could change the format of the stream, and what the clients keep in
 ~/.mylogin.cnf would win over our credentials even so.
 """
@@ -103,12 +103,12 @@ class MariaBackup(StreamingTool):
     hints = _MARIADB_HINTS
 
     def _check_logs(self, base: Path, logs: Sequence[str], left_out: LeftOut) -> None:
-        told = [without_left_out(log, left_out) for log in logs]
+        cleaned = [without_left_out(log, left_out) for log in logs]
         if left_out is not nothing:
-            told = [without_earlier_names(log, base) for log in told]
-        check_logs(self.tool, base, told, silent=self.silent)
+            cleaned = [without_earlier_names(log, base) for log in cleaned]
+        check_logs(self.tool, base, cleaned, silent=self.silent)
 
-    def _reached(self, base: Path, *_told: object) -> int:
+    def _reached(self, base: Path, *_rest: object) -> int:
         return reached_lsn(base)
 
 
@@ -178,7 +178,7 @@ _NO_TABLESPACES = frozenset({"encrypt_binlog", "aria_encrypt_tables"})
 """What a server encrypts that the tool does not open."""
 _LOCKS_DDL = Version(8, 0)
 """From here on changes of definitions are blocked for the whole run. Before, they go on until the global read lock, and
-of InnoDB's the redo log tells."""
+of InnoDB's the redo log knows."""
 _MOMENT = re.compile("Starting to backup non-InnoDB tables")
 """Of a series before: it has the global read lock, and will record the position before it gives it back."""
 _NO_TLS_BEFORE = Version(2, 4, 5)
@@ -251,7 +251,7 @@ class XtraBackup(StreamingTool):
         return self.redo_file if self.tool.version < _LOCKS_DDL else ""
 
     def arguments(self, request: CaptureRequest) -> tuple[str, ...]:
-        """Options of this version. The server is asked for its datadir: the manual wants it told wherever no option
+        """Options of this version. The server is asked for its datadir: the manual wants it named wherever no option
         file of the server's is read. Raises ServerError."""
         with request.connection.connect() as session:
             datadir = str(session.scalar("SELECT @@datadir"))
@@ -290,14 +290,14 @@ class XtraBackup(StreamingTool):
                 f"{base} is prepared up to the backup that ends at {found.to_lsn}, not {wanted.to_lsn}",
                 hint=f"an increment was left out: {OTHER_BACKUP}",
             )
-        told = _SHUTDOWN.findall(logs[-1]) if logs else []
-        if not told:
+        reached = _SHUTDOWN.findall(logs[-1]) if logs else []
+        if not reached:
             raise ToolError(
                 f"{self.tool.name} did not report how far it applied the redo log",
                 detail="\n".join(logs[-1].splitlines()[-20:]) if logs else "",
                 hint="this version of the tool is not supported",
             )
-        return int(told[-1])
+        return int(reached[-1])
 
 
 def refuse_encrypted(info: ServerInfo) -> None:
@@ -322,11 +322,11 @@ def known_options(tool: Tool) -> frozenset[str]:
 @functools.lru_cache(maxsize=16)
 def _known_options(path: str, _sha256: str) -> frozenset[str]:
     done = run(Command((path, "--no-defaults", "--help")), check=False, timeout=30)
-    told = done.stdout.decode("utf-8", "replace") + "\n" + done.stderr
-    known = frozenset(_LISTED.findall(told))
+    help_text = done.stdout.decode("utf-8", "replace") + "\n" + done.stderr
+    known = frozenset(_LISTED.findall(help_text))
     if "--backup" not in known:
         raise ToolError(
-            f"{path} --help does not list its options", detail=told[-2000:], hint="check that it is xtrabackup"
+            f"{path} --help does not list its options", detail=help_text[-2000:], hint="check that it is xtrabackup"
         )
     return known
 

@@ -2,7 +2,7 @@
 with what is looked at before and after.
 
 A run is good when the tool exited with 0, its last line ends in "completed OK!", every file of the stream ended, and
-the receipts, which it writes last, are there and tell of the backup that was asked for. Nothing less is enough: a
+the receipts, which it writes last, are there and describe the backup that was asked for. Nothing less is enough: a
 stream that is cut between two files looks complete, and the tools exit with 0 over several kinds of trouble.
 """
 
@@ -71,7 +71,7 @@ LEFT_OPEN = re.compile(r"Warning: +\d+ files and \d+ streams is left open")
 _IGNORED = re.compile(r"table was dropped\b.*\bignore the tablespace \S*?([^/\s]+/[^/\s]+)\.ibd")
 """The tool left a table out that it takes for a dropped one; one that was imported just now looks the same to it."""
 _VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
-"""Printed before a failure, this tells of a table or partition that was dropped or rebuilt while the tool read it."""
+"""Printed before a failure, this names a table or partition that was dropped or rebuilt while the tool read it."""
 OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
@@ -495,7 +495,7 @@ def _misses(line: str, left_out: LeftOut) -> bool:
 
 
 def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[str]) -> None:
-    """Did every step of a prepare end well by its own words? ``silent``: texts that tell of trouble over which the
+    """Did every step of a prepare end well by its own words? ``silent``: texts that report trouble over which the
     tool still says "completed OK!". Raises ToolError, UnrestorableError."""
     for log in logs:
         lines = [line for line in log.splitlines() if line.strip() and not LEFT_OPEN.search(line)]
@@ -532,8 +532,8 @@ _LAST_BINLOG = re.compile(
 )
 
 
-def innodb_place(logs: Sequence[str]) -> Position | None:
-    """Up to where in the binary log InnoDB has applied transactions, as the last of ``logs`` (a prepare's) that tells
+def innodb_position(logs: Sequence[str]) -> Position | None:
+    """Up to where in the binary log InnoDB has applied transactions, as the last of ``logs`` (a prepare's) that says
     it says; None where none does. The tools print what InnoDB keeps in its own pages: "Last binlog file
     ./binlog.000001, position 5102864" (MariaDB 10.11), "Last MySQL binlog file position 1234, file name bin.000001"."""
     for log in reversed(logs):

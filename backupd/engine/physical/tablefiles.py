@@ -3,7 +3,7 @@
 A schema is a folder; a table's files bear its name, a suffix of its engine, and ``#P#...`` for a partition of it. What
 belongs to no single table (``db.opt``, general tablespaces, undo, redo, the server's own schemas) has no owner. The
 tables behind a full-text index are files of their own, ``FTS_<id of the table, in hex>_...``, and only a server's
-dictionary tells whose they are.
+dictionary says whose they are.
 
 Names of schemas and tables in names of files: letters, digits and ``_`` stay; a letter of most alphabets becomes ``@``
 and two characters, everything else ``@`` and four hex digits (``größe`` is ``gr@1i@1je``). MySQL offers no way to ask
@@ -108,14 +108,14 @@ def decode_file_name(text: str) -> str:
     """The name of a schema or table whose folder or file is called ``text``, without suffix and partition."""
     bare = text.removesuffix(_RESERVED)
     found: list[str] = []
-    place = 0
-    while place < len(bare):
-        match = _TOKEN.match(bare, place)
+    index = 0
+    while index < len(bare):
+        match = _TOKEN.match(bare, index)
         letter = _letter(match[0]) if match else ""
         if match is None or not letter:
             return _OLD + text
         found.append(letter)
-        place = match.end()
+        index = match.end()
     return "".join(found)
 
 
@@ -224,7 +224,7 @@ class _Held:
                 self._sdi[decode_file_name(match["schema"])].add(decode_file_name(match["prefix"]))
         self._has_frm = any(path.endswith(".frm") for path in paths)
         renames = [path.removesuffix(".ren") for path in paths if path.endswith(".ren")]
-        self._unsure = any(stem not in (renamed or {}) for stem in renames)
+        self._has_uncertain = any(stem not in (renamed or {}) for stem in renames)
         taken = [(*_named(stem), *_named((renamed or {})[stem])) for stem in renames if stem in (renamed or {})]
         self._come = {(table, part) for old, of, table, part in taken if self._pages(old, of)}
         self._gone = {(old, of) for old, of, _table, _part in taken}
@@ -259,7 +259,7 @@ class _Held:
         there = self._suffixes.get(table, {}).get(part, ())
         if "new" in there or {"new.delta", "new.meta"} <= set(there):
             return True
-        return self._unsure or ((table, part) not in self._gone and self._pages(table, part))
+        return self._has_uncertain or ((table, part) not in self._gone and self._pages(table, part))
 
     def _pages(self, table: TableName, part: str) -> bool:
         """Are there pages that were copied under this name, of a table that was not dropped meanwhile?"""

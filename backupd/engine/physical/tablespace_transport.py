@@ -7,7 +7,7 @@ each one is imported as a table of its own and exchanged. The binary log does no
 one is refused, because its replicas and its log archive would lack them.
 
 A file that waits for its import has the number of another server's tablespace. MySQL does not start with two files of
-one number, so files lie beside under a name that no server looks at until the moment of the IMPORT.
+one number, so files are beside under a name that no server looks at until the moment of the IMPORT.
 
 A killed import leaves such files in the data directory (``remove_strays``). Measured with MySQL 9.7.4: dropping the
 table, and even its schema, leaves them there. Then no schema of that name can be made (error 3678), no table of that
@@ -70,7 +70,7 @@ def remove_strays(session: Session, schema: str) -> tuple[Path, ...]:
                 except OSError:
                     left.append(file)
             if gone:
-                with contextlib.suppress(OSError):  # whatever else lies there is none of ours
+                with contextlib.suppress(OSError):  # whatever else is there is none of ours
                     folder.rmdir()
     return tuple(left)
 
@@ -100,7 +100,7 @@ _NUMBERED = (
 
 @dataclass(frozen=True, slots=True)
 class ExportedTable:
-    """``files``: its tablespaces, one for each partition; what the server notes of each lies beside it as ``.cfg``."""
+    """``files``: its tablespaces, one for each partition; what the server notes of each is beside it as ``.cfg``."""
 
     name: TableName
     files: tuple[Path, ...]
@@ -330,13 +330,13 @@ class _Files:
         CancelledError."""
         for suffix in (_NOTES, _DATA):
             file = source.with_suffix(suffix)
-            place = target.with_name(target.name + suffix)
+            goal = target.with_name(target.name + suffix)
             with FileIO(open_plain(file), "rb") as reader:
                 with as_its_owner(self._datadir):  # whose folder it is may have it lead elsewhere
                     descriptor = os.open(
-                        _waiting(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660
+                        _waiting(goal), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660
                     )
-                self._put.append(place)
+                self._put.append(goal)
                 with FileIO(descriptor, "wb") as copy:
                     os.fchmod(descriptor, 0o660)
                     self._copy(reader, copy)
@@ -344,25 +344,25 @@ class _Files:
     def show(self) -> None:
         """Give them the names that the server looks for, none of which may be there. Raises OSError."""
         with as_its_owner(self._datadir):
-            for place in self._put:
-                if _waiting(place).exists():
-                    os.link(_waiting(place), place, follow_symlinks=False)
-                    _waiting(place).unlink()
+            for goal in self._put:
+                if _waiting(goal).exists():
+                    os.link(_waiting(goal), goal, follow_symlinks=False)
+                    _waiting(goal).unlink()
 
     def _copy(self, reader: FileIO, writer: FileIO) -> None:
         """Holes stay holes."""
         size = os.fstat(reader.fileno()).st_size
         os.ftruncate(writer.fileno(), size)
         for begin, end in extents(reader.fileno(), os.fstat(reader.fileno())):
-            place = writer.seek(begin)
-            while place < end:
+            position = writer.seek(begin)
+            while position < end:
                 if self._cancel.is_set():
                     raise CancelledError("the restore was cancelled while tables were imported")
-                place += os.sendfile(writer.fileno(), reader.fileno(), place, min(_CHUNK, end - place))
+                position += os.sendfile(writer.fileno(), reader.fileno(), position, min(_CHUNK, end - position))
 
 
-def _waiting(place: Path) -> Path:
-    return place.with_name(place.name + WAITING)
+def _waiting(goal: Path) -> Path:
+    return goal.with_name(goal.name + WAITING)
 
 
 _LOST = frozenset({2002, 2003, 2006, 2013})
@@ -398,7 +398,7 @@ class Known:
         return frozenset(found)
 
     def numbers(self, names: Iterable[TableName]) -> frozenset[int]:
-        """InnoDB's numbers of ``names``; empty on MySQL, which would open every table to tell them."""
+        """InnoDB's numbers of ``names``; empty on MySQL, which would open every table to show them."""
         return frozenset(number for name in names for number in self._ids.of(name))
 
     def children(self, is_there: Callable[[TableName], bool]) -> tuple[TableName, ...]:

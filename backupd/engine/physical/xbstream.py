@@ -17,7 +17,7 @@ replaces one of the same name that had already ended. Sources: xbstream_write.cc
 from 10.11.8 on writes ``D``, ``R`` and flag 2 when MyISAM, Aria, CSV, MERGE or ARCHIVE tables are altered
 while it runs), Percona's page "xbstream file format", and trials with mbstream 10.11.19.
 
-What the format does not protect, we check: offsets must continue where the file stands (mbstream does so
+What the format does not protect, we check: offsets must continue where the file ends (mbstream does so
 too), a path must not come back after its end, and whatever was opened must end. Only the path of an empty
 file has no second witness in the stream.
 """
@@ -57,7 +57,7 @@ flag 2.
 _STAYING = (".frm", ".par", ".TRG", ".TRN", ".ibd", ".isl", ".new", ".del", ".ren", ".delta", ".meta")
 """Files that a removal may name and not mean. The tool removes what its list of statements says was dropped, and such a
 list knows neither the tables that were made since under the same name nor those of InnoDB, of which ``.del`` and
-``.ren`` tell. Definitions are copied while nobody can change them any more."""
+``.ren`` say. Definitions are copied while nobody can change them any more."""
 _OPTIONAL = (".ARM",)
 """Renamed with the table although normally not there."""
 _AGAIN = "run the backup again; if the error repeats, backupd does not support the output of this version of the tool"
@@ -307,7 +307,7 @@ class _Demultiplexer:
     # -- parts of a chunk
 
     def _begin(self, path: str, offset: int, *, rewrite: bool) -> Iterator[FileEvent]:
-        """Before a payload: is it where the file stands?"""
+        """Before a payload: is it where the file ends?"""
         if path in self._open:
             end, expected = self._open[path]
             if offset != expected:

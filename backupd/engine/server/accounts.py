@@ -8,7 +8,7 @@ Users, roles and grants of a server as SQL that can be replayed on another one.
 The server's own answers (SHOW CREATE USER, SHOW GRANTS) are not yet such SQL:
 
 * MariaDB expands the roles inside a role, and names only those who hold a role, not what its maker gets for making it;
-* MySQL does not escape what stands in REQUIRE SUBJECT and in hashes, leaves out the second password of an account,
+* MySQL does not escape what is in REQUIRE SUBJECT and in hashes, leaves out the second password of an account,
   and expires the password of an existing account that is altered to a plugin without a hash;
 * a default role must be granted first, or be mandatory already; MySQL *grants* one that CREATE USER names as default;
 * grants on tables, columns and routines are refused until those exist.
@@ -211,7 +211,7 @@ def hidden(grants: Grants, schema: str) -> Mapping[str, str]:
 
 def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     """Sentences about those of ``include`` that ask for more than the account may see. A pattern that names one table
-    is none of them: that it fits nothing is told anyway."""
+    is none of them: that it fits nothing is reported anyway."""
     account = grants.account
     for schema in sorted(grants.revoked):
         if not grants.allow("SELECT", schema) and any(pattern.reaches(schema) for pattern in include):
@@ -280,7 +280,7 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """``me``: as it stands in our statements. ``forms``: how versions of the server write it in theirs."""
+    """``me``: as it is in our statements. ``forms``: how versions of the server write it in theirs."""
 
     user: str
     host: str
@@ -364,7 +364,7 @@ class _Script:
 
 
 def read_accounts(session: Session, flavour: Flavour, version: Version) -> Accounts:
-    """Ask for everything; changes the session's sql_mode. What the account may not see is told in ``problems``.
+    """Ask for everything; changes the session's sql_mode. What the account may not see is reported in ``problems``.
 
     Raises ServerError when the server goes away.
     """
@@ -440,8 +440,8 @@ def _mariadb_clauses(tail: str, *, lockable: bool) -> str:
 
 def _inserted(tail: str, clause: str, before: Sequence[str]) -> str:
     hidden = _masked(tail)
-    place = min((hidden.find(word) for word in before if word in hidden), default=len(tail))
-    return tail[:place] + clause + tail[place:]
+    index = min((hidden.find(word) for word in before if word in hidden), default=len(tail))
+    return tail[:index] + clause + tail[index:]
 
 
 def _end_of_making(role: str, holders: Mapping[str, bool]) -> str:
@@ -515,7 +515,7 @@ def _mysql_account(account: _Account, row: _Row, line: str, script: _Script, *, 
         return
     if row.plugin not in (_NATIVE, "caching_sha2_password", "sha256_password"):
         script.plugins.add(row.plugin)
-    # Hashes hold any byte: what the server printed is cut out as it stands and written anew.
+    # Hashes hold any byte: what the server printed is cut out as it is and written anew.
     raw = f" AS '{row.secret.decode('utf-8', 'surrogateescape')}'"
     tail = tail.replace(raw, "", 1) if row.secret else tail
     for word, value in row.required.items():
@@ -560,7 +560,7 @@ def _of(user: object, host: object) -> str:
 
 
 def _ask(session: Session, statement: str, account: _Account, script: _Script) -> Iterable[str]:
-    """The lines of an answer. A single account that the server refuses to show is told and left out."""
+    """The lines of an answer. A single account that the server refuses to show is reported and left out."""
     try:
         lines = [str(row[0]) for row in session.query(statement)]
     except ServerError as error:

@@ -11,9 +11,9 @@ a replica of this one's source; on replicas only. ``backup-my.cnf``: what prepar
 and undo tablespaces, key plugin.
 
 The option file. Whoever can write to a store may have written it, and tools and servers take libraries to load and
-places to write from option files. So none is ever given the backup's own: what InnoDB needs to find and read its files
-is taken from it by name, never with a path, and of key plugins those that are known, from the program's own folder (and
-only with key files of the configuration: ``named``).
+paths to write to from option files. So none is ever given the backup's own: what InnoDB needs to find and read its
+files is taken from it by name, never with a path, and of key plugins those that are known, from the program's own
+folder (and only with key files of the configuration: ``named``).
 
 Key files. The option file in a backup names the files of the source's key plugin, and whoever can write to a store may
 have written that. So a key plugin is loaded only where the configuration names key files, no other file is ever given
@@ -47,7 +47,7 @@ class ReceiptNames:
     ``checkpoints``: type and log sequence numbers of the backup; ``info``: versions, times and what was asked for;
     ``binlog_info``: the position in the binary log; ``slave_info``: what the server replicated from. ``all``: every
     name of the family, and that of the option file. ``required``: written last by a run that succeeded; a stream cut
-    between two files lacks them and nothing else tells.
+    between two files lacks them and nothing else shows it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -88,7 +88,7 @@ class ReceiptCollector:
 
 
 def read_receipts(folder: Path) -> Receipts:
-    """The receipts of a backup that lies in ``folder``. Raises StreamError."""
+    """The receipts of a backup that is in ``folder``. Raises StreamError."""
     return parse_receipts({path.name: path.read_bytes() for path in folder.iterdir() if path.name in _RECEIPTS})
 
 
@@ -172,7 +172,7 @@ innodb-compression-level redo-log-version server-uuid master-key-id innodb-encry
 """
 KNOWN = tuple(_KNOWN.split())
 """Without these a tool does not find or read the files of InnoDB, or writes in plain what was encrypted. Its folders
-are places of the source; the files themselves lie at the top of the backup."""
+are paths of the source; the files themselves are at the top of the backup."""
 KEY_OPTIONS = "file-key-management-"
 KEY_PLUGIN = r"(file_key_management=)?file_key_management(\.so)?"
 PLUGIN_DIR = r"/usr/[A-Za-z0-9_/-]*"

@@ -2,17 +2,17 @@
 
 A server that was restored, or whose binary log was thrown away, may bear the same name, port and identity as before.
 An increment on a backup of its other life would mix pages of two histories, and no tool would notice. So the server is
-asked for whatever contradicts the place where the earlier backup ended: its log sequence number and its binary log.
+asked for whatever contradicts the position where the earlier backup ended: its log sequence number and its binary log.
 The absence of a contradiction proves nothing: a copy that was promoted, a volume that was set back to a snapshot or a
 datadir made anew writes its own log past every recorded number. So what is asked for besides is evidence: the binary
-log must hold, right before the place where the backup ended, the very bytes that it held then (they tell times to the
-second). Without a binary log, or where nobody's changes go into it, nothing can show that.
+log must hold, right before the position where the backup ended, the very bytes that it held then (they hold times to
+the second). Without a binary log, or where nobody's changes go into it, nothing can show that.
 
-Measured with MariaDB 10.11.19: ``BINLOG_GTID_POS(file, pos)`` is NULL for a place that is not between two events, or
+Measured with MariaDB 10.11.19: ``BINLOG_GTID_POS(file, pos)`` is NULL for a position that is not between two events, or
 not there; it needs no privilege. ``server_uid`` is made of a network address and the port, so that a restored server
 on the same host has the one of its source.
 
-A server as the source of its binary logs, asked by SQL: which files there are, where it stands, who it is.
+A server as the source of its binary logs, asked by SQL: which files there are, its position, who it is.
 
 Measured with MariaDB 10.11.19 and MySQL 9.7.4: sizes of SHOW BINARY LOGS include what was written a moment ago, and the
 encrypted files of MariaDB are as long as what is read of them. Those of MySQL have 512 bytes in front that no reader
@@ -46,7 +46,7 @@ _CHECKPOINT_VARIABLES = ("Innodb_lsn_last_checkpoint", "Innodb_redo_log_checkpoi
 _CHECKPOINT_LINE = "Last checkpoint at"
 _HEAD, _TAIL = 256, 16 * 1024
 _IN_USE = slice(21, 23)
-"""Flags of a binary log's first event: they tell whether the server still writes to the file."""
+"""Flags of a binary log's first event: they show whether the server still writes to the file."""
 _LAYOUT = ("innodb_page_size", "innodb_data_file_path", "innodb_undo_tablespaces")
 _KEY_PLUGINS = "encryption plugins"
 
@@ -163,7 +163,7 @@ def contradiction(session: Session, info: ServerInfo, position: Position, lsn: i
 
 
 def _of_log(session: Session, info: ServerInfo, position: Position) -> str:
-    """Is the place in the binary log there, or purged, or contradicted?"""
+    """Is the position in the binary log there, or purged, or contradicted?"""
     base, number = _split(position.file)
     if not base or not info.log_bin:
         return ""
@@ -188,8 +188,8 @@ def _of_place(session: Session, info: ServerInfo, position: Position, *, size: i
     found = session.scalar("SELECT BINLOG_GTID_POS(%s, %s)", position.file, position.pos)
     if found is not None and _members(position.gtid) - _replicated(session) <= _members(str(found)):
         return ""
-    told = "no event begins" if found is None else f"is GTID {str(found)[:200] or '(none)'}"
-    return f"at {where} of the server's binary log {told}, the backup ended there at {position.gtid[:200]}"
+    contradiction = "no event begins" if found is None else f"is GTID {str(found)[:200] or '(none)'}"
+    return f"at {where} of the server's binary log {contradiction}, the backup ended there at {position.gtid[:200]}"
 
 
 def _of_gtids(session: Session, info: ServerInfo, position: Position) -> str:
@@ -340,13 +340,13 @@ class BinlogSource:
     def previous_gtids(self, name: str) -> str | None:
         """Everything that was executed before the file ``name``; None where it is not there, or says nothing.
 
-        It tells what older files held. What came with the data of a MySQL server that was made from a backup is in no
+        It holds what older files held. What came with the data of a MySQL server that was made from a backup is in no
         file, but in gtid_purged, with what files held that are gone: all of it was executed before every file there is.
         """
         with self._session() as session:
-            told = _previous_gtids(session, name)
-            purged = session.variables("gtid_purged").get("gtid_purged") if told is not None else None
-            return told if purged is None else plus(told or "", re.sub(r"\s+", "", purged), mariadb=False)
+            gtids = _previous_gtids(session, name)
+            purged = session.variables("gtid_purged").get("gtid_purged") if gtids is not None else None
+            return gtids if purged is None else plus(gtids or "", re.sub(r"\s+", "", purged), mariadb=False)
 
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""

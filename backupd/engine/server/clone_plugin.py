@@ -5,7 +5,7 @@ The plugin is loaded for the backup where it is not, and unloaded afterwards.
 ``CommitLock`` blocks commits for the moment that a clone represents, so that a witness can be of the same moment.
 
 CLONE copies the files, then the pages that changed meanwhile, and *then* takes the position that it represents, before
-it copies the redo log. Nobody is told of that moment, and nothing blocks commits then. So a global read lock is taken
+it copies the redo log. Nothing reports that moment, and nothing blocks commits then. So a global read lock is taken
 shortly before: when little is left to copy. It is held while the clone passes the moment and a little longer, in which
 the witness opens its snapshot; then both have the same position, whatever the clients do. The lock is given back when
 the clone takes longer than expected: the witness is then of another position, which the proof says.
@@ -81,9 +81,9 @@ def _grant_hint(session: Session) -> str:
 
 
 @contextlib.contextmanager
-def loaded(connection: Connection, tell: Callable[[str], None]) -> Iterator[bool]:
+def loaded(connection: Connection, report: Callable[[str], None]) -> Iterator[bool]:
     """The plugin is there meanwhile. Gives whether it was loaded for this, and then unloads it again; when that fails
-    ``tell`` says so. Raises RefusedError when the account may not load it, ServerError."""
+    ``report`` says so. Raises RefusedError when the account may not load it, ServerError."""
     with connection.connect() as session:
         ours = not is_loaded(session)
         if ours:
@@ -104,7 +104,7 @@ def loaded(connection: Connection, tell: Callable[[str], None]) -> Iterator[bool
                 with connection.connect() as session:
                     session.execute("UNINSTALL PLUGIN clone")
             except ServerError as error:
-                tell(f"the clone plugin stays loaded: {error.message}: {error.detail}")
+                report(f"the clone plugin stays loaded: {error.message}: {error.detail}")
 
 
 ANNOUNCEMENT = "commits are blocked at the moment of the clone"
@@ -126,17 +126,17 @@ _LOOK_EVERY = 0.005
 class CommitLock:
     """Watches a clone from a connection of its own. A context manager: afterwards nothing is blocked.
 
-    ``size``: bytes that the clone will copy. ``tell`` gets the announcement, and why there is none. Call ``look`` often
-    while the clone runs and ``ended`` when it is over. Nothing here raises: a witness that cannot be had never costs
-    the backup.
+    ``size``: bytes that the clone will copy. ``report`` gets the announcement, and why there is none. Call ``look``
+    often while the clone runs and ``ended`` when it is over. Nothing here raises: a witness that cannot be had never
+    costs the backup.
     """
 
-    def __init__(self, connection: Connection, size: int, tell: Callable[[str], None]) -> None:
-        self._connection, self._size, self._tell = connection, size, tell
+    def __init__(self, connection: Connection, size: int, report: Callable[[str], None]) -> None:
+        self._connection, self._size, self._report = connection, size, report
         self._session: Session | None = None
         self._locker: Session | None = None
         self._locked_at = 0.0
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._over = False
 
     def look(self) -> None:
@@ -162,9 +162,9 @@ class CommitLock:
                 self._announce()
             elif time.monotonic() - self._locked_at > HOLD_SECONDS:
                 self._over = True
-                self._tell(f"the clone did not come to its moment within {HOLD_SECONDS:g} s: commits go on")
+                self._report(f"the clone did not come to its moment within {HOLD_SECONDS:g} s: commits go on")
                 self.close()
-            if self._told_at and time.monotonic() - self._told_at > AFTERWARDS_SECONDS:
+            if self._reported_at and time.monotonic() - self._reported_at > AFTERWARDS_SECONDS:
                 self._over = True
                 self.close()
         time.sleep(_LOOK_EVERY)
@@ -173,7 +173,7 @@ class CommitLock:
         """The clone is complete."""
         if self._locked_at and not self._over:
             self._announce()
-            time.sleep(max(0.0, self._told_at + AFTERWARDS_SECONDS - time.monotonic()))
+            time.sleep(max(0.0, self._reported_at + AFTERWARDS_SECONDS - time.monotonic()))
         self.close()
 
     def close(self) -> None:
@@ -209,17 +209,17 @@ class CommitLock:
         self._locked_at = time.monotonic()
 
     def _announce(self) -> None:
-        if not self._told_at:
+        if not self._reported_at:
             if self._locker is None:
                 return
             with contextlib.suppress(ServerError):
                 self._locker.ping()
-                self._told_at = time.monotonic()
-                self._tell(ANNOUNCEMENT)
+                self._reported_at = time.monotonic()
+                self._report(ANNOUNCEMENT)
 
     def _give_up(self, error: ServerError) -> None:
         self._over = True
-        self._tell(f"commits were not blocked: {error.message}: {error.detail}")
+        self._report(f"commits were not blocked: {error.message}: {error.detail}")
         self.close()
 
 

@@ -156,7 +156,7 @@ def _cut(text: str, spans: Iterable[tuple[int, int]]) -> str:
 
 
 def _split(found: Sequence[Token]) -> tuple[list[tuple[int, list[Token]]] | None, Sequence[Token]]:
-    """What stands between the outer parentheses, as (place of the comma before it, tokens) each; and what follows."""
+    """What is between the outer parentheses, as (index of the comma before it, tokens) each; and what follows."""
     items: list[tuple[int, list[Token]]] = []
     depth = 0
     for at, token in enumerate(found):
@@ -204,16 +204,16 @@ def _column(text: str, item: Sequence[Token]) -> Column:
 def _closing(item: Sequence[Token], at: int) -> int:
     """Where the parenthesis that opens at ``at`` is closed."""
     depth = 0
-    for place in range(at, len(item)):
-        depth += (item[place].word == "(") - (item[place].word == ")")
+    for index in range(at, len(item)):
+        depth += (item[index].word == "(") - (item[index].word == ")")
         if depth == 0:
-            return place
+            return index
     raise ValueError(f"a parenthesis is not closed at {item[at].start}")
 
 
 def _listed(item: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
-    """The names in the first parentheses from ``at`` on, and the place behind; none when one is an expression."""
-    start = next(place for place in range(at, len(item)) if item[place].text == "(")
+    """The names in the first parentheses from ``at`` on, and the index behind; none when one is an expression."""
+    start = next(index for index in range(at, len(item)) if item[index].text == "(")
     end = _closing(item, start)
     inside = [token for _at, token in outside(item[start + 1 : end])]
     parts = 1 + sum(token.word == "," for token in inside)
@@ -252,7 +252,7 @@ def _engine(found: Sequence[Token]) -> str:
 
 
 def _after(words: Sequence[str], *wanted: str) -> int:
-    """The place behind the first ``wanted`` in ``words``; -1 without one."""
+    """The index behind the first ``wanted`` in ``words``; -1 without one."""
     for at in range(len(words) - len(wanted) + 1):
         if tuple(words[at : at + len(wanted)]) == wanted:
             return at + len(wanted)

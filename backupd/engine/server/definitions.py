@@ -158,7 +158,7 @@ def made_trigger(statement: str, *, table: str = "") -> str:
 
 
 def _name(found: list[Token], at: int) -> tuple[str, int]:
-    """The last part of the name at ``at``, with a schema or without one, and the place behind."""
+    """The last part of the name at ``at``, with a schema or without one, and the index behind."""
     while at + 2 < len(found) and found[at + 1].text == ".":
         at += 2
     if at >= len(found):

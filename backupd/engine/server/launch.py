@@ -341,8 +341,8 @@ class LaunchedServer:
             cwd=config.datadir,
             user=config.user if os.geteuid() == 0 else None,
         )
-        places = [config.datadir, config.directory, *config.writable]
-        command = confine(plain, writable=places, network_of=config.network_of) if self.sandboxed else plain
+        writable = [config.datadir, config.directory, *config.writable]
+        command = confine(plain, writable=writable, network_of=config.network_of) if self.sandboxed else plain
         log = open_to_append(config.error_log, owner=_owner(config.user))
         try:
             with Path(os.devnull).open("rb") as nothing:
@@ -462,7 +462,7 @@ def _prepare_directory(config: ServerConfig) -> None:
 
 
 def give(path: Path, user: str, mode: int | None = None) -> None:
-    """To the server's user, when we are root. Whatever user it is of, nothing is followed that lies in its place."""
+    """To the server's user, when we are root. Whatever user it is of, nothing is followed that is in its place."""
     folders.give(path, _owner(user) or (os.geteuid(), os.getegid()), mode)
 
 
@@ -483,7 +483,7 @@ def _greets(path: Path) -> bool:
 
 
 def _server_pid(child: int, program: str) -> int | None:
-    """The process called ``program`` at or below ``child``: the sandbox stands between the two."""
+    """The process called ``program`` at or below ``child``: the sandbox is between the two."""
     for pid in family(child):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == program[:15]:

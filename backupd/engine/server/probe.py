@@ -103,11 +103,11 @@ def prepared_xa(session: Session, dialect: Dialect) -> tuple[str, ...]:
     rows = session.query(dialect.xa_recover)
     if dialect.flavour is Flavour.MARIADB:
         return tuple(str(row[3]) for row in rows)
-    told = []
+    names = []
     for number, first, _second, data in rows:
         name = str(data).removeprefix("0x")
-        told.append(f"X'{name[: 2 * int(first)]}',X'{name[2 * int(first) :]}',{number}")
-    return tuple(told)
+        names.append(f"X'{name[: 2 * int(first)]}',X'{name[2 * int(first) :]}',{number}")
+    return tuple(names)
 
 
 def visible_xa(session: Session, dialect: Dialect) -> tuple[str, ...]:
@@ -237,9 +237,9 @@ def external_paths(
     found: dict[tuple[str, str], ExternalPath] = {}
 
     def add(kind: str, name: str, path: str) -> None:
-        place = Path(os.path.normpath(datadir / path))
-        if path and not place.is_relative_to(os.path.normpath(datadir)):
-            found.setdefault((kind, str(place)), ExternalPath(kind, name, str(place)))
+        external = Path(os.path.normpath(datadir / path))
+        if path and not external.is_relative_to(os.path.normpath(datadir)):
+            found.setdefault((kind, str(external)), ExternalPath(kind, name, str(external)))
 
     for name, path, _ in spaces:
         kind = "undo" if name.startswith(("innodb_undo", "undo")) else "tablespace"
@@ -385,7 +385,7 @@ FROM performance_schema.events_statements_summary_by_digest WHERE DIGEST_TEXT LI
 GROUP BY DIGEST_TEXT
 """
 _OURS = "SET SESSION `sql_log_bin` = ?"
-"""As the snapshot of a witness says it, on MariaDB; written by somebody else it is not told apart."""
+"""As the snapshot of a witness says it, on MariaDB; written by somebody else it is not distinguished."""
 _UNKNOWN = (1109, 1142, 1146)
 """No such table, or not for this account."""
 
@@ -471,7 +471,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
     dialect = dialect_of(flavour, version)
     denied: list[str] = []
     log = next(iter(_ask(session.records, dialect.binlog_status, denied if tolerant else None)), {})
-    # Variables on new MariaDB only; the log's status tells them everywhere.
+    # Variables on new MariaDB only; the log's status shows them everywhere.
     variables |= {
         "binlog_do_db": str(log.get("Binlog_Do_DB") or ""),
         "binlog_ignore_db": str(log.get("Binlog_Ignore_DB") or ""),
@@ -515,7 +515,7 @@ def _is_on(value: str) -> bool:
 
 
 def position_of(session: Session, dialect: Dialect, log: Mapping[str, object]) -> Position:
-    """The place in the binary log that ``log`` (a row of ``binlog_status``) tells, with all that is executed. Raises
+    """The position in the binary log that ``log`` (a row of ``binlog_status``) holds, with all that is executed. Raises
     ServerError."""
     if not log:
         return Position()

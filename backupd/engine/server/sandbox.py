@@ -1,6 +1,6 @@
 """Confining programs that work on bytes of others: copies of a server's files, backups, what a server sends.
 
-Such bytes may be forged, and such files name places of their source: tablespaces elsewhere, undo and redo folders,
+Such bytes may be forged, and such files name paths of their source: tablespaces elsewhere, undo and redo folders,
 sockets, hosts to replicate from. On the source's own host a tool that follows such a name writes into live data. So
 these programs are never root: ``worker`` is a user of backupd's own, under whom no living server runs, without any
 capability. Inside the sandbox there is nothing to follow either: the programs' own folders read-only, the folders
@@ -56,7 +56,7 @@ _ENGLISH = "english/errmsg.sys"
 
 
 def is_of_the_system(path: Path) -> bool:
-    """Does ``path`` lie where the system's programs and their files do?"""
+    """Is ``path`` where the system's programs and their files do?"""
     return any(path == Path(folder) or Path(folder) in path.parents for folder in SYSTEM_FOLDERS)
 
 
@@ -65,13 +65,13 @@ def program_folders(program: Path) -> list[Path]:
     found = {program.parent, program.resolve().parent}
     for folder in tuple(found):
         if folder.name in _PARTS:
-            # Not the whole of it: a data directory may lie beside the programs.
+            # Not the whole of it: a data directory may be beside the programs.
             found |= {folder.parent / part for part in _PARTS if (folder.parent / part).is_dir()}
     return sorted(folder for folder in found if not is_of_the_system(folder))
 
 
 def server_options(program: str) -> dict[str, str]:
-    """Options that tell a server program where its own files are; none for a program of the system."""
+    """Options that name to a server program where its own files are; none for a program of the system."""
     if "/" not in program:
         return {}
     path = Path(program).resolve()
@@ -217,7 +217,7 @@ def _made(
     network: bool = False,
     proc: bool | None = None,
 ) -> Command:
-    """``proc``: with a /proc inside? The kernel lets no user mount one of his own while something lies over a part of
+    """``proc``: with a /proc inside? The kernel lets no user mount one of his own while something is over a part of
     the one he sees, as systemd and containers have it: None tries."""
     if proc is None:
         proc = not _tried(way, command.user, proc=True)

@@ -1,4 +1,4 @@
-"""One consistent view of a server, and the place in the binary log that it belongs to.
+"""One consistent view of a server, and the position in the binary log that it belongs to.
 
 MariaDB and Percona Server report the binary log position of ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` by
 themselves (``binlog_snapshot_file``, ``binlog_snapshot_position``). MySQL does not, and comparing ``gtid_executed``
@@ -75,7 +75,7 @@ class Snapshot:
             mariadb = self.dialect.flavour is Flavour.MARIADB
             for statement in (*_SETTINGS, *(_MARIADB_SETTINGS if mariadb else ())):
                 self.session.execute(statement)
-            self._told = mariadb or bool(self._snapshot_status())
+            self._shows_position = mariadb or bool(self._snapshot_status())
             self.holds_locks = not self._stop_logging()
             self._before = settled_definitions(self.session)
         except BaseException:
@@ -83,16 +83,16 @@ class Snapshot:
             raise
 
     def open(self, position: Position | None = None) -> None:
-        """Begin. Takes about a millisecond where the server tells the position. ``position``: the caller keeps commits
+        """Begin. Takes about a millisecond where the server shows the position. ``position``: the caller keeps commits
         blocked and has read it, and every moment counts: ``moved`` knows nothing then. Raises ServerError."""
         if position is not None:
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             self.position = position
             self.session.execute(f"SAVEPOINT {_SAVEPOINT}")
             return
-        if self._told:
+        if self._shows_position:
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            self.position = self._told_position()
+            self.position = self._shown_position()
         else:
             self.position = self._locked_position()
         self.opened_at = self.session.scalar("SELECT NOW()")
@@ -115,7 +115,7 @@ class Snapshot:
         return True
 
     def moved(self) -> Callable[[TableName], bool]:
-        """Look once; the answer tells of an InnoDB table whether its name now means another one than at the
+        """Look once; the answer says of an InnoDB table whether its name now means another one than at the
         snapshot: renamed, swapped, rebuilt.
 
         Ask before ``release``: until then nobody can rename what was read. Where the account may not look
@@ -181,7 +181,7 @@ class Snapshot:
         rows = self.session.query("SHOW STATUS LIKE 'binlog_snapshot%'")
         return {str(name).lower(): str(value) for name, value in rows}
 
-    def _told_position(self) -> Position:
+    def _shown_position(self) -> Position:
         status = self._snapshot_status()
         file = status.get("binlog_snapshot_file", "")
         if not file:

@@ -123,7 +123,7 @@ class Connection:
             except ValueError as error:
                 problems.append(Problem(str(password_file), None, "", f"it contains no password: {error}"))
         host = host or ("" if socket else from_file("host"))
-        told_port = port if port is not None else _port(from_file("port"), defaults_file, problems)
+        port_given = port if port is not None else _port(from_file("port"), defaults_file, problems)
         path = str(socket or "") or ("" if host not in ("", "localhost") else from_file("socket"))
         if host in ("", "localhost") and not path and (port is None or not host):
             path = DEFAULT_SOCKET
@@ -132,7 +132,7 @@ class Connection:
         return cls(
             socket=str(Path(path).absolute()) if path else "",
             host="" if path else host,
-            port=told_port or DEFAULT_PORT,
+            port=port_given or DEFAULT_PORT,
             user=user or from_file("user"),
             password=password,
             ssl={} if path else settled(tls, from_options(options.options if options else ()), str(tls_ca or "")),
@@ -165,7 +165,7 @@ class Connection:
             client["ssl"] = "0"
         elif self.tls is not None:
             client["ssl"] = "1"
-            client.setdefault("ssl-verify-server-cert", "0")  # newer ones look at the name unless told otherwise
+            client.setdefault("ssl-verify-server-cert", "0")  # newer ones look at the name by default
         return {"client": client}
 
     def connect(self) -> Session:

@@ -26,7 +26,7 @@ class Dialect:
 
     ``tablespaces`` yields (name, path, bytes on disk); ``encrypted`` yields names; ``innodb_tables`` is the
     information schema's list of InnoDB tables and their ids; ``uid`` is the variable
-    that names this datadir for ever; ``snapshot_status``: the server itself tells the binary log position
+    that names this datadir for ever; ``snapshot_status``: the server itself shows the binary log position
     of a snapshot; ``statement_limit``: how a single statement is given a limit in seconds ({seconds},
     {statement}).
     """
@@ -92,10 +92,10 @@ class Dialect:
     replay_options: Mapping[str, str] = field(default_factory=dict)
     """What a copy is started with so that it takes logged transactions with GTIDs and without."""
     replay_reader: str = ""
-    """Option of the program that prints logs which are replayed by place: GTIDs may come in any order, and twice."""
+    """Option of the program that prints logs which are replayed by position: GTIDs may come in any order, and twice."""
     replay_session: str = ""
     """What a session says before it executes logged statements, as the server's own applier has it: the source may have
-    allowed it where the logs do not tell."""
+    allowed it where the logs do not say."""
 
     @property
     def has_events_in_table(self) -> bool:
@@ -205,7 +205,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             if dictionary
             else _OLD_TABLESPACES
             if version >= Version(5, 7, 8)
-            else _OLDEST_TABLESPACES  # tells no sizes
+            else _OLDEST_TABLESPACES  # reports no sizes
         ),
         encrypted=(
             "SELECT NAME FROM information_schema.INNODB_TABLESPACES WHERE ENCRYPTION = 'Y'"
@@ -243,7 +243,7 @@ TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """``kind``: name (quoted), text (a string), word or mark. ``start`` and ``end``: its place in the text."""
+    """``kind``: name (quoted), text (a string), word or mark. ``start`` and ``end``: its span in the text."""
 
     kind: str
     text: str
@@ -280,7 +280,7 @@ def word_at(tokens: list[Token], at: int) -> str:
 
 
 def outside(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
-    """Those that are not inside of parentheses, each with its place."""
+    """Those that are not inside of parentheses, each with its index."""
     depth = 0
     for at, token in enumerate(tokens):
         depth -= token.word == ")"

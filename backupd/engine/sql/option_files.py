@@ -5,7 +5,7 @@ Rules from the manuals' pages on using option files and from mysys/my_default.c:
 = value`` or a bare ``name``; ``#`` and ``;`` start a comment line, ``#`` outside quotes ends a line; one
 pair of quotes around a value is dropped; the escapes ``\b \t \n \r \\ \s`` and escaped quotes are
 decoded, any other backslash stays; dashes and underscores in names are the same; a later line wins,
-whichever of the wanted groups it stands in; ``!include`` and ``!includedir`` (only ``*.cnf``, sorted by
+whichever of the wanted groups it is in; ``!include`` and ``!includedir`` (only ``*.cnf``, sorted by
 name) are followed. A file that everybody may write is ignored by the clients, so here it is a problem.
 
 Without any setting a connection is encrypted where the server offers that, and nobody's certificate is looked at.

@@ -110,7 +110,7 @@ def hurry(session: Session) -> None:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Tells a table from what it was before an ALTER TABLE. ``columns``: a number that changes with them.
-    ``changed_at``: naive, in the session's zone, whole seconds; None for engines that do not tell."""
+    ``changed_at``: naive, in the session's zone, whole seconds; None for engines that do not record it."""
 
     columns: int
     changed_at: datetime | None = None
@@ -129,13 +129,13 @@ def with_a_backtick(session: Session, engines: Collection[str]) -> list[TableNam
 
 
 def table_names(session: Session) -> frozenset[TableName]:
-    """Every table and view that the account may see; no server opens or waits for one to tell. Raises ServerError."""
+    """Every table and view that the account may see; no server opens or waits for one to answer. Raises ServerError."""
     return frozenset(TableName(str(schema), str(name)) for schema, name in session.query(_NAMES))
 
 
 def list_tables(session: Session, *, strict: bool = False) -> list[Table]:
     """Every table that the account may see, no views, by name. Raises ServerError; with ``strict`` LockedTableError
-    where it could not wait for one (see ``hurry``), of which nothing but the name would be told."""
+    where it could not wait for one (see ``hurry``), of which nothing but the name would be reported."""
     rows = session.query(_TABLES)
     if strict:
         _refuse_locked(session)
@@ -150,7 +150,7 @@ def definitions(session: Session, table: TableName | None = None, *, strict: boo
     """What changes with each ALTER TABLE (of all user tables, or of ``table`` alone). ``strict``: raise
     LockedTableError rather than leave out one that somebody else has locked.
 
-    An instant one keeps a table's pages and its identity, so nothing else tells an old snapshot that it now
+    An instant one keeps a table's pages and its identity, so nothing else shows an old snapshot that it now
     reads the old rows through new columns; these may even look like the old ones, when one is dropped and added
     in the same statement.
     """
@@ -171,7 +171,7 @@ def definitions(session: Session, table: TableName | None = None, *, strict: boo
 
 
 def settled_definitions(session: Session, *, strict: bool = False) -> dict[TableName, Mark]:
-    """Those of all user tables, when each further change will show: a moment is told in whole seconds, so that one in
+    """Those of all user tables, when each further change will show: a moment is given in whole seconds, so that one in
     the second of the last change is waited out."""
     now: datetime = session.scalar("SELECT NOW(6)")
     found = definitions(session, strict=strict)
@@ -182,7 +182,7 @@ def settled_definitions(session: Session, *, strict: bool = False) -> dict[Table
 
 
 def _refuse_locked(session: Session) -> None:
-    """MariaDB tells of a table that it did not wait for by a warning alone."""
+    """MariaDB reports a table that it did not wait for by a warning alone."""
     if any(int(code) == _LOCK_WAIT_TIMEOUT for _level, code, _text in session.query("SHOW WARNINGS")):
         raise LockedTableError(
             f"the tables of the server at {session.connection.address} cannot be listed",

@@ -121,7 +121,7 @@ def test_no_event_stays_disabled_by_the_applier_and_none_runs_a_second_time_with
         "has_run": OFF,
         "comes": ON,
     }
-    assert set(settled.told) == {"d.was_on: enabled", "d.is_told: enabled", "d.has_run: disabled"}
+    assert set(settled.changed) == {"d.was_on: enabled", "d.is_told: enabled", "d.has_run: disabled"}
     unsure, lost, ran = settled.warnings
     assert ("d.was_on: enabled" in unsure, "d.is_new" in lost, "d.has_run" in ran) == (True, True, True)
     assert "comes" not in ran

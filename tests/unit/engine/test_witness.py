@@ -337,10 +337,10 @@ def test_a_short_lock_gives_the_same_position_where_the_server_does_not_tell_it(
     with Writers(stocked) as writers:
         for _ in range(5):
             with Snapshot(_root(stocked)) as snapshot:
-                snapshot._told = False
+                snapshot._shows_position = False
                 before = writers.transactions
                 snapshot.open()
-                assert snapshot.position == snapshot._told_position()
+                assert snapshot.position == snapshot._shown_position()
                 while writers.transactions == before:
                     pass
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.physical.streaming import innodb_place
+from backupd.engine.physical.streaming import innodb_position
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
@@ -65,14 +65,14 @@ def test_the_place_that_innodb_names_is_read_from_what_the_tools_print() -> None
         "InnoDB: Last binlog file './binlog.000001', position 77\n"
         "[00] Last binlog file ./binlog.000003, position 5102864\n"
     )
-    assert innodb_place(["nothing", mariadb]) == Position("binlog.000003", 5102864)
-    assert innodb_place(
+    assert innodb_position(["nothing", mariadb]) == Position("binlog.000003", 5102864)
+    assert innodb_position(
         ["xtrabackup: Last MySQL binlog file position 1234, file name mysql-bin.000002\n", "done\n"]
     ) == Position("mysql-bin.000002", 1234)
-    assert innodb_place(["InnoDB: Last MySQL binlog file position 0 98, file name ./b.000002\n"]) == Position(
+    assert innodb_position(["InnoDB: Last MySQL binlog file position 0 98, file name ./b.000002\n"]) == Position(
         "b.000002", 98
     )
-    assert innodb_place(["completed OK!\n"]) is None
+    assert innodb_position(["completed OK!\n"]) is None
 
 
 def test_what_was_replayed_survives_being_written_down() -> None:
