@@ -221,7 +221,7 @@ class Workshop:
                 server.connection, last, server.sandboxed, data, watch.phases, [*self.warnings, *built.warnings, *named]
             )
             if self.replaying is not None and self._logs is not None:
-                begin = self.replaying.beginning(self._logs, last, built.place)
+                begin = self.replaying.beginning(self._logs, last, built.position)
                 copy.roll_forward = partial(self._roll, server, self._logs, begin, folder / "replay")
             try:
                 yield copy
@@ -321,16 +321,16 @@ def loaded_instance(
     _refuse_no_room(spec, sum(table.bytes for table in tables))
     if replaying is not None:
         refuse_inexact(tables, replaying.spec)
-    with scratch_folder(spec.path, spec.scratch_id) as place:
-        logs = replaying.logs(place / "binlogs") if replaying else None
-        data = place / "data"
+    with scratch_folder(spec.path, spec.scratch_id) as scratch:
+        logs = replaying.logs(scratch / "binlogs") if replaying else None
+        data = scratch / "data"
         options = {**options_for_copy(data, info.variables), **_lasting(info)}
-        # Keys are of the source; what is loaded lies on this disk for as long as the restore takes.
+        # Keys are of the source; what is loaded is on this disk for as long as the restore takes.
         options = {name: value for name, value in options.items() if "encrypt" not in name}
         config = server_config(
             program,
             data,
-            place / "run",
+            scratch / "run",
             options,
             replace(context, key_files=()),
             account=account,
@@ -360,7 +360,7 @@ def loaded_instance(
                 _refuse_without_parent(filled)
                 begin = Beginning(replaying.spec.legs[0].start)
                 copy.roll_forward = lambda on_stop: replaying.roll(
-                    server, info, logs, begin, place / "replay", on_stop=on_stop
+                    server, info, logs, begin, scratch / "replay", on_stop=on_stop
                 )
             yield copy
 
@@ -382,7 +382,7 @@ def _refuse_no_room(spec: ScratchSpec, rows: int) -> None:
 
 
 def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
-    """Raises RefusedError for tables whose rows are not those of the place where the replay begins."""
+    """Raises RefusedError for tables whose rows are not those of the position where the replay begins."""
     start = replay.legs[0].start
     elsewhere = [
         table.name.shown

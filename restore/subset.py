@@ -7,8 +7,8 @@ foreign key is referenced by a table that is not there can be deleted in MariaDB
 
 Tables have earlier names: increments hold pages by number of their tablespace.
 
-A table that was renamed between two backups lies in the earlier one under its old name, and an increment's pages of it
-are worth nothing without that file. A name alone tells nothing: after ``RENAME orders TO old, new TO orders`` both
+A table that was renamed between two backups is in the earlier one under its old name, and an increment's pages of it
+are worth nothing without that file. A name alone says nothing: after ``RENAME orders TO old, new TO orders`` both
 exist before and after. What follows a table is the number of its tablespace: increments have it in ``.meta`` files,
 all others in their first page.
 
@@ -48,7 +48,7 @@ from backupd.model.manifest import Entry
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.model.text import few
 from backupd.process.run_context import RunContext
-from restore.fetch.chain import places
+from restore.fetch.chain import backup_folders
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded, Sources
 from restore.replay.private_replay import tables_of
@@ -70,18 +70,19 @@ def earlier_names(
     chain: Sequence[Loaded],
     picked: Sequence[Loaded],
     wanted: Collection[str],
-    places: Sequence[Path],
+    backup_folders: Sequence[Path],
     tool: PhysicalTool,
     fetch: Fetch,
 ) -> tuple[frozenset[str], ...]:
     """For each backup of ``chain`` the stems (``tablefiles.stem_of``) that are needed besides those of ``picked``, the
-    parts that were chosen by the names that are ``wanted`` and fetched to ``places``. Raises what ``fetch`` does."""
+    parts that were chosen by the names that are ``wanted`` and fetched to ``backup_folders``. Raises what ``fetch``
+    does."""
     more: list[frozenset[str]] = [frozenset() for _ in chain]
     last = len(chain) - 1
-    with tempfile.TemporaryDirectory(prefix="look-", dir=places[0].parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="look-", dir=backup_folders[0].parent) as folder:
         members = [
-            _Member(whole, part, place, Path(folder), fetch)
-            for whole, part, place in zip(chain, picked, places, strict=True)
+            _Member(whole, part, part_folder, Path(folder), fetch)
+            for whole, part, part_folder in zip(chain, picked, backup_folders, strict=True)
         ]
         more[last] = members[last].renamed(wanted)
         sought = members[last].changed(members[last].picked) | members[last].changed(
@@ -94,7 +95,7 @@ def earlier_names(
             found = member.by_name(full=not number)
             unknown = sought - set(found)
             if unknown:
-                recent = _recent(unknown, places[0], chain[0]) if isinstance(tool, MariaBackup) else frozenset()
+                recent = _recent(unknown, backup_folders[0], chain[0]) if isinstance(tool, MariaBackup) else frozenset()
                 others = member.search(unknown, only_new=recent)
                 more[number] = frozenset(stem_of(path) for path in others.values())
                 found = {**found, **others}
@@ -117,8 +118,8 @@ def _recent(unknown: Collection[int], base: Path, full: Loaded) -> frozenset[int
 class _Member:
     """One backup of the chain: all its files (``paths``), and those that were fetched (``picked``)."""
 
-    def __init__(self, whole: Loaded, part: Loaded, place: Path, folder: Path, fetch: Fetch) -> None:
-        self._whole, self._place, self._folder, self._fetch = whole, place, folder, fetch
+    def __init__(self, whole: Loaded, part: Loaded, part_folder: Path, folder: Path, fetch: Fetch) -> None:
+        self._whole, self._part_folder, self._folder, self._fetch = whole, part_folder, folder, fetch
         self._entries = {entry.path: entry for entry in whole.body.entries if stem_of(entry.path)}
         self.paths = tuple(self._entries)
         self.picked = tuple(entry.path for entry in part.body.entries if entry.path in self._entries)
@@ -166,14 +167,14 @@ class _Member:
 
     def _heads(self, paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """The beginnings of files, from where they were fetched to; of others the first parts are fetched now."""
-        missing = [path for path in paths if not (self._place / path).is_file()]
+        missing = [path for path in paths if not (self._part_folder / path).is_file()]
         if missing:
             entries = tuple(_beginning(self._entries[path]) for path in missing)
             body = replace(self._whole.body, entries=entries)
             self._fetch(Loaded(self._whole.header, body, self._whole.body), self._folder)
         for path in paths:
-            place = self._folder if path in missing else self._place
-            with (place / path).open("rb") as file:
+            part_folder = self._folder if path in missing else self._part_folder
+            with (part_folder / path).open("rb") as file:
                 yield path, file.read(4096)
 
 
@@ -264,7 +265,7 @@ def subset_of(chain: Sequence[Loaded], wanted: Callable[[TableName], bool]) -> t
 
 def tables_in(loaded: Loaded) -> tuple[TableName, ...]:
     """The tables of a physical backup that have files of their own, by its list of files. Where a table was renamed
-    while the backup ran, only the note's content tells which: then views count as tables, too."""
+    while the backup ran, only the note's content says which: then views count as tables, too."""
     paths = [entry.path for entry in loaded.body.entries]
     moved = left_behind(paths)
     renamed = {stem_of(path) for path in paths if path.endswith(_RENAMED)}
@@ -349,7 +350,7 @@ class _Making:
                 work.chain,
                 self.chain,
                 self._part.stems,
-                places(work.chain, folder),
+                backup_folders(work.chain, folder),
                 work.tool,
                 lambda loaded, peek: fetch(loaded, work.sources, peek, work.context, durable=False),
             )

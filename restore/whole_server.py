@@ -116,7 +116,7 @@ class RestoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome(Document):
-    """``position``: where the copy stands; ``replay``: what was replayed onto it, None without; ``started``: the server
+    """``position``: where the copy is; ``replay``: what was replayed onto it, None without; ``started``: the server
     that was left running. ``inexact``: it may hold other rows than the source had."""
 
     restore_id: str = field(metadata=json_key("id"))
@@ -164,7 +164,7 @@ _DYING = 20.0
 
 def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
-    ``position``: where the copy stands, which is further than the backup when binary logs were replayed onto it.
+    ``position``: where the copy is, which is further than the backup when binary logs were replayed onto it.
 
     MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
     not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
@@ -362,7 +362,7 @@ class _Restore:
         return False
 
     def _open(self, held: contextlib.ExitStack) -> None:
-        """From here on something of ours lies on the disk."""
+        """From here on something of ours is on the disk."""
         site = self._site
         site.refuse_moved()
         if not site.folder.is_dir():
@@ -428,7 +428,7 @@ class _Restore:
             built = assemble(chain, site.folder, programs.tool, context, final_store=site.final_store)
         self._warnings += built.warnings
         sync_filesystem(site.folder)
-        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))
+        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.position))
 
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
@@ -481,7 +481,7 @@ class _Restore:
         )
 
     def _phase_ended(self, phase: Phase) -> None:
-        """Kept with the staged files, so that the next attempt can tell the time of all of them."""
+        """Kept with the staged files, so that the next attempt can estimate the time of all of them."""
         self._state = self._state.with_phase(phase)
         if self._state.stage in STAGED:
             write_state(self._site, self._state)

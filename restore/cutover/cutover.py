@@ -11,7 +11,7 @@ without looking at the rows, and afterwards rows without parents are counted in 
 same way. Privileges, views and routines mean names, so they are as before.
 
 A table in the staging schema, the journal, remembers what a cut-over is doing, so that the next call can settle it. Who
-holds the locks that a cut-over waits for is told by ``lock_holders``.
+holds the locks that a cut-over waits for is reported by ``lock_holders``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory, read_keys
 from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, make_plan, shape
 from restore.cutover.staging_schema import DYING, holds
-from restore.cutover.table_swap import LostError, Place, Swap, prepare
+from restore.cutover.table_swap import LostError, Stage, Swap, prepare
 
 _METADATA = """
 SELECT t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, MAX(t.PROCESSLIST_TIME),
@@ -79,7 +79,7 @@ _Done = TypeVar("_Done")
 
 
 def lock_holders(session: Session, tables: Iterable[TableName]) -> tuple[str, ...]:
-    """In words, whoever holds locks of ``tables``, as far as the server tells this account; where it does not tell
+    """In words, whoever holds locks of ``tables``, as far as the server shows this account; where it does not show
     locks, whoever has an open transaction. Raises ServerError."""
     names = [part for name in tables for part in (name.schema, name.table)]
     pairs = ", ".join(["(%s, %s)"] * (len(names) // 2))
@@ -178,7 +178,7 @@ def cut_over(
 
     Raises RefusedError (also for live tables that changed since they were compared), NotFoundError, UsageError,
     BusyError, CancelledError: every table is as it was; ServerError: the next call settles it. So does whatever else
-    stops it; it is told what was done then.
+    stops it; it receives what was done then.
     """
     if not goals:
         return CutOverResult(())
@@ -243,7 +243,7 @@ class _Work:
 
     def is_renamed(self, plan: Plan) -> bool:
         try:
-            return self._swap("", plan).place() is Place.DONE
+            return self._swap("", plan).stage() is Stage.DONE
         except LostError:
             return False
 
@@ -254,7 +254,7 @@ class _Work:
             swap = self._swap(entry.key, entry.plan)
             lost: LostError | None = None
             try:
-                if swap.place() is Place.DONE:
+                if swap.stage() is Stage.DONE:
                     return self._finish(entry.key, swap, attempts)
             except LostError as error:
                 lost = error
@@ -383,15 +383,15 @@ class _Work:
         )
 
     def _orphans(self, plan: Plan) -> Iterator[str]:
-        """Looked for among the keys that are there: a missing one is told already."""
+        """Looked for among the keys that are there: a missing one is reported already."""
         tables = dict.fromkeys([move.target for move in plan.moves] + [key.child for key in plan.children])
         for table in tables:
             for key in read_keys(self._session, table):
                 ours = any(plan.same(name, move.target) for move in plan.moves for name in (key.child, key.parent))
-                if ours and (told := self._told(key)):
-                    yield told
+                if ours and (warning := self._orphan_warning(key)):
+                    yield warning
 
-    def _told(self, key: ForeignKey) -> str:
+    def _orphan_warning(self, key: ForeignKey) -> str:
         self._step(f"look for rows of {key.child.shown} without parents in {key.parent.shown}")
         try:
             lost = orphans(self._session, key)

@@ -106,7 +106,7 @@ def arrange(
     same: Callable[[TableName, TableName], bool],
     step: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Drop first, then add. ``same``: do two names mean one table on this server. ``step``: told before each change.
+    """Drop first, then add. ``same``: do two names mean one table on this server. ``step``: called before each change.
 
     Returns, in words, what the server refused to add; what it refuses to drop, and a lost connection, raise
     ServerError.
@@ -170,9 +170,9 @@ def read_keys(session: Session, table: TableName) -> tuple[ForeignKey, ...]:
         raise ServerError(f"the definition of {table.shown} is not understood", detail=str(error)) from error
 
 
-def pointed(keys: Iterable[ForeignKey], place: Callable[[TableName], TableName]) -> tuple[ForeignKey, ...]:
-    """The same keys, children and parents where ``place`` says that they are now."""
-    return tuple(replace(key, child=place(key.child), parent=place(key.parent)) for key in keys)
+def pointed(keys: Iterable[ForeignKey], renamed: Callable[[TableName], TableName]) -> tuple[ForeignKey, ...]:
+    """The same keys, children and parents where ``renamed`` says that they are now."""
+    return tuple(replace(key, child=renamed(key.child), parent=renamed(key.parent)) for key in keys)
 
 
 def _is_managed(one: Wanted, key: ForeignKey) -> bool:

@@ -1,6 +1,6 @@
 """Rows of a folder in the layout of a logical backup into staging schemas of a running server, in parallel.
 
-No client program takes part. Statements go to the server as they lie in the files, so that every refusal, warning and
+No client program takes part. Statements go to the server as they are in the files, so that every refusal, warning and
 number of rows is known; PyMySQL hands large ones on without a copy.
 
 Unique checks stay on, though tools for dumps turn them off: InnoDB would then let duplicates of damaged data in, and
@@ -126,7 +126,7 @@ class _Load:
             _transactional(session),
             settings.packet,
             self._moved,
-            self._tell,
+            self._report_progress,
             self._warn,
             self._stopped,
         )
@@ -158,7 +158,7 @@ class _Load:
         while waiting:
             done, waiting = wait(waiting, timeout=_TICK)
             for future in done:
-                future.result()  # the first to fail tells why; the others only that they were ended
+                future.result()  # the first to fail says why; the others only that they were ended
             if self._context.is_cancelled():
                 self._end(session)
                 wait(waiting)
@@ -257,14 +257,14 @@ class _Load:
             self._done += 1
         self._moved(0)
 
-    # -- what is told
+    # -- what is reported
 
     def _moved(self, size: int) -> None:
         with self._changed:
             self._bytes += size
-        self._tell()
+        self._report_progress()
 
-    def _tell(self, note: str = "") -> None:
+    def _report_progress(self, note: str = "") -> None:
         self._context.report(Progress("load", self._bytes, self._total, self._done, self._tables, note))
 
     def _warn(self, line: str) -> None:

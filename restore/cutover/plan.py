@@ -176,8 +176,8 @@ class Plan:
 
     def now(self, *, swapped: bool) -> Callable[[TableName], TableName]:
         """Where the table that has a name in the end is now."""
-        places = {self.fold(move.target): move.target if swapped else move.waiting for move in self.moves}
-        return lambda name: places.get(self.fold(name), name)
+        renamed = {self.fold(move.target): move.target if swapped else move.waiting for move in self.moves}
+        return lambda name: renamed.get(self.fold(name), name)
 
     def outside(self, names: Iterable[TableName]) -> tuple[TableName, ...]:
         """Those that are not moved."""
@@ -224,9 +224,9 @@ class Plan:
         ]
         return (*new, *old, *self._others(lambda name: name))
 
-    def _others(self, place: Callable[[TableName], TableName]) -> list[Wanted]:
+    def _others(self, renamed: Callable[[TableName], TableName]) -> list[Wanted]:
         return [
-            Wanted(child, pointed(keys, place), frozenset(key.name.lower() for key in keys))
+            Wanted(child, pointed(keys, renamed), frozenset(key.name.lower() for key in keys))
             for child in self.referencing
             if (keys := [key for key in self.children if key.child == child])
         ]

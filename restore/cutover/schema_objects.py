@@ -64,7 +64,7 @@ class SchemaObject:
 @dataclass(frozen=True, slots=True)
 class SchemaObjects:
     """``added``: what was missing and was made; ``enabled``: the events among these that the server runs from now on.
-    ``left_alone``: what was there already, and whether it differs from what the backup has (None: cannot be told).
+    ``left_alone``: what was there already, and whether it differs from what the backup has (None: unknown).
     ``failed``: what the server refused to make, in its words."""
 
     added: tuple[SchemaObject, ...] = ()

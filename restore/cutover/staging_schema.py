@@ -3,14 +3,14 @@
 Named ``backupd_restore_<restore id>_<number>``; the first holds the journal of the load. Nothing but such a schema, or
 one that was made for a load, is ever dropped or filled.
 
-The journal, a table of the first one, tells what a load has done so far: rows and their entry there are one
+The journal, a table of the first one, records what a load has done so far: rows and their entry there are one
 transaction.
 
 One row per table and one per file of rows, found by the SHA-256 of their path in the folder. Whoever loads holds a
 named lock of the server, and so does each of its sessions: when a process was killed, the server may go on with its
 last statement for a while, and the next one waits for that.
 
-The definition of a table for loading: without foreign keys, without places on the source's disks, and, for large
+The definition of a table for loading: without foreign keys, without paths of the source's disks, and, for large
 tables, with secondary keys that are built once all rows are there. Pure.
 """
 
@@ -64,7 +64,8 @@ _ELSEWHERE = frozenset(
         "S3",
     }
 )
-"""Engines whose rows lie somewhere else, mostly in a table that lives on; what is inserted would arrive there."""
+"""Engines whose rows are stored somewhere else, mostly in a table that lives on; what is inserted would arrive
+there."""
 PREFIX = "backupd_restore_"
 _NAME = re.compile(rf"{PREFIX}(?P<id>[0-9a-z-]+)_(?P<number>\d+)")
 
@@ -275,18 +276,18 @@ def parts(create: str) -> tuple[str, Sequence[str], str]:
 def _may_wait(item: str, counters: set[str]) -> bool:
     """A plain or unique key; but the server wants a key that begins with the counter from the start."""
     words = list(tokens_of(item))
-    place = _place_of_name(words)
-    plain = [token.word for token in words[:place]] in _LATER
-    return plain and words[place + 2].plain not in counters and not {"HASH", "OVERLAPS"} & {one.word for one in words}
+    index = _index_of_name(words)
+    plain = [token.word for token in words[:index]] in _LATER
+    return plain and words[index + 2].plain not in counters and not {"HASH", "OVERLAPS"} & {one.word for one in words}
 
 
 def _key_name(item: str) -> str:
     words = list(tokens_of(item))
-    return words[_place_of_name(words)].plain
+    return words[_index_of_name(words)].plain
 
 
-def _place_of_name(words: Sequence[Token]) -> int:
-    return next((place for place, token in enumerate(words) if token.kind == "name"), 0)
+def _index_of_name(words: Sequence[Token]) -> int:
+    return next((index for index, token in enumerate(words) if token.kind == "name"), 0)
 
 
 @dataclass(frozen=True, slots=True)

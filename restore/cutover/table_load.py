@@ -3,7 +3,7 @@
 Everything is written down in the journal as it happens, so that another process can go on wherever this one stopped.
 Rows and the note of them are one transaction where the engine has such; a table of another engine is filled anew.
 
-Files of rows are read as they lie in a logical backup, cut into statements without a parser for values. Every tool
+Files of rows are read as they are in a logical backup, cut into statements without a parser for values. Every tool
 writes a newline in a value as ``\\n``, so outside of names ``;`` and a newline end a statement; names stand
 in the statement's head, which is understood. Each statement must be one that puts rows into this one table, or a
 setting of the session: whatever else a file holds does not reach the server.
@@ -49,7 +49,7 @@ _FOR_ALL = frozenset({0, 1053, 1077, 1152, 1153, 1158, 1159, 1160, 1161, 1290, 1
 """The server is not there any more, or takes no rows of anybody: nothing that one table could help."""
 _NO_SUCH_TABLE = 1146
 _HARMLESS = frozenset({1287, 1681, 3674, 3719, 3778, 3950, 4079})
-"""That what stands in a definition is out of fashion, or that an index will not be used."""
+"""That something in a definition is out of fashion, or that an index will not be used."""
 _FULL = frozenset({1021, 1114})
 _NO_ROOM = ("No space left on device", "errno: 28", "Errcode: 28", "OS error 28")
 _LARGEST_PACKET = 1024**3
@@ -148,7 +148,7 @@ class LeftOutError(Exception):
 @dataclass(frozen=True, slots=True)
 class Means:
     """What all tables of a load share. ``settings``: statements for a session before each file. ``transactional``:
-    engines, in upper case. ``moved`` is told of bytes that were loaded; ``doing`` of work that moves none; ``warn`` of
+    engines, in upper case. ``moved`` receives bytes that were loaded; ``doing`` of work that moves none; ``warn`` of
     what people should know; ``stopped`` raises once somebody asked to stop."""
 
     journal: Journal

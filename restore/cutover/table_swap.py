@@ -2,7 +2,7 @@
 
 Everything is prepared under ``LOCK TABLES``, so that writers see the old table with all that it had, or the new one
 with all that it is to have. MySQL renames locked tables. MariaDB does not: there the restored tables wait beside the
-present ones, are given their triggers there, and another session's RENAME stands first in the line when the locks are
+present ones, are given their triggers there, and another session's RENAME is first in the line when the locks are
 given back. What the present tables are is read again under the locks, and what came to them in the moment before the
 RENAME is looked for after it.
 """
@@ -47,7 +47,7 @@ _SETTLED = 2.0
 
 
 def await_queued(renaming: Future[None], number: int, holder: Session) -> None:
-    """Returns when ``renaming``, a statement of the session ``number``, stands in line for the locks of ``holder``, or
+    """Returns when ``renaming``, a statement of the session ``number``, waits in line for the locks of ``holder``, or
     ended. Raises ServerError."""
     while not renaming.done():
         # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
@@ -59,7 +59,7 @@ def await_queued(renaming: Future[None], number: int, holder: Session) -> None:
         wait([renaming], 0.002)
 
 
-class Place(Enum):
+class Stage(Enum):
     """Where the restored tables are: in the staging schema, beside their targets, at their targets."""
 
     STAGED = "staged"
@@ -87,7 +87,7 @@ def prepare(session: Session, seconds: int) -> None:
 
 @dataclass(slots=True)
 class Swap:
-    """``session`` is prepared. ``within``: the server renames locked tables. ``step`` is told before each change,
+    """``session`` is prepared. ``within``: the server renames locked tables. ``step`` is called before each change,
     ``remember`` a plan with more in it before anything follows from that. ``seconds``: of a wait for locks."""
 
     session: Session
@@ -101,7 +101,7 @@ class Swap:
         """The tables change places; False: they, or what hangs on them, are not any more what the plan says. Whatever
         it ends with: ``undo`` puts everything back as long as they have not changed places, then ``complete`` must
         follow. Raises ServerError."""
-        if not self.within and self.place() is Place.STAGED:
+        if not self.within and self.stage() is Stage.STAGED:
             self._move("waiting", [(move.staged, move.waiting) for move in self.plan.moves])
         renaming: Future[None] | None = None
         # The other session's RENAME goes on when the locks are given back, and only then the stack waits for it.
@@ -139,19 +139,19 @@ class Swap:
                 problems = self._arrange(swapped=True, triggers=True)
         return (*problems, *self._changed_behind(), *self._point_late_children())
 
-    def place(self) -> Place:
+    def stage(self) -> Stage:
         """Raises ServerError; LostError when somebody else moved or dropped tables before they changed places."""
         moves = self.plan.moves
         until = time.monotonic() + min(_SETTLED, self.seconds)
         while True:
             inventory = self._shelf()
             if all(inventory.has(move.staged) for move in moves):
-                return Place.STAGED
+                return Stage.STAGED
             if all(inventory.has(move.waiting) for move in moves):
-                return Place.WAITING
+                return Stage.WAITING
             left = [name for move in moves for name in (move.staged, move.waiting) if inventory.has(name)]
             if not left and all(inventory.has(move.target) for move in moves) and self._is_proved(inventory):
-                return Place.DONE
+                return Stage.DONE
             if time.monotonic() > until:
                 break
             time.sleep(0.05)
@@ -200,7 +200,7 @@ class Swap:
         )
 
     def _is_proved(self, inventory: TableInventory) -> bool:
-        """One RENAME moved all tables: one that is aside tells of all; without any the new ones are known by their
+        """One RENAME moved all tables: one that is aside stands for all; without any the new ones are known by their
         columns."""
         asides = [move.aside for move in self.plan.moves if move.aside]
         if asides:
@@ -260,14 +260,14 @@ class Swap:
 
     def _point_late_children(self) -> tuple[str, ...]:
         """Foreign keys that nobody knew of when it was planned went along with the tables that were renamed aside."""
-        places = {self.plan.fold(move.aside): move.target for move in self.plan.moves if move.aside}
+        targets = {self.plan.fold(move.aside): move.target for move in self.plan.moves if move.aside}
         late: dict[TableName, list[ForeignKey]] = {}
         for key in graph(self.session):
-            if self.plan.fold(key.parent) in places and self.plan.fold(key.child) not in places:
+            if self.plan.fold(key.parent) in targets and self.plan.fold(key.child) not in targets:
                 late.setdefault(key.child, []).append(key)
         problems: list[str] = []
         for child, keys in late.items():
-            right = pointed(keys, lambda name: places.get(self.plan.fold(name), name))
+            right = pointed(keys, lambda name: targets.get(self.plan.fold(name), name))
             wanted = Wanted(child, right, frozenset(key.name.lower() for key in right))
             try:
                 problems += arrange(self.session, [wanted], self.plan.same, self.step)

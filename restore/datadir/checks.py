@@ -61,7 +61,7 @@ def examine(
     compared: tuple[Sequence[Check], Tally] | None = None,
 ) -> tuple[list[Check], Tally]:
     """Every check there is; gives the answers and what was compared with the witness. ``compared``: of a comparison
-    that was made before, at another place, and is not made again."""
+    that was made before, elsewhere, and is not made again."""
     compared_checks, tally = compared or compare_with_witness(connection, witness, position, context)
     tables = check_tables(connection, context)
     return [tables, *check_sql(connection, statements, target=target), *compared_checks], tally
@@ -169,7 +169,7 @@ def compare_with_witness(
         why = "there is no witness between this backup and the target, so there is nothing to compare with"
         return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     if not same_position(witness.position, position):
-        why = f"the witness was taken at {_place(witness.position)}, the restored copy is at {_place(position)}"
+        why = f"the witness was taken at {_position(witness.position)}, the restored copy is at {_position(position)}"
         return [Check(CHECKSUMS, SKIPPED, why)], Tally()
     wanted = sorted(TableName.parse(name) for name in {*witness.checksums, *witness.rows})
 
@@ -189,7 +189,7 @@ def compare_with_witness(
     detail = (
         f"{len(wrong)} of {compared} tables differ: {joined(wrong)}"
         if wrong
-        else f"{len(witness.checksums)} tables at {_place(position)}; {tally}"
+        else f"{len(witness.checksums)} tables at {_position(position)}; {tally}"
     )
     outcome = FAILED if wrong else PASSED if witness.checksums else SKIPPED
     return [Check(CHECKSUMS, outcome, detail), there, _compare_objects(connection, witness)], tally
@@ -206,7 +206,7 @@ def _compare_rows(session: Session, table: TableName, expected: int) -> str | No
 
 def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Check, Tally]:
     """Is everything there that the witness names, and defined as it was? Definitions that two versions of a server
-    print differently are told and no failure: nobody knows that they differ."""
+    print differently are reported and no failure: nobody knows that they differ."""
     wanted = witness.definitions
     if wanted is None:
         wanted = {TABLE: dict.fromkeys(_named_tables(witness), "")}
@@ -216,7 +216,7 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
         kinds = {kind: names for kind, names in wanted.items() if kind in listed or not names}
         tables = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
         if witness.definitions is None:
-            listed[TABLE] = tables  # it did not tell them apart
+            listed[TABLE] = tables  # it did not distinguish them
         known = {
             kind: frozenset(name for name, digest in names.items() if digest) & listed.get(kind, frozenset())
             for kind, names in kinds.items()
@@ -238,12 +238,12 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
     if wrong:
         return Check(DEFINITIONS, FAILED, f"{len(wrong)}: {joined(wrong)}"), tally
     number = sum(map(len, wanted.values()))
-    told = f"{number} objects, {len(read) - len(unread)} definitions compared"
+    detail = f"{number} objects, {len(read) - len(unread)} definitions compared"
     if changed:
-        told += f"; printed differently by {version} than by the source's {witness.version}: {joined(changed)}"
+        detail += f"; printed differently by {version} than by the source's {witness.version}: {joined(changed)}"
     if unread:
-        told += f"; not looked at: {joined(unread)}"
-    return Check(DEFINITIONS, PASSED, told), tally
+        detail += f"; not looked at: {joined(unread)}"
+    return Check(DEFINITIONS, PASSED, detail), tally
 
 
 def _named_tables(witness: Witness) -> set[str]:
@@ -290,7 +290,7 @@ def _spread(
         return list(itertools.chain.from_iterable(pool.map(work, range(workers))))
 
 
-def _place(position: Position) -> str:
+def _position(position: Position) -> str:
     if not position.file:
         return "an unknown position (no binary log)"
     return f"{position.file}:{position.pos}" + (f" (GTID {position.gtid})" if position.gtid else "")
@@ -317,11 +317,11 @@ def verdict(
     rows (a check that failed then says no more than that), ``proved`` when tables were compared with a witness,
     ``restored`` when there was none to compare with or not all of it could be looked at, or when what was restored is
     ``older`` than what is known to exist."""
-    told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
-    if error or (told and not inexact):
-        return proofs.FAILED, error or told
+    detail = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
+    if error or (detail and not inexact):
+        return proofs.FAILED, error or detail
     if obstacle:
         return proofs.UNDECIDED, obstacle
     if inexact:
-        return proofs.INEXACT, told
+        return proofs.INEXACT, detail
     return proofs.PROVED if tally.equal and not tally.unseen and not older else proofs.RESTORED, ""

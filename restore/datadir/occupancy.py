@@ -39,7 +39,7 @@ FOLDER_MODE = 0o700
 _LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
 """Files that servers hold a POSIX lock on as long as they run."""
 _NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
-"""What tells that a folder is, or is about to be, a data directory."""
+"""What shows that a folder is, or is about to be, a data directory."""
 _LISTED = 20
 _PID_LIMIT = 64
 _PROC = Path("/proc")
@@ -157,7 +157,7 @@ def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
 
 
 def refuse_nested(datadir: Path) -> None:
-    """Raises RefusedError when ``datadir`` (a real path) lies inside somebody's data directory, in a repository, or in
+    """Raises RefusedError when ``datadir`` (a real path) is inside somebody's data directory, in a repository, or in
     what another restore builds and removes, or bears such a name. It may as well be a folder for SQL files.
 
     The files of a data directory in ``datadir`` itself are ``refuse_non_empty``'s business: they may be our own.
@@ -220,8 +220,8 @@ def not_looked_at(datadir: Path) -> list[str]:
                 continue  # it has ended, or is the kernel's own
     if not hidden:
         return []
-    told = f"cannot determine whether one of {hidden} processes uses {datadir}: backupd may not inspect them"
-    return [f"{told} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
+    problem = f"cannot determine whether one of {hidden} processes uses {datadir}: backupd may not inspect them"
+    return [f"{problem} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
 
 
 def _lock_holders(datadir: Path) -> Iterator[str]:
@@ -399,7 +399,7 @@ def measure(
 def refuse_full(folder: Path, need: int, what: str, *, detail: str = "", hint: str) -> None:
     """Raises RefusedError when fewer than ``need`` bytes are free for ``what`` at ``folder``, or the nearest one above
     it that is there."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    there = next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())
     room = os.statvfs(there)
     free = room.f_bavail * room.f_frsize
     if free < need:

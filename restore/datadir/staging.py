@@ -43,7 +43,7 @@ _LARGEST = 256 * 1024**2
 _UNDECIDED = ("fetching", "prepared", "replaying")
 """Stages in which nothing that is kept depends on where a replay goes."""
 STAGED = (*_UNDECIDED, "replayed")
-"""Stages in which everything lies in the staging folder."""
+"""Stages in which everything is in the staging folder."""
 
 BESIDE = ".restoring"
 INSIDE = ".backupd-restoring"
@@ -63,7 +63,7 @@ class State(Document):
     ``stage``: ``fetching``, ``prepared``, ``replaying``, ``replayed``, ``placing`` (in the staging folder), ``placed``,
     ``finished`` (in the marker). ``goal``: where binary logs are replayed to and what is left out, "" without a replay;
     until ``replayed`` another attempt may have another one. ``replay``: what the replay did, once it is over.
-    ``place``: where the prepared files stand in the binary log by their own record. ``moves``: names to move while
+    ``place``: the binary log position of the prepared files by their own record. ``moves``: names to move while
     placing inside, in order. ``phases``: what is over, with time spent by all attempts. ``mode``: the data directory's,
     to be given back. ``options``: what a server needs to read these files.
     """
@@ -92,7 +92,7 @@ class State(Document):
 
     def same_work(self, asked: State) -> bool:
         """Is this, found on the disk, what ``asked`` wants done? The same backup, and once binary logs were replayed
-        onto it the same place, or at least the same words for it: what was the latest moment when the restore began
+        onto it the same position, or at least the same words for it: what was the latest moment when the restore began
         goes on being its goal until it is finished."""
         if (self.server, self.chain) != (asked.server, asked.chain):
             return False
@@ -173,7 +173,7 @@ def write_marker(folder: Path, state: State) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """The file is the old one or the new one, whatever happens; mode and owner of an old one are kept. The folder may
-    be the server's by now: nothing that lies there under either name is followed."""
+    be the server's by now: nothing that is there under either name is followed."""
     fresh = path.with_name(f"{path.name}.new")
     owner, mode = None, PRIVATE
     with contextlib.suppress(FileNotFoundError):
@@ -196,7 +196,7 @@ def sync_filesystem(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """``datadir`` (real path) is the goal, ``folder`` the staging folder, ``inside``: it lies in the goal
+    """``datadir`` (real path) is the goal, ``folder`` the staging folder, ``inside``: it is in the goal
     itself."""
 
     datadir: Path
@@ -215,7 +215,7 @@ class Site:
 
     @property
     def final_store(self) -> Path:
-        """Where those lie in the end: beside the data directory, because a server allows none inside."""
+        """Where those are in the end: beside the data directory, because a server allows none inside."""
         return self.datadir.with_name(self.datadir.name + ".external")
 
     @property
@@ -245,7 +245,7 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def reserved(folder: Path) -> str:
-    """Why backupd itself may remove what lies in ``folder``, or take it for a part of another restore; "" where it may
+    """Why backupd itself may remove what is in ``folder``, or take it for a part of another restore; "" where it may
     not."""
     if fits(folder.name, _RESERVED):
         return f"the name {folder.name} is reserved for restores"

@@ -62,7 +62,7 @@ def remove_leftovers(folder: Path, patterns: Sequence[str]) -> None:
 def place(site: Site, state: State, account: Account, leftovers: Sequence[str]) -> State:
     """From ``site.data`` to ``site.datadir``, durable; may be repeated after a kill at any moment.
 
-    ``state`` is ``prepared`` or ``placing``; the one given back is ``placed`` and lies as the marker in the
+    ``state`` is ``prepared`` or ``placing``; the one given back is ``placed`` and is as the marker in the
     data directory. Raises RefusedError when something got into the data directory meanwhile.
     """
     placed = replace(state, stage="placed", moves=())

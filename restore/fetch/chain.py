@@ -15,7 +15,7 @@ from pathlib import Path
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remap, remove_dropped_schemas, verify_tables
 from backupd.engine.physical.inventory import engines_of
-from backupd.engine.physical.streaming import innodb_place, why_unprepared, without_left_out
+from backupd.engine.physical.streaming import innodb_position, why_unprepared, without_left_out
 from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.backup_files import handed, known_options, named, write_known
 from backupd.engine.server.launch import options_for_copy
@@ -55,7 +55,7 @@ def prepare(
     logs: Path,
     left_out: LeftOut = nothing,
 ) -> Position | None:
-    """Make ``base`` a data directory that a server can be started on; gives the place in the binary log that InnoDB
+    """Make ``base`` a data directory that a server can be started on; gives the position in the binary log that InnoDB
     itself names, None where it names none.
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
@@ -70,7 +70,7 @@ def prepare(
     known = known_options(base)
     for folder in (base, *increments):
         hand_over(folder, account, folder_mode=FOLDER_MODE)
-    told: list[str] = []
+    texts: list[str] = []
     with handed(known, context.key_files, base, (account.uid, account.gid) if os.geteuid() == 0 else None) as options:
         if steps:
             write_known(base, options)
@@ -87,12 +87,12 @@ def prepare(
                 run(step.command, log=log, on_stderr=report, cancel=context.cancel)
             except ToolError as error:
                 raise why_unprepared(error, without_left_out(_text(log), left_out)) from error
-            told.append(_text(log))
+            texts.append(_text(log))
     if steps:
         write_known(base, named(known, context.key_files))
     refuse_links(base)
-    tool.verify_prepared(base, receipts, told, left_out=left_out)
-    return innodb_place(told)
+    tool.verify_prepared(base, receipts, texts, left_out=left_out)
+    return innodb_position(texts)
 
 
 def _text(log: Path) -> str:
@@ -105,12 +105,12 @@ def _report(context: RunContext, number: int, total: int, line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """``options``: what a server needs in its option file to read these files. ``place``: where InnoDB says in the
-    binary log that it stands, None where it does not."""
+    """``options``: what a server needs in its option file to read these files. ``position``: InnoDB's own position in
+    the binary log, None where it records none."""
 
     warnings: tuple[str, ...]
     options: Mapping[str, str | None]
-    place: Position | None = None
+    position: Position | None = None
 
 
 def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
@@ -127,7 +127,7 @@ def data_bytes(chain: Sequence[Loaded]) -> int:
     return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
 
 
-def places(chain: Sequence[Loaded], folder: Path) -> list[Path]:
+def backup_folders(chain: Sequence[Loaded], folder: Path) -> list[Path]:
     """Where below ``folder`` each backup of ``chain`` is fetched to."""
     return [folder / "data", *(folder / f"increment-{number}" for number in range(1, len(chain)))]
 
@@ -142,7 +142,7 @@ def fetch_members(chain: Sequence[Loaded], folder: Path, sources: Sources, conte
     shutil.rmtree(folder / "external", ignore_errors=True)
     repaired: list[str] = []
     with context.watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
-        for loaded, goal in zip(chain, places(chain, folder), strict=True):
+        for loaded, goal in zip(chain, backup_folders(chain, folder), strict=True):
             fetched = read_when_thawed(
                 sources.thaw,
                 loaded.header.backup_id,
@@ -156,7 +156,7 @@ def fetch_members(chain: Sequence[Loaded], folder: Path, sources: Sources, conte
 
 def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     """Are the tables that the manifest lists in the prepared ``base``, but for those that the backup is known to lack?
-    These are told. Raises UnrestorableError with the names of all others. Of a part of a backup only what is
+    These are reported. Raises UnrestorableError with the names of all others. Of a part of a backup only what is
     there is compared."""
     facts = last.body.facts
     if facts.inventory is None:
@@ -190,7 +190,7 @@ def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
         last,
         "are unknown to a server on the restored copy",
     )
-    # Their tablespaces are not compared: the copy's dictionary tells the same numbers whatever its files hold, and what
+    # Their tablespaces are not compared: the copy's dictionary has the same numbers whatever its files hold, and what
     # is in them is compared by the witness.
     _refuse_lost(
         [
@@ -238,16 +238,16 @@ def assemble(
     """Make ``folder/data`` a prepared copy of the last backup of the fetched ``chain``. Nothing is synced.
 
     Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
-    name ``final_store``, where they will lie when a server is started (None: where they are).
+    name ``final_store``, where they will be when a server is started (None: where they are).
     ``left_out``: is such a file (path in a data directory) missing on purpose?
     """
     warnings: list[str] = []
     store = folder / "external"
-    base, *increments = places(chain, folder)
+    base, *increments = backup_folders(chain, folder)
     with context.watch.phase("prepared", sum(loaded.header.stats.bytes_source for loaded in chain)):
         redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
         memory = choose_memory(redo=redo, available=available_memory(), cap=context.memory)
-        place = prepare(
+        position = prepare(
             tool,
             base,
             increments,
@@ -279,4 +279,4 @@ def assemble(
             "renamed into another schema at the source, where the server may not find their data after its"
             f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}"
         )
-    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), place)
+    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), position)

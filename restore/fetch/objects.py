@@ -1,7 +1,7 @@
 """Objects to files: read, verified, unsealed, verified again, written; in parallel, from the best copy that
 is good.
 
-An earlier attempt needs no journal. What lies in the folder is hashed, slice by slice, and only what is not
+An earlier attempt needs no journal. What is in the folder is hashed, slice by slice, and only what is not
 already right is fetched: after a kill -9, after a prepare that was cut short, after anything.
 
 ``Assembly`` is a file being put together from slices that arrive in any order, possibly on top of an earlier attempt.
@@ -207,14 +207,14 @@ def _write(descriptor: int, offset: int, payload: memoryview) -> None:
 def _write_sparse(descriptor: int, offset: int, payload: memoryview) -> None:
     """Write runs of blocks that hold something; blocks of zeros stay holes."""
     start = None
-    for place in range(0, len(payload), _BLOCK):
-        block = payload[place : place + _BLOCK]
+    for at in range(0, len(payload), _BLOCK):
+        block = payload[at : at + _BLOCK]
         empty = block == _ZEROS if len(block) == _BLOCK else not any(block)
         if empty and start is not None:
-            _write(descriptor, offset + start, payload[start:place])
+            _write(descriptor, offset + start, payload[start:at])
             start = None
         elif not empty and start is None:
-            start = place
+            start = at
     if start is not None:
         _write(descriptor, offset + start, payload[start:])
 
@@ -223,7 +223,7 @@ def _write_sparse(descriptor: int, offset: int, payload: memoryview) -> None:
 class Fetched:
     """``bytes`` of plaintext and ``files`` that are now there; ``reused`` bytes of them were there before.
 
-    ``repaired``: damage that was met and got around with another copy; one line each, worth telling.
+    ``repaired``: damage that was met and got around with another copy; one line each, worth reporting.
     """
 
     bytes: int
@@ -240,7 +240,7 @@ def default_workers() -> int:
 def fetch(loaded: Loaded, sources: Sources, folder: Path, context: RunContext, *, durable: bool = True) -> Fetched:
     """Make ``folder`` hold exactly the files of the backup, each proved by its SHA-256.
 
-    ``folder`` belongs to us: what else lies in it is removed. ``durable``: everything is on disk before this returns.
+    ``folder`` belongs to us: what else is in it is removed. ``durable``: everything is on disk before this returns.
     Of a part of a backup, a bundle holds its members, whether they are wanted or not. The entries were judged by
     ``check_entries``.
 
@@ -379,7 +379,7 @@ class _Job:
         lines = sorted({line for line, _ in self._damages})
         if not lines:
             return
-        # What is damaged at one place and archived at another can still be had.
+        # What is damaged at one destination and archived at another can still be had.
         if self._failed and self._failed <= self._archived:
             raise ArchivedError(
                 f"{len(self._failed)} stored objects are in an archive class, and no other copy of them can be read",

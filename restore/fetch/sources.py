@@ -173,7 +173,7 @@ def colliding(paths: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def is_case_sensitive(folder: Path) -> bool:
-    """Does the file system of ``folder`` tell upper from lower case? Tried with a file that is removed again."""
+    """Does the file system of ``folder`` distinguish upper from lower case? Tried with a file that is removed again."""
     with tempfile.NamedTemporaryFile(prefix=".backupd-case-probe-", dir=folder) as probe:
         path = Path(probe.name)
         return not path.with_name(path.name.upper()).exists()
@@ -339,7 +339,7 @@ def pinned(
         for destination in sources.destinations:
             pin = Pin(destination, restore_id, backups, clock=context.clock, some=True)
             try:
-                with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` tells of each
+                with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` names each
                     pins.enter_context(pin)
             except DestinationError as error:
                 warnings.append(f"not pinned at {destination.name}: {error.line}")
@@ -480,8 +480,8 @@ def remarks(info: ServerInfo) -> tuple[str, ...]:
     if info.external:
         inside = sorted({path.kind for path in info.external if path.kind != "tablespace"})
         beside = sum(path.kind == "tablespace" for path in info.external)
-        places = [f"{beside} tablespaces go to <datadir>.external beside the new data directory"] if beside else []
+        notes = [f"{beside} tablespaces go to <datadir>.external beside the new data directory"] if beside else []
         if inside:
-            places.append(f"what is {', '.join(inside)} goes inside the new data directory")
-        found.append(f"{len(info.external)} paths of the source were outside its data directory: " + "; ".join(places))
+            notes.append(f"what is {', '.join(inside)} goes inside the new data directory")
+        found.append(f"{len(info.external)} paths of the source were outside its data directory: " + "; ".join(notes))
     return tuple(found)

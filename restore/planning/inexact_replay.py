@@ -1,4 +1,4 @@
-"""Replays that may give other rows than the source had, or that the asked-for method cannot do, told from the index of
+"""Replays that may give other rows than the source had, or that the asked-for method cannot do, found in the index of
 what is replayed, before a byte moves. Pure.
 
 A temporary table is in no backup. A session that had one open at the backup's position goes on to use it in the log
@@ -46,7 +46,7 @@ class InexactError(RefusedError):
 
 
 def open_before(statements: Iterable[str]) -> Counter[str]:
-    """Of the statements in front of a place, in log order: how many sessions may have a temporary table of each name
+    """Of the statements before a position, in log order: how many sessions may have a temporary table of each name
     open there."""
     found: Counter[str] = Counter()
     for text in statements:
@@ -58,9 +58,9 @@ def open_before(statements: Iterable[str]) -> Counter[str]:
 def over_temporary(replayed: Iterable[Transaction], before: Counter[str], *, known: bool, backup: str) -> str:
     """Why what is replayed onto ``backup`` may give other rows; "" where nothing says so.
 
-    ``before``: of ``open_before`` at the backup's position; ``known``: does the archive tell everything of the time
-    before it, since the server started? Sessions are not told apart: of several that have a table of one name it counts
-    as the one that was open.
+    ``before``: of ``open_before`` at the backup's position; ``known``: does the archive cover all of the time
+    before it, since the server started? Sessions are not distinguished: of several that have a table of one name it
+    counts as the one that was open.
     """
     doubted: dict[str, str] = {}
     inside: Counter[str] = Counter()

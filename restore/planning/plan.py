@@ -1,7 +1,7 @@
 """What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then
 executed.
 
-Its steps tell what each works on, and how long it will take by the rates.
+Its steps name what each works on, and how long it will take by the rates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE_STEP_NAMES = (*STEP_NAMES[:-1], "extracted", "carried", "loaded", "compare
 def in_order(phases: Sequence[Phase], names: Sequence[str]) -> tuple[Phase, ...]:
     """As the steps of a plan (``names``) follow each other: a copy is rolled forward before it is put in place, and
     logs are fetched first, but that counts as part of the replay."""
-    known = {name: place for place, name in enumerate(names)}
+    known = {name: index for index, name in enumerate(names)}
     return tuple(sorted(phases, key=lambda phase: known.get(phase.name, len(known))))
 
 
@@ -102,8 +102,8 @@ class Step(Document):
 class Plan(Document):
     """``chain``: backup ids in the order they are applied, the last one decides ``position``.
     ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
-    be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
-    restored copy stands in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
+    be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the position where the
+    restored copy is in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
     allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing.
     ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise.
     ``inexact``: why the replay may give other rows than the source had, where that was accepted."""

@@ -49,10 +49,10 @@ class Preferences:
     """What the operator and the configuration say about how.
 
     ``destinations``: names, the one to read from first; those not named come after, those that a backup does
-    not lie at are left out. ``datadir``: where the server will live, None for a throw-away copy.
+    does not exist at are left out. ``datadir``: where the server will live, None for a throw-away copy.
     ``rto``: what the policy allows. ``replay_with``: how binary logs are replayed, None for the planner's choice;
     ``exclude``: GTIDs to leave out. ``base``: the only backup to begin from, None for the planner's choice. ``stream``:
-    how the stream of the server stands, None where its policy asks for none. ``accept_older``: plan ``latest`` although
+    the state of the server's stream, None where its policy asks for none. ``accept_older``: plan ``latest`` although
     something later is known to exist.
     """
 
@@ -121,8 +121,8 @@ def make_plan(
     warnings += [f"{one.words(server)}: used only if named: --to backup:{one.backups[-1]}" for one in aside]
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
-    told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
-    warnings += [f"{of}: {text}" for text, of in told.items()]
+    by_text = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
+    warnings += [f"{of}: {text}" for text, of in by_text.items()]
     if chain[-1].missing:
         warnings.append(partial_words(chain[-1].id, chain[-1].missing))
     replay = found.choice.replay
@@ -174,7 +174,7 @@ def _increments(chain: Sequence[BackupRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """``stop``: where the copy stands in the end, None where it is the backup alone. ``older``, ``ends``: of a
+    """``stop``: where the copy is in the end, None where it is the backup alone. ``older``, ``ends``: of a
     Resolution."""
 
     choice: Choice
@@ -280,7 +280,7 @@ def _manner(preferences: Preferences) -> Manner:
 
 
 def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None) -> BackupRecord | None:
-    """A backup that is the target without any replay. A place means it only where no other history has the same."""
+    """A backup that is the target without any replay. A position means it only where no other history has the same."""
     goal = target.goal
     if isinstance(goal, Latest | AtBackup):
         return None
@@ -342,16 +342,16 @@ def _about_latest(
 
 
 def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Where the whole chain lies, good copies first, and what there is to say about the others."""
-    places = [{copy.destination: copy.state for copy in b.copies if copy.state != "deleted"} for b in chain]
-    everywhere = [name for name in places[0] if all(name in place for place in places)]
+    """Where the whole chain is, good copies first, and what there is to say about the others."""
+    by_backup = [{copy.destination: copy.state for copy in b.copies if copy.state != "deleted"} for b in chain]
+    everywhere = [name for name in by_backup[0] if all(name in states for states in by_backup)]
     if not everywhere:
         raise NotFoundError(
             f"no destination holds all of {', '.join(b.id for b in chain)}",
             hint="`backupd backups show ID` lists the copies of a backup",
         )
     rank = {name: number for number, name in enumerate(preferred)}
-    damaged = {name for name in everywhere if any(place[name] != "complete" for place in places)}
+    damaged = {name for name in everywhere if any(states[name] != "complete" for states in by_backup)}
     ordered = sorted(everywhere, key=lambda name: (name in damaged, rank.get(name, len(rank))))
     warnings = [
         f"the copy at {name} is damaged; it is used only for objects that the others lack"

@@ -24,7 +24,7 @@ from restore.planning.plan import Rate
 from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
 from restore.planning.target_resolution import Archive, Material, Resolution, TargetResolver, Way
 
-_Place = tuple[str, int, str, int, int]
+_SortKey = tuple[str, int, str, int, int]
 """GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
 Cost = Callable[[BackupRecord], float]
 """Seconds to fetch, prepare and place a backup with all that it builds on."""
@@ -78,21 +78,21 @@ def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
 def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
     """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
     best = usable[-1]
-    furthest_place = _place(best.position)
+    ahead = _sort_key(best.position)
     for backup in usable:
-        place = _place(backup.position)
-        if _is_ahead(place, furthest_place):
-            best, furthest_place = backup, place
+        coordinate = _sort_key(backup.position)
+        if _is_ahead(coordinate, ahead):
+            best, ahead = backup, coordinate
     return best
 
 
-def _place(position: Position) -> _Place:
+def _sort_key(position: Position) -> _SortKey:
     domain, sequence = _sequence(position.gtid)
     base, _, number = position.file.rpartition(".")
     return (domain, sequence, base, int(number), position.pos) if number.isdecimal() else (domain, sequence, "", 0, 0)
 
 
-def _is_ahead(one: _Place, other: _Place) -> bool:
+def _is_ahead(one: _SortKey, other: _SortKey) -> bool:
     """Is ``one`` provably later in the history of the same server? By binary log and, on MariaDB, by a GTID of one
     domain; where both can be compared, both must say so."""
     by_gtid = bool(one[0]) and one[0] == other[0]
@@ -171,7 +171,7 @@ def _members(gtid: str) -> frozenset[str]:
 
 
 def same_position(one: Position, other: Position) -> bool:
-    """Are both the same place in the history of one server? False when either server wrote no binary log."""
+    """Are both the same position in the history of one server? False when either server wrote no binary log."""
     if one.gtid and other.gtid:
         return same_gtid(one.gtid, other.gtid)
     return bool(one.file) and (one.file, one.pos) == (other.file, other.pos)
@@ -205,18 +205,18 @@ def _neighbours(
         wanted = goal.moment
         key = [(b.finished_at, b) for b in usable]
     elif isinstance(goal, AtPosition):
-        wanted = _place(Position(goal.file, goal.pos))[2:]
-        places = [(_place(b.position)[2:], b) for b in usable]
-        key = [(place, b) for place, b in places if place[0] and place[0] == wanted[0]]
+        wanted = _sort_key(Position(goal.file, goal.pos))[2:]
+        sorted_by = [(_sort_key(b.position)[2:], b) for b in usable]
+        key = [(coordinate, b) for coordinate, b in sorted_by if coordinate[0] and coordinate[0] == wanted[0]]
     else:
         domain, wanted = _sequence(goal.gtid)
         found = [(_sequence(b.position.gtid), b) for b in usable]
         key = [(number, b) for (where, number), b in found if where and where == domain]
     ordered = sorted(key, key=lambda item: item[0])
-    # A before-gtid target lies in front of the place its GTID names, so an equal one is after it.
+    # A before-gtid target is in front of the position its GTID names, so an equal one is after it.
     at_or_after = isinstance(goal, AtGtid) and goal.before
-    before = [b for place, b in ordered if place < wanted or (place == wanted and not at_or_after)]
-    after = [b for place, b in ordered if place > wanted or (place == wanted and at_or_after)]
+    before = [b for coordinate, b in ordered if coordinate < wanted or (coordinate == wanted and not at_or_after)]
+    after = [b for coordinate, b in ordered if coordinate > wanted or (coordinate == wanted and at_or_after)]
     return before[-1:], after[:1]
 
 
@@ -229,8 +229,8 @@ def _sequence(gtid: str) -> tuple[str, int]:
 
 
 def _named(backup: BackupRecord) -> str:
-    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
-    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+    position = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
+    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + position if position else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +298,19 @@ def choose(resolution: Resolution, archive: Archive, resolver: TargetResolver, m
 
 
 def with_doubts(choice: Choice, resolution: Resolution, resolver: TargetResolver, moment: datetime) -> Choice:
-    """With the transactions near the stop of which the logs do not tell that they belong before ``moment``, or not."""
+    """With the transactions near the stop of which the logs do not say that they belong before ``moment``, or not."""
     spec, stop = choice.replay, resolution.stop
     if spec is None or stop is None:
         return choice
-    last, place = spec.legs[-1], file_position(stop.position) or (0, 0)
+    last, coordinate = spec.legs[-1], file_position(stop.position) or (0, 0)
     begin = file_position(last.start) or (0, 0)
     return replace(
         choice,
         replay=replace(
-            spec, doubtful=resolver.doubts(stop.branch, min(begin, place), place, max(resolution.end, place), moment)
+            spec,
+            doubtful=resolver.doubts(
+                stop.branch, min(begin, coordinate), coordinate, max(resolution.end, coordinate), moment
+            ),
         ),
     )
 
@@ -356,10 +359,10 @@ def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:
     end = file_position(stop.position) or (0, 0)
     at: tuple[int, int] | None = None
     for key in material.segments:
-        place = (key.number, key.start)
-        first = at is None and place == (leg.spans[0].first[0], 0)
+        coordinate = (key.number, key.start)
+        first = at is None and coordinate == (leg.spans[0].first[0], 0)
         within = at is not None and at[0] == key.number and key.start <= at[1] <= key.end
-        next_file = at is not None and place == (at[0] + 1, 0)
+        next_file = at is not None and coordinate == (at[0] + 1, 0)
         if key.branch not in ends or not (first or within or next_file):
             raise _torn(leg, f"{key.branch} {key.number}:{key.start}-{key.end} does not follow")
         if _reaches_over(key.number, key.end, ends[key.branch], leg):

@@ -280,18 +280,20 @@ def steps_of(candidate: Candidate, rates: Mapping[str, Rate]) -> tuple[Step, ...
 
 
 def _reach(candidate: Candidate) -> tuple[bool, str]:
-    """What is nearer to the target sorts higher. With a place in the binary log it is the target itself; without one
+    """What is nearer to the target sorts higher. With a position in the binary log it is the target itself; without one
     the backup is all there is, and the newer one (ids sort by time) is nearer."""
     exact = candidate.base.until is not None
     return exact, "" if exact else candidate.base.backup_id
 
 
 def _is_as_near(candidate: Candidate, newest: Candidate) -> bool:
-    """The same reach, or two backups of one place: nothing was committed between them."""
+    """The same reach, or two backups of one position: nothing was committed between them."""
     if _reach(candidate) == _reach(newest):
         return True
-    place = candidate.base.position
-    return candidate.base.until is newest.base.until is None and bool(place.file) and place == newest.base.position
+    position = candidate.base.position
+    return (
+        candidate.base.until is newest.base.until is None and bool(position.file) and position == newest.base.position
+    )
 
 
 def _seconds(steps: Sequence[Step]) -> float:

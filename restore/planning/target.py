@@ -4,13 +4,13 @@
     2026-11-21T09:41:03.250Z     a time; the offset (Z or +01:00) is required
     gtid:0-1-100                 after this transaction
     before-gtid:0-1-100          just before this transaction
-    mysql-bin.000042:1234        a place in the binary log
+    mysql-bin.000042:1234        a position in the binary log
     backup:20261121T020000Z-7f3a9c01
 
-Any of them may end in ``@branch``: a server's history forks at every restore, and the same place may exist
+Any of them may end in ``@branch``: a server's history forks at every restore, and the same position may exist
 twice.
 
-Moments that lie behind what is known to be archived, and what is known to exist behind the newest that can be
+Moments that are behind what is known to be archived, and what is known to exist behind the newest that can be
 restored. Pure.
 
 That a transaction with a later time is archived does not show that everything before it is: a session may stamp what it
@@ -75,7 +75,7 @@ class AtGtid:
 
 @dataclass(frozen=True, slots=True)
 class AtPosition:
-    """The place in the binary log where the next event would start; ``pos`` in bytes."""
+    """The position in the binary log where the next event would start; ``pos`` in bytes."""
 
     file: str
     pos: int
@@ -188,7 +188,7 @@ ACCEPT = "--accept-older"
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How the stream of a server stands when a plan is made. ``trouble``: why it does not go on as it should, "" where
+    """The state of a server's stream when a plan is made. ``trouble``: why it does not go on as it should, "" where
     it does; ``failed``: somebody has to change something before it does. ``unseen_since``: since when the server does
     not answer, so that nobody knows of anything that it committed later; None where it does, or where nobody looks.
     ``limit``: how old the newest moment may be, None where nobody can tell what is missing; ``promised``: is that
@@ -264,7 +264,7 @@ def behind_the_stream(
     server: str, stream: Stream, ends: datetime, *, is_archived: bool, now: datetime
 ) -> tuple[Older | None, str]:
     """Whether the newest recoverable moment of a streamed server is too old, and the line to say where it is not.
-    ``is_archived``: does it lie in archived binary logs? A backup alone says nothing of a stream that is well."""
+    ``is_archived``: Is it in archived binary logs? A backup alone says nothing of a stream that is well."""
     until = min(stream.unseen_since or now, now)
     lag = until - ends
     age = f"the newest recoverable moment is {format_duration(max((now - ends).total_seconds(), 0.0))} old"
@@ -301,7 +301,7 @@ def _behind(histories: Histories, window: Window) -> Sequence[Run]:
     """Archived runs that a replay from ``window`` does not reach, where something was committed behind its end: by
     GTIDs, else by what the runs hold."""
     if window.run is not None:
-        branch, place, state = window.branch, last_of(window.run), window.run.gtids_after
+        branch, coordinate, state = window.branch, last_of(window.run), window.run.gtids_after
     else:
         current = histories.current
         branch = window.branch or (current.id if current is not None else "")
@@ -309,10 +309,10 @@ def _behind(histories: Histories, window: Window) -> Sequence[Run]:
         at: FilePosition | None = file_position(window.base.position)
         if at is None or not branch:
             return ()
-        place = at
+        coordinate = at
     if window.branch:
-        found = [run for run in histories.runs(branch) if last_of(run) > place]
-    else:  # places tell nothing where the branch is not known
+        found = [run for run in histories.runs(branch) if last_of(run) > coordinate]
+    else:  # positions say nothing where the branch is not known
         found = [run for run in histories.runs(branch) if run.last_at is not None and run.last_at > window.end]
     if state and found and found[-1].gtids_after:
         return () if same_state(found[-1].gtids_after, state) else found

@@ -1,8 +1,8 @@
-"""Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
+"""Where a target is in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
 that it asks.
 
 ``History``: what a plan knows of archived binary logs, branches, runs and gaps as values, and a resolver for what only
-the index of the transactions tells. ``clock_skew``: backups that a time target must not begin from without a word,
+the index of the transactions shows. ``clock_skew``: backups that a time target must not begin from without a word,
 since what they hold was partly stamped later than it.
 """
 
@@ -84,35 +84,35 @@ class TargetResolver(Protocol):
         self, branch: str, start: FilePosition, end: FilePosition, moment: datetime, since: datetime
     ) -> Stop | None:
         """Before the first transaction, in log order, in ``[start, end)`` that committed later than ``moment``; None
-        when none did. ``since``: everything there committed later than this, by our clock; it tells false times (see
+        when none did. ``since``: everything there committed later than this, by our clock; it shows false times (see
         ``recovery.stamps``). ``at`` of the Stop is None when it is at ``start``."""
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         """Right behind the very transaction that ``gtid`` names, whatever numbers came before it; of a set the first
-        place where all of it is executed. With ``before`` the place where the transaction begins. None when the
+        place where all of it is executed. With ``before`` the position where the transaction begins. None when the
         branch's own files do not hold it, and do not begin with exactly that executed either."""
 
-    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
-        """Before the first transaction, in log order, in front of ``place`` that carries a time later than ``moment``;
-        of those behind the last one that carries ``since`` or an earlier time. None where none does."""
+    def later_before(self, branch: str, coordinate: FilePosition, moment: datetime, since: datetime) -> Stop | None:
+        """Before the first transaction, in log order, in front of ``coordinate`` that carries a time later than
+        ``moment``; of those behind the last one that carries ``since`` or an earlier time. None where none does."""
 
     def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
-        """That place, with what is executed there. None when it is not archived. Raises RefusedError when it lies
+        """That place, with what is executed there. None when it is not archived. Raises RefusedError when it is
         inside a transaction, naming where that begins and ends."""
 
     def doubts(
         self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
     ) -> tuple[str, ...]:
-        """In words, of a stop for a time: transactions behind ``stop`` of which the log does not tell that they were
+        """In words, of a stop for a time: transactions behind ``stop`` of which the log does not say that they were
         later (stamps of whole seconds, or earlier ones: a clock that went back), and those before it with a later
         stamp."""
 
     def repeats(self, leg: RouteLeg) -> bool:
-        """Does the first transaction of the leg's files that is executed at its start lie in them? False where their
+        """Does the first transaction of the leg's files that is executed at its start belong to them? False where their
         index cannot be read here."""
 
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
-        """What lies between the leg's start and ``stop``, through its spans."""
+        """What is between the leg's start and ``stop``, through its spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,14 @@ def clock_skew(
     later_before: Callable[[str, FilePosition, datetime, datetime], Stop | None],
 ) -> ClockSkew | None:
     """``later_before``: of the resolver."""
-    place = file_position(base.position)
-    stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None
+    coordinate = file_position(base.position)
+    stop = later_before(home.id, coordinate, moment, base.started_at - LOOK_BACK) if coordinate is not None else None
     return ClockSkew(base, home, stop) if stop is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A backup and how a replay goes from it to the stop; no leg where it stands there already."""
+    """A backup and how a replay goes from it to the stop; no leg where it is there already."""
 
     base: BackupRecord
     legs: tuple[RouteLeg, ...]
@@ -167,7 +167,7 @@ class Way:
 class Resolution:
     """``stop``: None where a backup alone is the target. ``ways`` to it, the nearest backup first. ``end``: of what is
     archived behind the stop. ``remarks``: what an operator should know of the choice. Of the newest moment ``older``
-    tells what is known to exist behind it (None: nothing), and ``ends`` up to when it goes."""
+    shows what is known to exist behind it (None: nothing), and ``ends`` up to when it goes."""
 
     stop: Stop | None
     ways: tuple[Way, ...]
@@ -229,19 +229,19 @@ class Archive:
             )
         return self.exactly(self.histories.branch(branch.parent), branch.fork)
 
-    def exactly(self, branch: Branch, place: Position) -> Stop:
-        """A place of ``branch``; where only its GTIDs are known, the one where exactly they are executed. Raises
+    def exactly(self, branch: Branch, position: Position) -> Stop:
+        """A position of ``branch``; where only its GTIDs are known, the one where exactly they are executed. Raises
         RefusedError where the branch was never in that state."""
-        if place.file:
-            return Stop(branch.id, place.file, place.pos, place.gtid)
+        if position.file:
+            return Stop(branch.id, position.file, position.pos, position.gtid)
         for ancestor in reversed(self.histories.descent(branch)):
-            stop = self._resolver.stop_for_gtid(ancestor.id, place.gtid, before=False)
-            if stop is not None and same_state(stop.gtids, place.gtid):
+            stop = self._resolver.stop_for_gtid(ancestor.id, position.gtid, before=False)
+            if stop is not None and same_state(stop.gtids, position.gtid):
                 return stop
             if not ancestor.names_go_on:
                 break
         raise RefusedError(
-            f"branch {branch.id} was never exactly at {place.gtid}, where the next branch begins",
+            f"branch {branch.id} was never exactly at {position.gtid}, where the next branch begins",
             hint="choose a backup that was taken after the fork",
         )
 
@@ -461,15 +461,15 @@ class Archive:
             and other.basename == base
             and self._resolver.stop_for_position(other.id, int(digits), goal.pos) is not None
         ]
-        place = int(digits), goal.pos
+        coordinate = int(digits), goal.pos
         raise self._in_a_hole(
-            line, lambda here, one, other: here.basename == base and last_of(one) < place < first_of(other)
+            line, lambda here, one, other: here.basename == base and last_of(one) < coordinate < first_of(other)
         ) or _nowhere(str(goal), branch, others)
 
     def _in_a_hole(
         self, line: Sequence[Branch], lies_between: Callable[[Branch, Run, Run], bool]
     ) -> RefusedError | None:
-        """The refusal of a target that lies between two runs of a branch; None where it lies between none."""
+        """The refusal of a target that is between two runs of a branch; None where it is between none."""
         for branch in reversed(line):
             for one, other in pairwise(self.histories.runs(branch.id)):
                 if lies_between(branch, one, other):
@@ -483,22 +483,22 @@ class Archive:
             return False
         if child is None:
             return True
-        place, fork = file_position(stop.position), file_position(self.fork_stop(child).position)
-        return place is not None and fork is not None and place <= fork
+        coordinate, fork = file_position(stop.position), file_position(self.fork_stop(child).position)
+        return coordinate is not None and fork is not None and coordinate <= fork
 
     # -- from where
 
     def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Resolution:
         ways = tuple(self._ways(stop, moment))
-        place = file_position(stop.position)
-        run = self.histories.run_at(stop.branch, place) if place is not None else None
-        return Resolution(stop, ways, last_of(run) if run else place or (0, 0), tuple(remarks))
+        coordinate = file_position(stop.position)
+        run = self.histories.run_at(stop.branch, coordinate) if coordinate is not None else None
+        return Resolution(stop, ways, last_of(run) if run else coordinate or (0, 0), tuple(remarks))
 
     def _ways(self, stop: Stop, moment: datetime | None) -> Iterator[Way]:
         """Raises RefusedError, that of the nearest backup, where there is none."""
         branch = self.histories.branch(stop.branch)
         line = self.histories.descent(branch)
-        place = file_position(stop.position) or (0, 0)
+        coordinate = file_position(stop.position) or (0, 0)
         one_sequence = all(member.names_go_on for member in line[1:])
         first: RefusedError | None = None
         tries = found = 0
@@ -506,10 +506,10 @@ class Archive:
             if tries == _MOST_TRIES or found == MOST_BASES:
                 break
             at = file_position(base.position) if self._only in (None, base.id) and not not_rolled(base) else None
-            if at is None or (moment is not None and base.finished_at > moment) or (at > place and one_sequence):
+            if at is None or (moment is not None and base.finished_at > moment) or (at > coordinate and one_sequence):
                 continue
             home = self.histories.branch_of(base)
-            if home is None or home not in line or (home is branch and at > place):
+            if home is None or home not in line or (home is branch and at > coordinate):
                 continue
             tries += 1
             try:

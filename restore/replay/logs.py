@@ -33,7 +33,8 @@ from restore.fetch.sources import Sources
 from storage.destination import Destination
 
 COPIES = 3
-"""How often the logs lie on the disk while they are replayed: fetched, served, and as relay logs of the copy."""
+"""How many copies of the logs are on the disk while they are replayed: fetched, served, and as relay logs of the
+copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +63,19 @@ def fetch_logs(server: str, spec: ReplaySpec, sources: Sources, folder: Path, co
 
     The archives are tried in their order, for each segment anew, and for each part of one where a part is not what
     was stored. Raises RefusedError for logs that do not follow
-    each other, naming both places; DamagedError when no destination has a segment as it was stored, ArchivedError when
-    it has to be thawed first, or DestinationError when none could be asked, naming the places between which nothing can
-    be replayed; KeyUnusableError, CancelledError.
+    each other, naming both positions; DamagedError when no destination has a segment as it was stored, ArchivedError
+    when it has to be thawed first, or DestinationError when none could be asked, naming the positions between which
+    nothing can be replayed; KeyUnusableError, CancelledError.
     """
     total = sum(key.end - key.start for leg in spec.legs for key in leg.segments)
     job = _Job(server, sources, context, total)
     wanted: list[tuple[Path, list[_File]]] = []
     for number, leg in enumerate(spec.legs, start=1):
-        place = folder / f"{number}"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted.append((place, _files(server, leg)))
+        target = folder / f"{number}"
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wanted.append((target, _files(server, leg)))
     with ThreadPoolExecutor(max_workers=default_workers(), thread_name_prefix="logs") as pool:
-        pending = [[pool.submit(job.bring, place, file) for file in files] for place, files in wanted]
+        pending = [[pool.submit(job.bring, target, file) for file in files] for target, files in wanted]
         legs = tuple(tuple(future.result() for future in futures) for futures in pending)
     return Logs(legs, tuple(job.warnings))
 
@@ -209,8 +210,8 @@ class _Job:
     def _elsewhere(
         self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
     ) -> segments.Instead:
-        """A part that ``destination`` does not give, from the first other place that does; what was passed over goes to
-        ``passed``. Raises what ``destination`` said where no place has it."""
+        """A part that ``destination`` does not give, from the first other destination that does; what was passed over
+        goes to ``passed``. Raises what ``destination`` said where no destination has it."""
 
         def read(number: int, error: BackupdError) -> bytes:
             passed.append(error)
@@ -248,7 +249,7 @@ def _shorten(path: Path, size: int) -> None:
 
 
 def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
-    places = f"nothing after {name}:{key.start} can be replayed; the archive continues at {name}:{key.end}"
+    hole = f"nothing after {name}:{key.start} can be replayed; the archive continues at {name}:{key.end}"
     message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
     hint = (
         "repeat the command: it plans again with the readable copies. `backupd verify` checks every copy; a copy "
@@ -260,16 +261,16 @@ def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) ->
     if any(isinstance(error, ArchivedError) for error in failures):
         return ArchivedError(
             message,
-            detail="\n".join([places, *lines]),
+            detail="\n".join([hole, *lines]),
             hint="it is in an archive class: thaw it first with `backupd thaw SERVER --to "
             "TARGET`, or repeat this with --thaw TIER; it continues",
         )
     gone = (DamagedError, NotFoundError, ObjectMissingError)
     if any(isinstance(error, gone) for error in failures) or not failures:
-        return DamagedError(message, [places, *lines], hint=hint)
+        return DamagedError(message, [hole, *lines], hint=hint)
     return DestinationError(
         message,
-        detail="\n".join([places, *lines]),
+        detail="\n".join([hole, *lines]),
         hint="check that the destination can be reached, then repeat the command: it continues",
     )
 

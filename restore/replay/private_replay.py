@@ -74,7 +74,7 @@ _MARIADB: Options = {
     "gtid_strict_mode": "OFF",
 }
 _MYSQL: Options = {
-    # For the applier's own tables, which tell what its workers do; nothing else is measured.
+    # For the applier's own tables, which show what its workers do; nothing else is measured.
     "performance_schema": "ON",
     "performance_schema_instrument": "%=OFF",
     "loose_slave_parallel_type": "LOGICAL_CLOCK",
@@ -91,7 +91,7 @@ PHASE = "rolled_forward"
 
 @dataclass(frozen=True, slots=True)
 class RolledForward(Document):
-    """What was replayed. ``stop``: where the copy stands; ``transactions`` that were applied; ``bytes`` of logs;
+    """What was replayed. ``stop``: where the copy is; ``transactions`` that were applied; ``bytes`` of logs;
     ``excluded``, ``doubtful``: as in the spec; ``events``: scheduled events that got back the status which their DDL
     gave them; ``prepared_xa``: XA transactions that are prepared and hold locks."""
 
@@ -187,9 +187,9 @@ class Beginning:
 
 
 def beginning(
-    leg: ReplayLeg, files: Sequence[Path], place: Position | None, *, taken_until: datetime, mariadb: bool
+    leg: ReplayLeg, files: Sequence[Path], recorded: Position | None, *, taken_until: datetime, mariadb: bool
 ) -> Beginning:
-    """Where the first leg begins. As a rule where the backup's receipts say; further on when InnoDB's own ``place``
+    """Where the first leg begins. As a rule where the backup's receipts say; further on when InnoDB's own ``recorded``
     (after prepare) is, because nothing may be replayed twice.
 
     InnoDB also remembers places of an earlier sequence of files with the same names (RESET), so its word counts only
@@ -197,28 +197,28 @@ def beginning(
     backup.
     """
     start = leg.start
-    if place is None or not start.file or not start.file.rpartition(".")[2].isdecimal():
+    if recorded is None or not start.file or not start.file.rpartition(".")[2].isdecimal():
         return Beginning(start)
     by_name = {path.name: path for path in files}
-    if place.file not in by_name or (_number(place.file), place.pos) <= (_number(start.file), start.pos):
+    if recorded.file not in by_name or (_number(recorded.file), recorded.pos) <= (_number(start.file), start.pos):
         return Beginning(start)
     skipped: list[Transaction] = []
     for path in files:
-        if _number(start.file) <= _number(path.name) <= _number(place.file):
+        if _number(start.file) <= _number(path.name) <= _number(recorded.file):
             since = start.pos if path.name == start.file else 0
-            until = place.pos if path.name == place.file else None
+            until = recorded.pos if path.name == recorded.file else None
             skipped += _transactions(path, since, until)
     last = skipped[-1] if skipped else None
-    if last is None or last.end != place.pos or last.at > taken_until:
+    if last is None or last.end != recorded.pos or last.at > taken_until:
         return Beginning(start)
     gtid = start.gtid
     for transaction in skipped:
         if transaction.gtid:
             gtid = plus(gtid, transaction.gtid, mariadb=mariadb)
     return Beginning(
-        Position(place.file, place.pos, gtid),
+        Position(recorded.file, recorded.pos, gtid),
         len(skipped),
-        f"the copy is at {place.file}:{place.pos} by InnoDB's own record, {len(skipped)} transactions after the "
+        f"the copy is at {recorded.file}:{recorded.pos} by InnoDB's own record, {len(skipped)} transactions after the "
         f"backup's position {start.file}:{start.pos}: replayed from there, so that nothing is applied twice",
     )
 
@@ -292,12 +292,12 @@ class Replaying:
             refuse_conflicts(self.spec, logs)
         return logs
 
-    def beginning(self, logs: Logs, last: Loaded, place: Position | None) -> Beginning:
-        """Where the replay onto a copy of ``last`` begins; ``place``: InnoDB's own, after prepare."""
+    def beginning(self, logs: Logs, last: Loaded, recorded: Position | None) -> Beginning:
+        """Where the replay onto a copy of ``last`` begins; ``recorded``: InnoDB's own, after prepare."""
         return beginning(
             self.spec.legs[0],
             logs.legs[0],
-            place,
+            recorded,
             taken_until=last.header.finished_at,
             mariadb=last.body.facts.server.flavour is Flavour.MARIADB,
         )

@@ -112,7 +112,7 @@ class _Link:
 
 @dataclass(slots=True)
 class _Reading:
-    """What statements told, in log order. ``written``: tables whose rows statements changed."""
+    """What statements showed, in log order. ``written``: tables whose rows statements changed."""
 
     fold: Callable[[TableName], TableName]
     seen: set[TableName]
@@ -178,10 +178,10 @@ class _Reading:
         self, tokens: list[Token], named: Mapping[TableName, Change], schemas: tuple[str, ...]
     ) -> frozenset[TableName]:
         """By one of several statements."""
-        told = effect(_text(tokens), "").changes
+        changes = effect(_text(tokens), "").changes
         return frozenset(
             name
-            for name in self._resolved([(one.schema, one.name) for one in told if one.name], named, schemas)
+            for name in self._resolved([(one.schema, one.name) for one in changes if one.name], named, schemas)
             if name in named
         )
 

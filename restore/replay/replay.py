@@ -1,4 +1,4 @@
-"""Rolling a restored copy forward: the logs of one leg, applied to a private server, to one place exactly.
+"""Rolling a restored copy forward: the logs of one leg, applied to a private server, to one position exactly.
 
 A leg is one sequence of log files. What is known of it is compared before anything is applied (do the files follow each
 other, do they continue the copy, do they end at the stop, whose ids occur) and afterwards (what has the copy executed,
@@ -58,7 +58,7 @@ class Replayed:
 def replay(server: LaunchedServer, leg: Leg) -> Replayed:
     """Apply the files of ``leg`` from its start to its stop onto ``server``, which runs with ``replay_config``.
 
-    After an error the copy stands somewhere between: throw it away, or ask it. Raises RefusedError (files, start, stop
+    After an error the copy is somewhere between: throw it away, or ask it. Raises RefusedError (files, start, stop
     or server id do not fit; nothing was applied), DamagedError, ServerError (the applier failed), ToolError,
     CancelledError.
     """
@@ -99,7 +99,7 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
             transactions=_applied(found, counted, leg.exclude),
             seconds=time.monotonic() - began,
             bytes=found.bytes,
-            events=settled.told,
+            events=settled.changed,
             prepared_xa=prepared_xa(session, dialect),
             warnings=(*warnings, *settled.warnings),
         )
@@ -131,7 +131,7 @@ def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[P
     names = [path.name for path in files]
     numbers = [_number(name) for name in names]
     wrong = ""
-    if not files and not _is_same_place(start, stop):
+    if not files and not _is_same_position(start, stop):
         wrong = "no binary log was given"
     elif len({name.rpartition(".")[0] for name in names}) > 1:
         wrong = "the files have different base names, so they are of different servers"
@@ -161,7 +161,7 @@ def _number(name: str) -> int:
     return int(number)
 
 
-def _is_same_place(start: Position, stop: Stop) -> bool:
+def _is_same_position(start: Position, stop: Stop) -> bool:
     return (start.file, start.pos) == (stop.file, stop.pos) or (bool(start.gtid) and start.gtid == stop.gtids)
 
 
@@ -220,7 +220,7 @@ def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
 
 
 def _ran_until(leg: Leg) -> datetime | None:
-    """Until when scheduled events ran at the source, as far as this leg tells."""
+    """Until when scheduled events ran at the source, as far as this leg shows."""
     last = leg.found.last_at
     if not leg.found.works or leg.info.variables.get("event_scheduler", "ON") != "ON":
         return None

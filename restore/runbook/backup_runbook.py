@@ -2,11 +2,11 @@
 together and applied by ``sh`` with gpg, zstd, awk and the database's own programs.
 
 With ``TO`` empty they do nothing. The history is chosen by the clear descriptions beside the logs, as
-``backupd.recovery`` does it, and what is not certain stops. The place to stop at is found in the sealed indexes, so it
-is right to the microsecond and between two transactions, which a reader's own options are not.
+``backupd.recovery`` does it, and what is not certain stops. The position to stop at is found in the sealed indexes, so
+it is right to the microsecond and between two transactions, which a reader's own options are not.
 
 Descriptions are copied before they are looked at, so that nobody who can write there changes them in between. Where a
-server is signed they count only with the signature of ``SIGNER``, and only in the folder that they tell of.
+server is signed they count only with the signature of ``SIGNER``, and only in the folder that they name.
 
 The runbook beside a backup: how to restore it by hand, with gpg, zstd, tar, sh and the database's own programs.
 
@@ -49,7 +49,7 @@ from restore.runbook.shared_steps import (
     known_lines,
     option_file,
     quote,
-    render_places,
+    render_destinations,
     shell,
     with_variables,
 )
@@ -143,11 +143,11 @@ def render_runbook(
     *,
     destinations: Sequence[str],
     earlier: Sequence[BackupRecord] = (),
-    places: Mapping[str, DestinationConfig] = NOWHERE,
+    configs: Mapping[str, DestinationConfig] = NOWHERE,
     signed: bool = False,
 ) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``earlier``: what an increment builds on,
-    the full backup first; ``places``: what is known of the destinations that hold it or will; ``signed``: are the
+    the full backup first; ``configs``: what is known of the destinations that hold it or will; ``signed``: are the
     manifests signed, so that others are refused?"""
     facts = body.facts
     info = facts.server
@@ -171,7 +171,7 @@ def render_runbook(
     script["look"] = _look(info)
     return document(
         "whole",
-        **_shared(header, body, destinations, places, earlier, signed=signed),
+        **_shared(header, body, destinations, configs, earlier, signed=signed),
         kind=header.kind,
         series=info.version.series,
         tool=facts.tool,
@@ -193,7 +193,7 @@ def _shared(
     header: Header,
     body: Body,
     destinations: Sequence[str],
-    places: Mapping[str, DestinationConfig],
+    configs: Mapping[str, DestinationConfig],
     earlier: Sequence[BackupRecord] = (),
     *,
     signed: bool,
@@ -214,7 +214,7 @@ def _shared(
         "files": sum(one.files for one in (header.stats, *stats)),
         "recipients": ", ".join(header.recipients),
         "destinations": ", ".join(destinations),
-        "places": render_places(header.server, chain, places, stored=stored),
+        "places": render_destinations(header.server, chain, configs, stored=stored),
         "signed": signed,
     }
 
@@ -302,10 +302,10 @@ def render_logical_runbook(
     body: Body,
     *,
     destinations: Sequence[str],
-    places: Mapping[str, DestinationConfig] = NOWHERE,
+    configs: Mapping[str, DestinationConfig] = NOWHERE,
     signed: bool = False,
 ) -> str:
-    """Markdown. ``destinations``: the names of those that hold this backup; ``places``: what is known of the
+    """Markdown. ``destinations``: the names of those that hold this backup; ``configs``: what is known of the
     destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
     facts = body.facts
     dump = facts.dump or DumpFacts(())
@@ -313,7 +313,7 @@ def render_logical_runbook(
     trusted = first_look(header.server, (header.backup_id,), signed=signed)
     return document(
         "logical",
-        **_shared(header, body, destinations, places, signed=signed),
+        **_shared(header, body, destinations, configs, signed=signed),
         tool=f"{facts.tool.name} {facts.tool.version}",
         tables=len(dump.dumped),
         missing=header.tables_missing,

@@ -8,7 +8,7 @@ it is; alone at the left margin it stands for lines, for none where the value is
 The check: a sealed file proves nothing about who made it, because everybody who has the public key can seal one. So the
 description of each backup has to be signed by a key whose fingerprint the reader brings along, and every file beside it
 has to be the one that the description names by its SHA-256. ``unpack.sh`` is run as root: it is never opened before
-that. A signature holds wherever the file lies, so a description counts only in the folder that it tells of.
+that. A signature holds wherever the file is, so a description counts only in the folder that it names.
 
 ``unpack.sh`` makes a backup's files from its objects with sh, gpg, zstd, tar and sha256sum alone. It names every file
 of the backup, so it is stored sealed; the runbook in the clear says how to open it. Whoever can write to the
@@ -104,7 +104,7 @@ _TOLD = 16
 
 
 def render_unpack(backup_id: str, entries: Iterable[Entry], stored: Iterable[StoredObject]) -> bytes:
-    """The script for ``entries``, which lie in the objects ``stored``. Names may hold any byte but NUL; they stay the
+    """The script for ``entries``, which are in the objects ``stored``. Names may hold any byte but NUL; they stay the
     bytes that they were."""
     listed = sorted(entries, key=lambda entry: entry.path)
     known = {item.name: f"{item.name[:-_TOLD]}{item.sha256}" for item in stored}
@@ -221,10 +221,12 @@ _ARCHIVE_HOURS = {
 """Classes that have to be thawed, and how long that takes."""
 
 
-def render_places(server: str, chain: Sequence[str], places: Mapping[str, DestinationConfig], *, stored: int) -> str:
-    """Markdown; empty where all ``places`` are folders. ``chain``: the backups that are needed; ``stored``: bytes that
+def render_destinations(
+    server: str, chain: Sequence[str], configs: Mapping[str, DestinationConfig], *, stored: int
+) -> str:
+    """Markdown; empty where all ``configs`` are folders. ``chain``: the backups that are needed; ``stored``: bytes that
     are fetched for them, at most."""
-    away = {name: place for name, place in places.items() if isinstance(place, (S3Config, SftpConfig))}
+    away = {name: config for name, config in configs.items() if isinstance(config, (S3Config, SftpConfig))}
     if not away:
         return ""
     return document(
@@ -232,32 +234,32 @@ def render_places(server: str, chain: Sequence[str], places: Mapping[str, Destin
         places=[
             {
                 "name": name,
-                "config": place,
-                **(_s3(place, server, chain) if isinstance(place, S3Config) else _sftp(place, server, chain)),
+                "config": config,
+                **(_s3(config, server, chain) if isinstance(config, S3Config) else _sftp(config, server, chain)),
             }
-            for name, place in away.items()
+            for name, config in away.items()
         ],
-        folders=[name for name in places if name not in away],
+        folders=[name for name in configs if name not in away],
         size=format_size(stored),
         hours=_ARCHIVE_HOURS,
     )
 
 
-def _s3(place: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
+def _s3(config: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
     """The blocks of shell."""
-    folder = f"{place.prefix}/" if place.prefix else ""
-    settings = [f"export AWS_DEFAULT_REGION={quote(place.region)}"] if place.region else []
-    if place.addressing != "auto":
-        settings.append(shell("destinations", "s3_addressing", addressing=place.addressing))
+    folder = f"{config.prefix}/" if config.prefix else ""
+    settings = [f"export AWS_DEFAULT_REGION={quote(config.region)}"] if config.region else []
+    if config.addressing != "auto":
+        settings.append(shell("destinations", "s3_addressing", addressing=config.addressing))
     values = {
         "chain": " ".join(chain),
         "server": server,
         "servers": layout.SERVERS,
         "logs": layout.binlogs_folder(server),
         "settings": "\n".join(settings),
-        "endpoint": f" --endpoint-url {quote(place.endpoint_url)}" if place.endpoint_url else "",
-        "from": quote(f"s3://{place.bucket}/{folder}".rstrip("/")),
-        "bucket": quote(place.bucket),
+        "endpoint": f" --endpoint-url {quote(config.endpoint_url)}" if config.endpoint_url else "",
+        "from": quote(f"s3://{config.bucket}/{folder}".rstrip("/")),
+        "bucket": quote(config.bucket),
         "prefix": quote(folder),
     }
 
@@ -268,7 +270,7 @@ def _s3(place: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
         return " --force-glacier-transfer" if storage_class in _ARCHIVE_HOURS else ""
 
     thaw, frozen = block("s3_thaw_one"), block("s3_frozen_one")
-    fetch = block("s3_fetch_folder", force=force(place.storage_class))
+    fetch = block("s3_fetch_folder", force=force(config.storage_class))
     return {
         "lists": block("s3_lists", names=block("names")),
         "thaw": block("s3_thaw", thaw_one=thaw, keys="objects-keys.txt"),
@@ -277,17 +279,17 @@ def _s3(place: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
         "log_keys": block("s3_log_keys"),
         "thaw_logs": block("s3_thaw", thaw_one=thaw, keys="log-keys.txt"),
         "frozen_logs": block("s3_frozen", frozen_one=frozen, keys="log-keys.txt"),
-        "logs": block("s3_logs", force=force(place.binlog_storage_class)),
+        "logs": block("s3_logs", force=force(config.binlog_storage_class)),
     }
 
 
-def _sftp(place: SftpConfig, server: str, chain: Sequence[str]) -> dict[str, str]:
+def _sftp(config: SftpConfig, server: str, chain: Sequence[str]) -> dict[str, str]:
     """The blocks of shell."""
-    enter = f"cd {_batch_word(place.path)}"
+    enter = f"cd {_batch_word(config.path)}"
     folders = [layout.backup_folder(server, backup).rstrip("/") for backup in chain]
     values = {
-        "port": place.port,
-        "account": quote(f"{place.user}@{place.host}"),
+        "port": config.port,
+        "account": quote(f"{config.user}@{config.host}"),
         "enter": enter,
         "enter_word": quote(enter),
         "gets": "\n".join(f"get -r {folder} {layout.SERVERS}{server}" for folder in folders),

@@ -26,8 +26,8 @@ def definition_differs(
     staged: TableDefinition, live: TableDefinition, restored: TableDefinition | None = None, *, triggers: bool = True
 ) -> tuple[str, ...]:
     """``staged``: as the server prints it now; ``restored``: as the backup has it, with what a staged table lacks;
-    None: that is not compared, and without ``triggers`` these are not. Columns that only one of both has are not told.
-    Raises ValueError for text that no server prints.
+    None: that is not compared, and without ``triggers`` these are not. Columns that only one of both has are not
+    reported. Raises ValueError for text that no server prints.
     """
     if staged.is_sequence or live.is_sequence:
         one, other = _sequence(staged), _sequence(live)
@@ -113,7 +113,7 @@ def _options_of(text: str) -> Mapping[str, str]:
         if [one.word for one in words[at : at + 2]] == ["PARTITION", "BY"]:
             found["PARTITION BY"] = " ".join(one.text for one in words[at + 2 :])
             break
-        equals = next((place for place in (at + 1, at + 2) if word_at(words, place) == "="), 0)
+        equals = next((index for index in (at + 1, at + 2) if word_at(words, index) == "="), 0)
         two = equals == at + 2 and word.word in ("DEFAULT", "DATA", "INDEX")
         if equals == at + 1 or two:
             found[f"{word.word} {words[at + 1].word}" if two else word.word or word.text] = _value(words[equals + 1 :])

@@ -1,4 +1,4 @@
-"""What a restore of tables is asked for, every decision taken before it begins, and what it tells when it is over.
+"""What a restore of tables is asked for, every decision taken before it begins, and what it reports when it is over.
 
 What can be said of a restore of tables by a look at the server that gets them, before or without loading a row.
 """
@@ -34,7 +34,7 @@ ROWS, TABLESPACE = "rows", "tablespace"
 @dataclass(frozen=True, slots=True)
 class TablesSpec:
     """``way``: what the tables come out of, by the backups of ``chain`` and ``replay``. ``statements``: of what is
-    replayed, the transactions that the index has the text of: they tell which other tables are needed. ``goals``: the
+    replayed, the transactions that the index has the text of: they show which other tables are needed. ``goals``: the
     tables by their names at the target, and the names that they get. ``into``: the server's name, "" for SQL files in
     ``sql``. ``whole``: schemas of which all tables were asked for, under their schema's name: what else they have comes
     back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything is handed over.
@@ -95,7 +95,7 @@ class RestoredTable:
 @dataclass(frozen=True, slots=True)
 class TablesOutcome(Document):
     """``into``: the server that got them, "" for SQL files in ``folder``; ``way``: logical or physical; ``position``:
-    the place that they are of; ``done``: whether anything was handed over (a mere comparison ends without);
+    the position that they are of; ``done``: whether anything was handed over (a mere comparison ends without);
     ``objects``: what became of all else that whole schemas hold; ``inexact``: rows may be others than the source
     had."""
 

@@ -116,7 +116,7 @@ def execute(
 ) -> TablesOutcome:
     """Restore the tables of ``spec`` into the server at ``into``, or into SQL files where that is None.
 
-    ``on_done`` is told before the last trace of it is removed: whoever is killed before that goes on with the next
+    ``on_done`` is called before the last trace of it is removed: whoever is killed before that goes on with the next
     attempt, whoever is killed later is done.
 
     Raises RefusedError before anything is done for names that are taken, and what each step raises; then nothing live

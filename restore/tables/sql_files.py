@@ -111,7 +111,7 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
     ``folder`` is left as it is; on the same file system both then share the files. ``flavour``: of the server they are
     for.
 
-    Raises RefusedError for a target that holds something, lies where ``refuse_target`` allows none, or cannot be
+    Raises RefusedError for a target that holds something, is where ``refuse_target`` allows none, or cannot be
     written.
     """
     refuse_target(target)
@@ -168,7 +168,7 @@ def _write(folder: Path, target: Path, client: str) -> None:
 
 
 def _remove_partial(partial: Path) -> None:
-    """What a killed call left. Raises RefusedError where something lies there that such a call does not make."""
+    """What a killed call left. Raises RefusedError where something is there that such a call does not make."""
     if not os.path.lexists(partial):
         return
     foreign = (

@@ -50,7 +50,7 @@ class CopiedTables:
 
     @property
     def tables(self) -> tuple[DumpedTable, ...]:
-        """What ``load`` is told of the ones that are there: no files to load."""
+        """What ``load`` receives of the ones that are there: no files to load."""
         return tuple(
             DumpedTable(name, Outcome.DUMPED, "InnoDB", count, tool=TABLESPACE) for name, count in self.rows.items()
         )

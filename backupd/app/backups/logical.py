@@ -272,7 +272,7 @@ def shared_fields(
             header,
             body,
             destinations=[d.name for d in destinations],
-            places={**server.required, **server.others},
+            configs={**server.required, **server.others},
             signed=server.name in signed_servers(wiring.settings),
         )
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from restore.runbook.backup_runbook import render_logical_runbook, render_runbook
-from restore.runbook.shared_steps import render_places, render_unpack
+from restore.runbook.shared_steps import render_destinations, render_unpack
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 from storage.filesystem import FilesystemDestination
@@ -57,7 +57,7 @@ def run(script: str, repository: Path, **more: str) -> subprocess.CompletedProce
 
 
 def book(taken: Taken, name: str, place: DestinationConfig) -> str:
-    return render_runbook(taken.header, taken.body, destinations=["local", name], places={name: place})
+    return render_runbook(taken.header, taken.body, destinations=["local", name], configs={name: place})
 
 
 def trimmed(taken: Taken, folder: Path) -> Taken:
@@ -158,7 +158,7 @@ def small(keys: Keys, folder: Path, place: DestinationConfig, files: Mapping[str
     header, body = builder.manifest(entries)
     local = FilesystemDestination("local", folder)
     local.initialise(STARTED)
-    runbook = render_runbook(header, body, destinations=["away"], places={"away": place})
+    runbook = render_runbook(header, body, destinations=["away"], configs={"away": place})
     builder.put(
         local,
         header,
@@ -271,8 +271,8 @@ def test_each_place_is_described_without_a_secret(taken: Taken) -> None:
         ),
     }
     for text in (
-        render_runbook(taken.header, taken.body, destinations=list(places), places=places),
-        render_logical_runbook(taken.header, taken.body, destinations=list(places), places=places),
+        render_runbook(taken.header, taken.body, destinations=list(places), configs=places),
+        render_logical_runbook(taken.header, taken.body, destinations=list(places), configs=places),
     ):
         for word in (
             "`acme-backups`",
@@ -293,14 +293,14 @@ def test_each_place_is_described_without_a_secret(taken: Taken) -> None:
         assert "@" not in re.sub(r"\$@|backupd@vault|ops@example.com|backupd_private@localhost", "", text)
         assert text.index("## Where the files are") < text.index("## 1. ")
     local = {"local": places["local"]}
-    assert render_places("shop", ["x"], local, stored=1) == ""
-    assert "Where the files are" not in render_runbook(taken.header, taken.body, destinations=["local"], places=local)
+    assert render_destinations("shop", ["x"], local, stored=1) == ""
+    assert "Where the files are" not in render_runbook(taken.header, taken.body, destinations=["local"], configs=local)
 
 
 def test_an_increment_s_places_fetch_the_whole_chain(taken: Taken) -> None:
     place = S3Config.model_validate({"type": "s3", "bucket": "acme"})
     chain = ["20261121T020000Z-7f3a9c01", "20261122T020000Z-7f3a9c02"]
-    text = render_places("shop", chain, {"cloud": place}, stored=1 << 30)
+    text = render_destinations("shop", chain, {"cloud": place}, stored=1 << 30)
     assert text.count("for backup in 20261121T020000Z-7f3a9c01 20261122T020000Z-7f3a9c02; do") == 2
     assert "at most 1.0 GiB" in text
     assert "Amazon S3" in text
