@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 
+import psycopg
 import pytest
 
 from backupd.catalog.database import Database
@@ -21,6 +23,7 @@ from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobKind, JobRecord, 
 from backupd.model.proof import Phase
 from backupd.process.run_context import utc_now
 from tests.support.catalog import samples
+from tests.support.catalog.postgresql import PostgreSQL
 from tests.support.catalog.samples import NOON
 from tests.support.dice import rounds, thrown
 
@@ -214,6 +217,60 @@ def test_two_processes_never_claim_the_same_job(url: str) -> None:
     assert sorted(line[0] for line in lines) == [f"job-{number:04}" for number in range(60)]
     with open_catalog(url) as catalog:
         assert {(job.id, job.owner) for job in catalog.jobs.list()} == {(line[0], line[1]) for line in lines}
+
+
+_QUEUER = """
+import sys
+from dataclasses import replace
+from datetime import datetime
+from backupd.catalog.session import open_catalog
+from backupd.model.job import JobKind, JobRecord, JobState
+url, job_id, ending, now = sys.argv[1], sys.argv[2], sys.argv[3], datetime.fromisoformat(sys.argv[4])
+sweep = JobRecord(job_id, JobKind.SWEEP, "", JobState.QUEUED, queued_at=now, arguments={"destination": "local"})
+sweep = replace(sweep, leg="sweep/local", runs_on="host:a")
+with open_catalog(url) as catalog:
+    if ending:
+        catalog.jobs.finish(ending, JobState.SUCCEEDED, now, token=1, then=[sweep])
+    else:
+        catalog.jobs.enqueue(sweep)
+"""
+_HOLDING = """
+CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS
+  $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$;
+CREATE TRIGGER held BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION held();
+"""
+"""From then on no row comes into the table while somebody holds the advisory lock 1."""
+
+
+def test_two_processes_that_queue_the_sweep_of_one_destination_at_once_leave_one_waiting(
+    postgresql: PostgreSQL,
+) -> None:
+    url = postgresql.create("sweeps")
+    with open_catalog(url) as catalog:
+        catalog.jobs.add(queued(kind=JobKind.RETENTION, state=JobState.RUNNING, owner="me", token=1))
+    with psycopg.connect(url, autocommit=True) as holder, psycopg.connect(url, autocommit=True) as watcher:
+        holder.execute(_HOLDING)
+        with holder.transaction():
+            holder.execute("SELECT pg_advisory_xact_lock(1)")
+            processes = [
+                subprocess.Popen([sys.executable, "-W", "error", "-c", _QUEUER, url, name, ending, NOON.isoformat()])
+                for name, ending in (("sweep-1", ""), ("sweep-2", "job-0001"))
+            ]
+            while _blocked(watcher) < 2:  # both have seen that none waits, or one waits for what the other sees
+                assert [process.poll() for process in processes] == [None, None]
+                time.sleep(0.02)
+    assert [process.wait(600) for process in processes] == [0, 0]
+    with open_catalog(url) as catalog:
+        (sweep,) = catalog.jobs.list(kind=JobKind.SWEEP)
+        assert (sweep.state, sweep.leg) == (JobState.QUEUED, "sweep/local")
+        assert catalog.jobs.get("job-0001").state is JobState.SUCCEEDED
+
+
+def _blocked(watcher: psycopg.Connection[tuple[int]]) -> int:
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    row = watcher.execute(asked).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def test_only_the_newest_token_may_say_anything(catalog: Catalog) -> None:
