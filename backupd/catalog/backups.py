@@ -325,9 +325,11 @@ class Backups(Rows):
                 put_row(connection, copies, row_of(copies, copy, backup_id=backup_id))
 
     def remove_copy(self, backup_id: str, destination: str) -> None:
-        """Quiet when there is none."""
+        """Forget a copy, and with the last one the backup. Quiet when there is none."""
         with self._database.write() as connection, changing(connection, backup_id):
             connection.execute(delete(copies).where(_is_copy(backup_id, destination)))
+            left = exists().where(copies.c.backup_id == backup_id)
+            connection.execute(delete(backups).where(backups.c.id == backup_id, ~left))
 
     def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
         """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""

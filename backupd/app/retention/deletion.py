@@ -112,6 +112,9 @@ def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
     gone = [copy.destination for copy in record.copies if copy.destination not in wiring.settings.destinations]
     for name in gone:
         _forget_copy(wiring, name, record.id)
+    if not record.copies:  # a process of an older version was killed between its last copy and its row
+        wiring.catalog.backups.remove(record.id)
+        wiring.catalog.witnesses.forget(record.id)
     return [
         f"{record.id}: its copy at {name} was removed from the catalog, since {name} is no longer configured; files "
         f"there stay, and the backup reappears when {name} is configured again"
@@ -291,13 +294,19 @@ def forget_swept(wiring: Wiring, destination: Destination, backups: Sequence[str
 
 
 def _forget_copy(wiring: Wiring, place: str, backup_id: str) -> None:
+    """The witnesses of a backup go before its last copy: a process that dies in between leaves a row that the next look
+    forgets. And after it, since other hosts may forget other copies at the same time."""
+
+    def is_elsewhere() -> bool:
+        try:
+            return any(copy.destination != place for copy in wiring.catalog.backups.get(backup_id).copies)
+        except NotFoundError:
+            return False
+
+    if not is_elsewhere():
+        wiring.catalog.witnesses.forget(backup_id)
     wiring.catalog.backups.remove_copy(backup_id, place)
-    try:
-        left = wiring.catalog.backups.get(backup_id).copies
-    except NotFoundError:
-        return
-    if not left:
-        wiring.catalog.backups.remove(backup_id)
+    if not is_elsewhere():
         wiring.catalog.witnesses.forget(backup_id)
 
 

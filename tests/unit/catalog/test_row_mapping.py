@@ -98,9 +98,9 @@ def test_states_pins_and_copies_change_one_by_one(catalog: Catalog) -> None:
     catalog.backups.remove_copy(record.id, "local")
     assert not catalog.backups.get(record.id).pinned
     assert [copy.destination for copy in catalog.backups.get(record.id).copies] == ["offsite"]
+    catalog.backups.remove_copy(record.id, "offsite")
+    assert tuple(catalog.backups.every()) == (), "no row is left without a copy"
     catalog.backups.remove(record.id)
-    catalog.backups.remove(record.id)
-    assert tuple(catalog.backups.every()) == ()
 
 
 def test_what_is_not_there_is_named(catalog: Catalog) -> None:

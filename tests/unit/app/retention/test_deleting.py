@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete as delete_rows
 
 from backupd.app.backup_records import adopt_unknown
 from backupd.app.context.wiring import Wiring
@@ -19,6 +20,7 @@ from backupd.app.service.dispatch import perform
 from backupd.app.service.requests import Requests
 from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.catalog.tables.backups import copies
 from backupd.model.access import Actor, Role, Via
 from backupd.model.backup_record import BackupState, HoldKind
 from backupd.model.errors import CatalogError, DestinationError, NotFoundError, RefusedError
@@ -416,6 +418,16 @@ def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_wi
     assert undelete(one.wiring, older) == [older]
     assert delete(one.wiring, only, now=True).held == ()
     assert only not in {record.id for record in one.catalog.backups.every()}
+
+
+def test_a_row_that_a_killed_process_left_without_copies_is_removed_by_hand(shelf: Make) -> None:
+    one = shelf()
+    full, *_increments, other = chain(one, 1)
+    with one.catalog.backups._database.write() as connection:
+        connection.execute(delete_rows(copies).where(copies.c.backup_id == full))
+    assert one.catalog.backups.get(full).copies == ()
+    assert delete(one.wiring, full, now=False) == Deleted()
+    assert [record.id for record in one.catalog.backups.every()] == [other]
 
 
 def test_what_is_deleted_comes_back_though_a_destination_of_it_is_not_configured_any_more(shelf: Make) -> None:
