@@ -92,7 +92,7 @@ def test_what_is_said_where_only_a_port_of_the_database_host_is_reached_is_true(
         checked = house.run("check", SERVER)
         assert checked.code == 0, checked.all
         assert not re.search("physical backup|datadir|mariadb-backup", checked.all), checked.all
-        assert "copies the binary log up to its end" in checked.out
+        assert "the binary log is received up to its end" in checked.out
         told = house.run("timeline", SERVER).out
         assert "tables of shop-db1 are recoverable up to" in told
         assert "the whole server is not recoverable" in told

@@ -14,7 +14,7 @@ TRIED = {
     "{} is {}: {}": "asked of the server that answers, and compared with what is known of it",
     "every local user can read at {}/metrics, without a token: names of servers, ": "told by the configuration",
     "physical backups leave out the {} tables of engine {}; all of them ": "the server's tables are listed",
-    "{} copies the binary log up to its end": "the log is fetched, and its bytes counted",
+    "the binary log is received up to its end; {}": "the end of the log is received, as a stream does",
     "{} can be read": "a byte of each file is read",
     "{} can be read: key plugins of prepared copies get a copy of it": "it is opened",
     "programs that work on backups run as {}, ": "the user is looked up, as before each of them",
