@@ -263,6 +263,10 @@ class _Closure:
             for name in dict.fromkeys((*views, *reading.views))
         }
         self._triggers = triggers
+        self._former: dict[TableName, set[TableName]] = {}
+        for kind, old, new in reading.steps:
+            if kind is ChangeKind.RENAME and new is not None:
+                self._former.setdefault(new, set()).add(old)
         self.inseparable: list[str] = []
         self._by_pattern: dict[str, list[TableName]] = {}
         for name in sorted(reading.seen):
@@ -298,7 +302,8 @@ class _Closure:
         unknown |= dict.fromkeys(
             f"statements changed rows of {name.shown}, and the index does not record what its triggers did"
             for name in found
-            if name in self._reading.written and "" in self._reading.triggers.get(name, ())
+            if name in self._reading.written
+            and any("" in self._reading.triggers.get(one, ()) for one in self._names_of(name))
         )
         self.inseparable += itertools.islice(unknown, _NAMED)
         return {name: why for name, why in found.items() if name not in wanted}
@@ -334,8 +339,19 @@ class _Closure:
                 yield other, f"the server's filter does not distinguish it from {name.shown}"
 
     def _fires(self, table: TableName) -> list[str]:
-        there = [self._triggers[table]] if self._triggers is not None and table in self._triggers else []
-        return [*there, *self._reading.triggers.get(table, ())]
+        """The triggers that ``table`` may have: a table keeps its own when it is renamed."""
+        texts: list[str] = []
+        for name in self._names_of(table):
+            texts += [self._triggers[name]] if self._triggers is not None and name in self._triggers else []
+            texts += self._reading.triggers.get(name, ())
+        return texts
+
+    def _names_of(self, table: TableName) -> list[TableName]:
+        """All that it may have been called, its own name first."""
+        names = [table]
+        for name in names:
+            names += sorted(self._former.get(name, set()).difference(names))
+        return names
 
 
 def _touches(text: str, tables: Iterable[TableName]) -> bool:

@@ -256,6 +256,24 @@ def test_what_is_behind_a_definition_that_is_cut_is_of_no_interest_where_no_tabl
         assert relatives([name("a.t")], [indexed(text, size=1024)], nobody, triggers={}).inseparable == (), text
 
 
+def test_a_table_keeps_its_triggers_when_it_is_renamed() -> None:
+    trigger = "CREATE TRIGGER g AFTER INSERT ON b.u FOR EACH ROW UPDATE a.t SET i = 1"
+    for renaming in (
+        ["RENAME TABLE b.u TO b.v"],
+        ["ALTER TABLE b.u RENAME TO b.v"],
+        ["RENAME TABLE b.u TO b.w", "RENAME TABLE b.x TO b.u, b.w TO b.v"],
+    ):
+        later = [*renaming, "INSERT INTO b.v VALUES (1)"]
+        assert "b.v" in shown(of("a.t", *later, triggers={"b.u": trigger})).split(), later
+        assert "b.v" in shown(of("a.t", trigger, *later, triggers={})).split(), later
+        assert shown(of("a.t", *later, triggers={})) == "a.t"
+    cut = indexed(
+        f"CREATE TRIGGER g AFTER INSERT ON b.u FOR EACH ROW BEGIN /* {WIDE} */ DELETE FROM a.t; END", size=1024
+    )
+    moved = [cut, said("RENAME TABLE b.u TO b.v"), said("INSERT INTO b.v VALUES (1)")]
+    assert "triggers" in relatives([name("a.t")], moved, nobody, triggers={}).inseparable[0]
+
+
 def test_a_trigger_that_is_cut_matters_where_statements_fired_it() -> None:
     trigger = f"CREATE TRIGGER g AFTER INSERT ON a.t FOR EACH ROW BEGIN /* {WIDE} */ DELETE FROM b.u; END"
     fired = said("INSERT INTO a.t VALUES (1)")
