@@ -64,7 +64,8 @@ def test_the_disk_does_not_grow(small_house: House) -> None:
     assert max(sizes) <= sizes[2] + 3 * REDO, "as much as three backups, however many were taken"
     for folder in ("tombstones", "intents", "sweeps", "pins"):
         assert _files(house, folder) == []
-    jobs = house.ok("jobs")
+    jobs = house.ok("jobs", "list", "--limit", "1000")
+    assert [job["state"] for job in jobs].count("abandoned") == 1, "the one that was killed"
     assert {job["state"] for job in jobs if job["kind"] != "physical-full"} == {"succeeded"}
     assert {job["kind"] for job in jobs} == {"physical-full", "retention", "sweep"}
     assert house.fsck() == []
