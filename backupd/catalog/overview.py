@@ -21,7 +21,7 @@ from backupd.catalog.tables.binlogs import (
     binlog_streams,
 )
 from backupd.model.event import MessageState
-from backupd.model.job import NOT_COUNTED, JobState
+from backupd.model.job import NOT_COUNTED, JobState, LastJob
 from backupd.model.proof import PROVED, RESTORED
 
 BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, JobState.MISSED})
@@ -42,22 +42,6 @@ class LastTest:
     proved_at: datetime | None
     warnings: Sequence[str] | None
     older: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class LastJob:
-    """The last one that ended of its server, kind and leg. ``succeeded_at``: when one of them last did what it
-    should."""
-
-    id: str
-    server: str
-    kind: str
-    leg: str
-    state: JobState
-    finished_at: datetime | None
-    message: str
-    hint: str
-    succeeded_at: datetime | None
 
 
 def is_in_trouble(job: LastJob, others: Iterable[LastJob]) -> bool:

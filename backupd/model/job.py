@@ -175,6 +175,22 @@ class RestoreRecord(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class LastJob:
+    """The last one that ended of its server, kind and leg. ``succeeded_at``: when one of them last did what it
+    should."""
+
+    id: str
+    server: str
+    kind: str
+    leg: str
+    state: JobState
+    finished_at: datetime | None
+    message: str
+    hint: str
+    succeeded_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """One report. ``phase`` names the step (``copy``, ``fetch``, ``prepare`` ...); totals are None while unknown.
 

@@ -34,12 +34,12 @@ from backupd.app.views.standings import UNSEEN, ServerStatus, StatusCache, statu
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
-from backupd.catalog.overview import LastJob, is_in_trouble
+from backupd.catalog.overview import is_in_trouble
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.binlog import Gap
 from backupd.model.document import made_of
 from backupd.model.event import Incident, Severity
-from backupd.model.job import BACKUPS, JobRecord, JobState
+from backupd.model.job import BACKUPS, JobRecord, JobState, LastJob
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time
 

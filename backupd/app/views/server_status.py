@@ -19,12 +19,11 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
 from backupd.app.views.objectives import first_to_come
-from backupd.catalog.overview import LastJob
 from backupd.model.backup_record import BackupKind, BackupRecord, Hold
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Incident
-from backupd.model.job import JobKind, JobRecord
+from backupd.model.job import JobKind, JobRecord, LastJob
 from backupd.model.proof import PROVED, RESTORED
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.timeline import Objectives, Reach, Timeline

@@ -108,7 +108,7 @@ def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_
         (("alerts",), {"alerts", "backups"}, 60),
         (("token", "list"), {"access"}, 55),
         (("audit",), {"access"}, 55),
-        (("timeline", "db1"), {"binlog"}, 102),
+        (("timeline", "db1"), {"binlog"}, 100),
         (("retention", "db1"), {"backups"}, 115),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
