@@ -12,10 +12,8 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
 
-from backupd.cli.main import main
 from backupd.process.forking import TITLE_ROOM, answer_requests, files_state, show_as
 from backupd.process.runtime import hide_memory
-from policies.handed import prepare
 
 PACKAGES = ("backupd", "policies", "restore", "storage")
 """Whose modules are imported."""
@@ -45,20 +43,24 @@ def import_everything(kinds: Collection[str]) -> None:
             if not f"{found.name}.".startswith(tuple(f"{name}." for name in (*_NOT_NEEDED, *unused))):
                 import_module(found.name)
     import_module("backupd.cli.commands.serve")
+    from policies.handed import prepare
+
     prepare()
 
 
 def run(descriptor: int, kinds: Sequence[str]) -> int:
     """Serve; in a child: run its command. Gives the exit code."""
+    folders = [folder for package in PACKAGES for folder in import_module(package).__path__]
+    state = files_state(folders)  # before anything else is imported: what is exchanged from now on is seen
     hide_memory()
     show_as([sys.executable, "-m", "backupd.cli.fork_server", *kinds])
-    folders = [folder for package in PACKAGES for folder in import_module(package).__path__]
-    state = files_state(folders)
     import_everything(kinds)
     with socket.socket(fileno=descriptor) as connection:
         words = answer_requests(connection, folders, state)
     if words is None:
         return 0
+    from backupd.cli.main import main
+
     sys.argv = ["backupd", *words]  # as who holds a lock is told
     return main()
 

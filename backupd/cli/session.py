@@ -179,9 +179,11 @@ class Run:
             for job, error in self.service.follow_ups.run(self.follows):
                 self.screen.warn(f"{job.leg or job.kind} did not succeed (job {job.id}): {error.line}")
         except KeyboardInterrupt:
-            self.screen.warn("removal of what is due was interrupted; the next backup, or the service, goes on with it")
+            self.screen.warn(
+                "the removal of expired backups was interrupted; the next backup, or the service, continues it"
+            )
         except Exception as error:  # noqa: BLE001  told; the job that was asked for has ended, and well or ill as it says
-            self.screen.warn(f"what is due was not removed: {explained(error, 'the removal').line}")
+            self.screen.warn(f"expired backups were not removed: {explained(error, 'the removal').line}")
 
     def ends(self, *, well: bool) -> None:
         """Exit status 1 unless it ends well. Raises Exit."""

@@ -117,7 +117,7 @@ def refuse_lost_files(old: Settings, new: Settings) -> None:
         folder = new.configuration.servers_folder
         raise RefusedError(
             f"there is no file of servers in {folder} any more: {few(lost, _NAMED)} would not be backed up",
-            hint="look whether it is mounted; where all of these are to go, restart the service",
+            hint="check that the folder is mounted; to remove these servers on purpose, restart the service",
         )
 
 

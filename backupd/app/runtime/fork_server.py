@@ -121,7 +121,7 @@ class ForkServer:
                 raise ConnectionResetError("the fork server has ended")
             answer: dict[str, Any] = json.loads(message)
             if answer.get("outdated"):
-                say("fork-server-outdated", "files of backupd were exchanged: new processes run what is installed now")
+                say("fork-server-outdated", "files of backupd were replaced: new jobs run the installed version")
                 self._end()
                 return None
             if "error" in answer:
@@ -136,7 +136,7 @@ class ForkServer:
         self._end()
         self._next_start = time.monotonic() + PAUSE
         words = process.last_words() if process is not None else ""
-        message = f"no process can be forked: {why}; they are started one by one for the next {PAUSE:g} s"
+        message = f"jobs cannot be forked: {why}; for the next {PAUSE:g} s each is started as a program, which is slower"
         say("fork-server-trouble", f"{message}\n{words}".rstrip(), level=logging.WARNING)
 
     def _end(self) -> None:

@@ -30,13 +30,15 @@ def examined(wiring: Wiring, *, mend: bool) -> list[Finding]:
     found = []
     for name in wiring.catalog.standings.servers():
         if name in wiring.settings.servers and (more := _more(wiring, name)):
-            text = f"{name}: the row of how it stands tells {more}"
+            text = f"{name}: the stored status says {more}"
             found.append(Finding(Invariant.STANDING_MATCHES_ROWS, name, text, repairable=True))
             if mend:
                 look(wiring, name, wiring.clock())
         kept, counted = wiring.catalog.backups.stock(name)
         if {place: amounts for place, amounts in kept.items() if amounts[0]} != counted:
-            text = f"{name}: the catalog keeps {_stock(kept)}, and the copies of its backups are {_stock(counted)}"
+            text = (
+                f"{name}: the stored totals are {_stock(kept)}; the copies of its backups add up to {_stock(counted)}"
+            )
             found.append(Finding(Invariant.STOCK_MATCHES_COPIES, name, text, repairable=True))
             if mend:
                 wiring.catalog.backups.recount(name)
@@ -69,22 +71,22 @@ def _more(wiring: Wiring, name: str) -> str:
     told = status.found
     alone = {one.name: one.latest for one in fresh.reach}
     pairs = (
-        ("that it is recoverable until", told.latest, fresh.latest, _is_after(told.latest, fresh.latest)),
-        ("that it is recoverable from", told.first, fresh.first, _is_after(fresh.first, told.first)),
+        ("recoverable until", told.latest, fresh.latest, _is_after(told.latest, fresh.latest)),
+        ("recoverable from", told.first, fresh.first, _is_after(fresh.first, told.first)),
         *(
             (
-                f"that {one.name} alone reaches",
+                f"{one.name} alone recoverable until",
                 one.latest,
                 alone.get(one.name),
                 _is_after(one.latest, alone.get(one.name)),
             )
             for one in told.reach
         ),
-        ("as complete backups", told.backups, fresh.backups, told.backups != fresh.backups),
-        ("as protected backups", told.protected, fresh.protected, told.protected != fresh.protected),
-        ("as stored bytes", told.bytes_stored, fresh.bytes_stored, told.bytes_stored != fresh.bytes_stored),
+        ("complete backups:", told.backups, fresh.backups, told.backups != fresh.backups),
+        ("protected backups:", told.protected, fresh.protected, told.protected != fresh.protected),
+        ("stored bytes:", told.bytes_stored, fresh.bytes_stored, told.bytes_stored != fresh.bytes_stored),
     )
-    return "; ".join(f"{what} {one}, and a look finds {other}" for what, one, other, differs in pairs if differs)
+    return "; ".join(f"{what} {one} instead of {other}" for what, one, other, differs in pairs if differs)
 
 
 def _is_after(one: datetime | None, other: datetime | None) -> bool:

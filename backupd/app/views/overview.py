@@ -179,7 +179,7 @@ def _reasons(
     if stands.behind:
         yield Reason(
             Status.WARNING,
-            f"what can be recovered is told as of {format_time(stands.at)}: later changes are not evaluated yet",
+            f"recoverability is shown as of {format_time(stands.at)}: later changes are not evaluated yet",
             "repeat in a few seconds; while no service runs: backupd timeline " + made.name,
         )
     yield from _of_last_proof(made)

@@ -44,6 +44,15 @@ def chain(one: Shelf, length: int = 3, **where: object) -> list[str]:
     return [*ids, one.add(9, days=1)]
 
 
+def due(shelf: Make) -> tuple[Shelf, tuple[str, str, str], str]:
+    """A chain whose grace period is over, and a backup that stays."""
+    one = shelf()
+    full, first, second, other = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+    return one, (full, first, second), other
+
+
 def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) -> None:
     one = shelf()
     full, first, second, other = chain(one)
@@ -59,10 +68,7 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
 def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
     shelf: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = shelf()
-    full, first, second, other = chain(one)
-    delete(one.wiring, full, now=False, with_increments=True)
-    one.clock.move(days=2)
+    one, (full, first, second), other = due(shelf)
 
     def failing(wiring: Wiring, destination: Destination) -> Expected:
         told = expected_at(wiring, destination)
@@ -87,10 +93,7 @@ def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
 def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
     shelf: Make, monkeypatch: pytest.MonkeyPatch, ending: BaseException
 ) -> None:
-    one = shelf()
-    full, first, second, other = chain(one)
-    delete(one.wiring, full, now=False, with_increments=True)
-    one.clock.move(days=2)
+    one, (full, first, second), other = due(shelf)
 
     def ended(*_arguments: object) -> None:
         raise ending
@@ -108,10 +111,7 @@ def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
 def test_what_a_killed_process_has_removed_stands_in_the_audit_after_the_next_look(
     shelf: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = shelf()
-    full, first, second, other = chain(one)
-    delete(one.wiring, full, now=False, with_increments=True)
-    one.clock.move(days=2)
+    one, (full, first, second), other = due(shelf)
 
     def killed(*_arguments: object) -> None:
         raise KeyboardInterrupt

@@ -284,7 +284,7 @@ def test_fsck_names_a_destination_that_is_said_to_reach_further_than_it_does(str
     row = catalog.standings.rows()[0]["db1"]
     catalog.standings.keep("db1", row.made, row.basis, NOW, json.dumps(false.as_json()))
     (found,) = examined(streamed.wiring, mend=True)
-    assert "that local alone reaches 2026-11-21 13:00:00+00:00, and a look finds" in found.message
+    assert "local alone recoverable until 2026-11-21 13:00:00+00:00 instead of" in found.message
     assert examined(streamed.wiring, mend=False) == []
 
 

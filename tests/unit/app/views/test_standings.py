@@ -282,7 +282,7 @@ def test_fsck_names_the_server_of_which_something_else_is_kept_and_repairs_it(li
         ("standing-matches-rows", "db1", True),
         ("stock-matches-copies", "db1", True),
     ]
-    assert "7, and a look finds 1" in found[0].message
+    assert "7 instead of 1" in found[0].message
     examined(life.wiring, mend=True)
     assert examined(life.wiring, mend=False) == []
     assert life.kept()[0].backups == 1
