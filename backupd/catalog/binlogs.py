@@ -297,7 +297,7 @@ def _by_server(found: Iterable[tuple[Segment, int]]) -> dict[str, list[tuple[Seg
 
 
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> bool:
-    """Was a damaged copy there before?"""
+    """Does it more than go on with what is there? It does in place of a damaged copy, and behind a hole."""
     number = _branch(connection, segment.server, segment.branch)
     place = _is(number, segment.key)
     ending = connection.scalar(select(_S.ending).where(place))
@@ -322,7 +322,19 @@ def _add(connection: Connection, segment: Segment, destination: str, stored: int
         connection.execute(update(binlog_copies).where(here).values(**values))
     if known != COMPLETE or ending == Ending.OPEN:
         binlogruns.added(connection, number, segment, destination, stored)
-    return known is not None and known != COMPLETE
+    return known != COMPLETE and (known is not None or not _goes_on(connection, number, segment, destination))
+
+
+def _goes_on(connection: Connection, branch: int, segment: Segment, destination: str) -> bool:
+    """Is what the log holds right before ``segment`` at ``destination``?"""
+    if segment.start:
+        before = (_C.number == segment.number) & (_C.end_pos == segment.start)
+    else:
+        before = (_C.number == segment.number - 1) & (_S.ending != str(Ending.OPEN))
+    its = (_S.branch == _C.branch) & (_S.number == _C.number) & (_S.start_pos == _C.start_pos)
+    here = (_C.branch == branch) & (_C.destination == destination) & (_C.state == COMPLETE)
+    found = select(_C.number).where(here, before, its, _S.end_pos == _C.end_pos).limit(1)
+    return connection.scalar(found) is not None
 
 
 def _branch(connection: Connection, server: str, branch: str) -> int:

@@ -136,7 +136,7 @@ class ForkServer:
         self._end()
         self._next_start = time.monotonic() + PAUSE
         words = process.last_words() if process is not None else ""
-        message = f"jobs cannot be forked: {why}; for the next {PAUSE:g} s each is started as a program, which is slower"
+        message = f"jobs cannot be forked: {why}; for the next {PAUSE:g} s each starts as a program, which is slower"
         say("fork-server-trouble", f"{message}\n{words}".rstrip(), level=logging.WARNING)
 
     def _end(self) -> None:

@@ -100,45 +100,46 @@ def test_everything_that_a_standing_is_made_of_is_counted_and_nothing_else(catal
     assert catalog.standings.count("b") == followed, "what is confirmed is followed by itself"
 
 
-def test_runs_and_copies_that_come_in_place_of_others_are_counted(catalog: Catalog) -> None:
-    def file(number: int, *, ending: Ending = Ending.ROTATED) -> Segment:
-        gtids = f"0-1-{number}00", f"0-1-{number + 1}00"
-        return Segment(
-            "a",
-            FIRST,
-            f"binlog.{number:06}",
-            number,
-            0,
-            100,
-            ending,
-            *gtids,
-            9,
-            NOW,
-            NOW,
-            False,
-            (1,),
-            "mariadb",
-            "10.11",
-            "0" * 64,
-        )
+def _segment(number: int, start: int, end: int, ending: Ending = Ending.ROTATED) -> Segment:
+    gtids = f"0-1-{number}00", f"0-1-{number + 1}00"
+    named = "a", FIRST, f"binlog.{number:06}"
+    return Segment(*named, number, start, end, ending, *gtids, 9, NOW, NOW, False, (1,), "mariadb", "10.11", "0" * 64)
 
+
+def test_runs_and_copies_that_come_in_place_of_others_are_counted(catalog: Catalog) -> None:
     binlogs, count = catalog.binlogs, catalog.standings.count
     catalog.binlogs.add_branch(Branch("a", FIRST, NOW, BranchReason.FIRST, "u", "mariadb", "binlog", 1))
-    binlogs.add_segments([(file(number), 40) for number in (1, 3)], "local", NOW)
+    binlogs.add_segments([(_segment(number, 0, 100), 40) for number in (1, 3)], "local", NOW)
     seen = count("a")
-    binlogs.add_segments([(file(number), 40) for number in (2, 9)], "local", NOW)
+    binlogs.add_segments([(_segment(number, 0, 100), 40) for number in (2, 9)], "local", NOW)
     assert count("a").losses > seen.losses, "one run became part of another, and one came"
-    binlogs.add_segment(file(10), "local", 40, NOW)
-    binlogs.mark_damaged("a", file(10).key, "local")
+    binlogs.add_segment(_segment(10, 0, 100), "local", 40, NOW)
+    binlogs.mark_damaged("a", _segment(10, 0, 100).key, "local")
     seen = count("a")
-    binlogs.add_segment(file(10), "local", 40, NOW)
+    binlogs.add_segment(_segment(10, 0, 100), "local", 40, NOW)
     assert count("a").changes > seen.changes, "what was damaged is there again"
-    open_file = file(11, ending=Ending.OPEN)
+    open_file = _segment(11, 0, 100, Ending.OPEN)
     binlogs.add_segment(open_file, "local", 40, NOW)
     assert count("a").changes == seen.changes + 1, "a run that goes on is followed"
     binlogs.mark_damaged("a", open_file.key, "local")
     binlogs.add_segment(open_file, "local", 40, NOW)
     assert count("a").changes == seen.changes + 3
+
+
+def test_a_piece_counts_as_a_change_where_the_log_before_it_is_missing(catalog: Catalog) -> None:
+    binlogs, count = catalog.binlogs, catalog.standings.count
+    binlogs.add_branch(Branch("a", FIRST, NOW, BranchReason.FIRST, "u", "mariadb", "binlog", 1))
+    binlogs.add_segment(_segment(1, 0, 100), "local", 40, NOW)
+    seen = count("a")
+    for going_on in (_segment(2, 0, 50, Ending.OPEN), _segment(2, 50, 90, Ending.OPEN)):
+        binlogs.add_segment(going_on, "local", 40, NOW)
+    assert count("a") == seen
+    binlogs.add_segment(_segment(2, 95, 120, Ending.OPEN), "local", 40, NOW)
+    assert count("a").losses == seen.losses + 1, "five bytes are missing before it"
+    binlogs.add_segment(_segment(2, 120, 130, Ending.OPEN), "offsite", 40, NOW)
+    assert count("a").losses == seen.losses + 2, "what is before it lies elsewhere"
+    binlogs.add_segment(_segment(4, 0, 20, Ending.OPEN), "local", 40, NOW)
+    assert count("a").losses == seen.losses + 3, "a whole file is missing before it"
 
 
 def test_what_is_confirmed_is_told_of_each_branch(catalog: Catalog) -> None:
