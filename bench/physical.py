@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.text import format_size, parse_size
-from bench import api, logical, looking, offsite, onetable, replaying, scheduling, solving, streaming, timeline
+from bench import api, logical, looking, offsite, onetable, replaying, solving, streaming, timeline
+from bench.fleet import scheduling
 from bench.house import House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys

@@ -1,4 +1,4 @@
-"""Binary log streams: `backupd run-stream` against the bare `mysqlbinlog --raw --stop-never` that it supervises.
+"""Binary log streams: `backupd run-stream` against the bare `mysqlbinlog --raw --stop-never`.
 
 Part of ``make bench``. Catching up: a log that was written before is copied, by either one after the other, from the
 start of the program to the last byte; backupd's has then been checked, indexed, compressed, sealed for the key, stored

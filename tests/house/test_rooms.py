@@ -14,9 +14,7 @@ from tests.house.defined import PACKAGES, ROOT
 MOST_FILES = 16
 LONG = 600
 REASONS = {
-    "tests/unit/app/jobs/test_jobs.py": "one job's life, from queue to end, in one scene",
     "tests/unit/app/retention/test_store_faults.py": "each fault of a store against each use case, in one table",
-    "tests/unit/app/views/test_overview.py": "each state of a server, in one table",
 }
 """Why a file is longer than 600 lines. A file that no longer is has no line here."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sqlite3
 import stat
@@ -12,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -576,40 +574,7 @@ def test_jobs_that_were_over_long_ago_go_with_their_logs(wiring: Wiring) -> None
     assert [path.stem for path in logs.log_folder(wiring.settings).iterdir()] == [left.id]
 
 
-# -- logs
-
-
 @pytest.mark.parametrize("name", ["../../etc/passwd", "20261121T040000Z-7f3a9c01/../x", ""])
 def test_only_ids_of_jobs_name_logs(wiring: Wiring, name: str) -> None:
     with pytest.raises(NotFoundError):
         logs.read_log(wiring.settings, name)
-
-
-def test_the_log_is_json_lines_where_nobody_looks() -> None:
-    stream = StringIO()
-    with logs.logging_to(stream):
-        logs.say("job-failed", f"first\npassword=hunter2 {HASH}", level=logging.ERROR, server="db1", job="j1")
-        logs.say("daemon-started", "hello")
-    logs.say("daemon-stopped", "nobody listens")
-    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
-    assert first.pop("time").endswith("Z")
-    assert first == {
-        "level": "error",
-        "event": "job-failed",
-        "server": "db1",
-        "job": "j1",
-        "message": "first\npassword=[hidden] [hidden]",
-    }
-    assert (second["event"], second["server"], second["message"]) == ("daemon-started", "", "hello")
-
-
-def test_the_log_is_text_on_a_terminal() -> None:
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    with logs.logging_to(stream):
-        logs.say("job-failed", "gpg exited with 2", level=logging.WARNING, server="db1", job="j1")
-    line = stream.getvalue()
-    assert line.endswith("Z WARNING job-failed db1 j1: gpg exited with 2\n")

@@ -25,8 +25,8 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.errors import CatalogError, RefusedError
 from backupd.model.server_facts import Identity, Verdict
 from backupd.recovery.timeline import Timeline
+from tests.support.service.desk import BRANCH, HOUR, MINUTE, NOW, STREAMED, Desk, desk_of
 from tests.support.service.house import GOLD
-from tests.unit.app.views.test_overview import BRANCH, HOUR, MINUTE, NOW, STREAMED, Desk, desk_of
 
 SECOND = timedelta(seconds=1)
 PLACE = (1, 1000)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,165 +14,32 @@ from sqlalchemy import event
 
 from backupd.app.context.destination_identity import findings
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.wiring import Wiring, owner
+from backupd.app.context.wiring import Wiring
 from backupd.app.copies import protection
 from backupd.app.restores.plan import plan
 from backupd.app.views import standings as standing
-from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
+from backupd.app.views.destinations import DestinationLook
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import overview
-from backupd.app.views.server_status import ServerOverview, Status, timeline
+from backupd.app.views.server_status import Status, timeline
 from backupd.catalog.backups import Absence
-from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
-from backupd.model.errors import BackupdError, DestinationError, NotFoundError, RefusedError
+from backupd.model.binlog import Gap
+from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Incident, Severity
-from backupd.model.job import JobRecord, JobState
-from backupd.model.proof import Proof
+from backupd.model.job import JobState
 from backupd.model.server_facts import Position
 from backupd.recovery.timeline import Timeline
-from storage.destination import Space
 from tests.support.catalog import samples
-from tests.support.service.house import GOLD, Clock, Office
-
-NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-BRANCH = "20261101T000000Z-00000001"
-STREAMED = GOLD + "binlog: {stream: true}\nobjectives: {rpo: 2m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n"
+from tests.support.service.desk import BRANCH, HOUR, MINUTE, NOW, STREAMED, Desk, desk_of
+from tests.support.service.house import GOLD
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine has every server looked at as well, while whoever asks waits."""
     monkeypatch.setattr(standing, "BUDGET", 240.0)
-
-
-@dataclass
-class Desk:
-    office: Office
-    wiring: Wiring
-    clock: Clock
-
-    @property
-    def catalog(self) -> Catalog:
-        return self.wiring.catalog
-
-    def look(self, after: timedelta = timedelta(0), name: str = "db1") -> ServerOverview:
-        self.clock.now += after
-        (found,) = overview(self.wiring, self.clock.now, [name])
-        return found
-
-    def why(self, after: timedelta = timedelta(0)) -> list[tuple[str, str]]:
-        return [(str(reason.status), reason.text) for reason in self.look(after).reasons]
-
-    def backup(
-        self,
-        number: int = 1,
-        *,
-        server: str = "db1",
-        ago: timedelta = HOUR,
-        pos: int = 100,
-        kind: BackupKind = BackupKind.PHYSICAL_FULL,
-    ) -> BackupRecord:
-        at = self.clock.now - ago
-        record = replace(
-            samples.backup(number, server=server, kind=kind, copies=(Copy("local", "complete", at, at),)),
-            started_at=at - 5 * MINUTE,
-            finished_at=at,
-            server_uuid="uuid",
-            position=Position("binlog.000001", pos, "0-1-100"),
-        )
-        self.catalog.backups.add(record)
-        return record
-
-    def logs(self, until: datetime, *, pos: int = 1000, at: str = "local") -> None:
-        """Binary logs of db1 to ``pos``, of which all until then are stored."""
-        self.catalog.binlogs.add_branch(
-            Branch("db1", BRANCH, NOW - 30 * 24 * HOUR, BranchReason.FIRST, "uuid", "mariadb", "binlog", 1)
-        )
-        self.catalog.binlogs.add_segment(
-            Segment(
-                "db1",
-                BRANCH,
-                "binlog.000001",
-                1,
-                0,
-                pos,
-                Ending.OPEN,
-                "",
-                "0-1-500",
-                500,
-                NOW - 9 * HOUR,
-                NOW - MINUTE,
-                False,
-                (1,),
-                "mariadb",
-                "10.11.19",
-                "0" * 64,
-            ),
-            at,
-            500,
-            NOW,
-        )
-        self.catalog.binlogs.confirm("db1", at, BRANCH, (1, pos), until)
-
-    def stream(self, state: str = "streaming", *, ago: timedelta = timedelta(0)) -> None:
-        self.catalog.binlogs.set_stream_state(
-            "db1",
-            {
-                "state": state,
-                "since": "2026-11-21T10:00:00Z",
-                "trouble": "",
-                "error": "" if state == "streaming" else "no route to host\nhint: x",
-                "destinations": {},
-                "owner": owner(),
-                "spool_bytes": 7,
-                "max_spool_bytes": 9,
-            },
-            self.clock.now - ago,
-        )
-
-    def job(self, number: int, state: JobState, *, leg: str = "physical.full", message: str = "") -> JobRecord:
-        first = state if state in (JobState.QUEUED, JobState.MISSED) else JobState.RUNNING
-        record = replace(
-            samples.job(number, server="db1"), id=f"20261121T12{number:02}00Z-00000001", state=first, leg=leg
-        )
-        self.catalog.jobs.add(record)
-        if first is not state:
-            error = BackupdError(message, hint="look at the log") if message else None
-            self.catalog.jobs.finish(record.id, state, self.clock.now, token=record.token, error=error)
-        return record
-
-    def proof(self, number: int, outcome: str, *, ago: timedelta) -> Proof:
-        at = self.clock.now - ago
-        proof = replace(samples.proof(number, outcome=outcome), server="db1", started_at=at - MINUTE, finished_at=at)
-        self.catalog.proofs.add(proof)
-        return proof
-
-
-@contextmanager
-def desk_of(base: Path, policy: str, servers: dict[str, str] | None = None) -> Iterator[Desk]:
-    office, clock = Office(base, servers or {"db1": "gold"}), Clock(NOW)
-    settings = office.write(gold=policy)
-    with open_catalog(settings.catalog) as catalog:
-        yield Desk(office, Wiring(settings, catalog, clock), clock)
-
-
-@pytest.fixture
-def desk(short_tmp: Path) -> Iterator[Desk]:
-    with desk_of(short_tmp, GOLD + "protection: {copies: 1, off_site: 0}\n") as found:
-        yield found
-
-
-@pytest.fixture
-def streamed(short_tmp: Path) -> Iterator[Desk]:
-    with desk_of(short_tmp, STREAMED) as found:
-        found.backup()
-        found.logs(NOW)
-        found.stream()
-        yield found
 
 
 # -- what is told
@@ -591,132 +457,6 @@ def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothin
         with pytest.raises(NotFoundError):
             overview(narrow, NOW, ["db1"])
         assert overview(desk.wiring, NOW) is everything, "one does not make the other forget"
-
-
-# -- destinations
-
-
-def _settled(desk: Desk) -> DestinationView:
-    """What is known once the background has looked."""
-    deadline = time.monotonic() + 240
-    while (found := places(desk.wiring, desk.clock.now)[0]).checked_at is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
-
-
-def test_a_destination_is_told_with_its_room_and_what_lies_there(desk: Desk) -> None:
-    desk.wiring.destination("local").initialise(NOW)
-    record = desk.backup()
-    found = _settled(desk)
-    assert (found.name, found.type, found.off_site, found.servers, found.backups) == (
-        "local",
-        "filesystem",
-        False,
-        1,
-        1,
-    )
-    assert (found.reachable, found.initialised, found.trouble, found.checked_at) == (True, True, "", NOW)
-    assert found.free is not None
-    assert found.total is not None
-    assert found.bytes_stored == record.stats.bytes_stored
-    assert found.behind_backups == 0
-    desk.catalog.replications.expect("local", {"a": 100, "b": 50}, NOW - HOUR)
-    desk.catalog.replications.failing("a", "local", NOW, not_before=NOW + HOUR, message="no such bucket")
-    desk.catalog.lags.note("db1", "local", 77.0, NOW)
-    found = places(desk.wiring, NOW)[0]
-    assert (found.behind_backups, found.behind_bytes, found.behind, found.behind_error, found.lag) == (
-        2,
-        150,
-        HOUR,
-        "no such bucket",
-        timedelta(seconds=77),
-    )
-    assert any("2 backups (150 B) are not there yet: no such bucket" in one.text for one in found.reasons)
-
-
-def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(
-    desk: Desk,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    desk.backup()
-    found = _settled(desk)
-    assert (found.status, found.initialised) == (Status.BAD, False)
-    assert "should hold 1 backups, but it is empty" in found.reasons[0].text
-    glimpse = DestinationLook("local")
-
-    def fail(_self: object) -> bool:
-        raise DestinationError("destination local does not answer")
-
-    monkeypatch.setattr(type(desk.wiring.destination("local")), "is_initialised", fail)
-    glimpse.step(desk.wiring, NOW)
-    assert (glimpse.reachable, glimpse.trouble) == (False, "destination local does not answer")
-
-
-def test_a_place_that_is_not_mounted_any_more_is_told_and_when_it_is_there_again(desk: Desk) -> None:
-    desk.backup()
-    watch = ReachWatch()
-    _settled(desk)
-
-    def look(minute: int) -> list[str]:
-        at = NOW + minute * MINUTE
-        deadline = time.monotonic() + 240
-        while places(desk.wiring, at)[0].checked_at != at:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        watch.step(desk.wiring, at)
-        return [event.kind for event in desk.catalog.events.list()]
-
-    assert [look(minute) for minute in (2, 4)] == [[], []]
-    assert look(6) == ["destination-unreachable"]
-    (told,) = desk.catalog.events.list()
-    assert told.message == ("destination local should hold 1 backups, but it is empty or not a repository")
-    assert "mounted" in told.hint
-    desk.wiring.destination("local").initialise(NOW)
-    assert look(8) == ["destination-reachable", "destination-unreachable"]
-
-
-def test_a_folder_whose_parent_is_not_there_does_not_count_as_reachable(desk: Desk) -> None:
-    config = desk.wiring.settings.configuration
-    local = config.destinations["local"].model_copy(update={"path": desk.office.base / "gone" / "repository"})
-    changed = config.model_copy(update={"destinations": {"local": local}})
-    glimpse = DestinationLook("local")
-    glimpse.step(replace(desk.wiring, settings=replace(desk.wiring.settings, configuration=changed)), NOW)
-    assert (glimpse.reachable, glimpse.trouble) == (False, f"there is no folder {desk.office.base / 'gone'}")
-
-
-def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-
-    def hang(_self: object) -> bool:
-        go_on.wait(600)
-        return False
-
-    monkeypatch.setattr(type(desk.wiring.destination("local")), "is_initialised", hang)
-    begun = time.monotonic()
-    found = places(desk.wiring, NOW)[0]
-    assert (found.reachable, found.status, found.reasons) == (None, Status.GOOD, ())
-    assert time.monotonic() - begun < 240
-    watch = ReachWatch()
-    watch.step(desk.wiring, NOW + 2 * MINUTE)
-    assert not desk.catalog.events.list(kind="destination-unreachable"), "it may be slow"
-    found = places(desk.wiring, NOW + 4 * MINUTE)[0]
-    assert (found.reachable, found.status, found.checked_at) == (False, Status.BAD, None)
-    assert "no response for 4m" in found.reasons[0].text
-    for _ in range(2):
-        watch.step(desk.wiring, NOW + 4 * MINUTE)
-    (told,) = desk.catalog.events.list(kind="destination-unreachable")
-    assert "no response for 4m" in told.message
-    go_on.set()
-    assert _settled(desk).initialised is False
-
-
-def test_a_destination_that_is_nearly_full_is_bad(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    destination = desk.wiring.destination("local")
-    destination.initialise(NOW)
-    monkeypatch.setattr(type(destination), "space", lambda _self: Space(100 << 30, 4 << 30))
-    found = _settled(desk)
-    assert (found.status, found.reasons[0].text) == (Status.BAD, "it is nearly full: 4.0 GiB of 100.0 GiB are free")
 
 
 def _incident(kind: str, *, number: int = 1, severity: Severity = Severity.ERROR, job: str = "") -> Incident:

@@ -2,7 +2,7 @@
 show all of them, to decide what a job of one server has to do, and to hand out jobs. Each row is measured in its own
 process.
 
-``python -m bench.catalog``. ``--keep DIR`` leaves the seeded catalogs there, and finds them there the next time;
+``python -m bench.fleet.catalog``. ``--keep DIR`` leaves the seeded catalogs there, and finds them there the next time;
 ``--servers 50 --backups 100`` is done in a minute. A process that takes more than ``--memory`` or ``--patience`` is
 ended, and the row says so.
 
@@ -413,7 +413,7 @@ def one(name: str, place: Place, *, memory: int, patience: float) -> Measured:
             [str(BACKUPD), "--config", str(place.config), *words], memory=memory, patience=patience
         )
     else:
-        argv = [sys.executable, "-m", "bench.catalog", "--measure", name, "--in", str(place.base)]
+        argv = [sys.executable, "-m", "bench.fleet.catalog", "--measure", name, "--in", str(place.base)]
         found, written = watched([*argv, "--on", place.engine], memory=memory, patience=patience)
         if not found.ended:
             found = Measured(**json.loads(written.splitlines()[-1]))

@@ -1,8 +1,9 @@
 """The work of an hour of a large installation by the real service: hourly backups of 1,000 servers, a copy of each at
 a second destination, retention and sweeps, on a catalog in which each server has 100 backups.
 
-``python -m bench.busy_hour``. Every server is due each minute, so that the queue is never empty; the hour is over when
-each of them has a new backup and its copy. All names lead to one small MariaDB server; backups and copies are real.
+``python -m bench.fleet.busy_hour``. Every server is due each minute, so that the queue is never empty; the hour is over
+when each of them has a new backup and its copy. All names lead to one small MariaDB server;
+backups and copies are real.
 ``--servers 20 --backups 48`` is done in two minutes. ``--memory``: the most that a process of a job may take.
 """
 
