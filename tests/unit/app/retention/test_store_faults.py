@@ -292,8 +292,9 @@ class Schedule:
         one.follow([LOCAL], [OFFSITE], patient=True)
         for sealed in self.logs[self.shipped[LOCAL] :]:
             one.archive(sealed, LOCAL)
-        one.clock.move(days=2)
+        one.clock.move(days=1)
         for turn in ("first", "second", "third"):
+            one.clock.move(hours=25)  # what was marked the day before is removed
             done = [
                 self.do(f"{turn} retention", lambda: apply(one.wiring, SERVER, one.run())),
                 self.do(f"{turn} replicate", self._catch_up),
