@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from backupd.binlog.segment_cutter import Cut, Held, LogCoordinate, LogFile
 from backupd.binlog.shipper import Delivery
@@ -129,6 +129,15 @@ def _key(key: SegmentKey) -> list[Any]:
     return [key.branch, key.number, key.start, key.end]
 
 
+class Committed(NamedTuple):
+    """Every required destination holds the log up to byte ``position`` of file ``number`` of ``branch``; it was read
+    back there."""
+
+    branch: str
+    number: int
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class SpoolView:
     """``branches``: newest last; ``files``: in log order. ``state`` is the living one."""
@@ -178,12 +187,13 @@ class SpoolView:
         missing = (file for file in self.files if not self.log(file).is_complete(held))
         return sum(max(0, file.size - self.log(file).reach(held)) for file in missing)
 
-    def frontier(self, held: Held) -> LogCoordinate | None:
-        """Up to where a destination has everything, as far as the spool tells."""
+    def frontier(self, held: Held, *, past_damage: bool = True) -> LogCoordinate | None:
+        """Up to where a destination has everything, as far as the spool tells. ``past_damage``: also what is behind a
+        file whose end could not be read."""
         coordinate = self.coordinate(*self.state.passed) if self.state.passed else None
         for file in self.files:
             log = self.log(file)
-            if log.is_complete(held):
+            if log.is_complete(held) and (past_damage or not log.damage):
                 coordinate = _later(coordinate, self.coordinate(file.branch, file.number, file.size))
                 continue
             if reached := log.reach(held):
@@ -207,6 +217,15 @@ class SpoolView:
                 return file.number, min(log.reach(one) for one in held)
             after = (file.number + 1, 0)
         return after
+
+    def committed(self, held: Iterable[Held]) -> Committed | None:
+        """Up to where all destinations, which hold ``held``, have everything."""
+        reached = [self.frontier(one, past_damage=False) for one in held]
+        known = [coordinate for coordinate in reached if coordinate is not None]
+        if not known or len(known) < len(reached):
+            return None
+        lowest = min(known)
+        return Committed(self.branches[lowest.branch].id, lowest.number, lowest.position)
 
     def end(self) -> LogCoordinate | None:
         """Up to where the spool has come."""

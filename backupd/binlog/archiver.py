@@ -16,14 +16,15 @@ import contextlib
 import fcntl
 import os
 import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from backupd.binlog.archive_state import ArchiveState, Ledger, Recorder, SpoolView, StateFile
+from backupd.binlog.archive_state import ArchiveState, Committed, Ledger, Recorder, SpoolView, StateFile
 from backupd.binlog.segment_cutter import Cutter, DamagedLogError, LogCoordinate, Marks, next_piece
 from backupd.binlog.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
@@ -87,6 +88,8 @@ class Archiver:
     """``with Archiver(spool, destinations, sealer, recorder, checkpoint=..., clock=...) as archiver:``
 
     ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most.
+    ``on_committed``: hears from the thread that calls ``step`` as soon as all of them hold more, whether the recorder
+    was told or not.
     """
 
     spool: Spool
@@ -98,6 +101,7 @@ class Archiver:
     clock: Clock
     patience: float = 10.0
     most_sealed: int = MOST_SEALED
+    on_committed: Callable[[Committed], None] = lambda _committed: None
     _outcomes: queue.SimpleQueue[tuple[str, Outcome]] = field(default_factory=queue.SimpleQueue)
     _state: ArchiveState = field(default_factory=ArchiveState)
     _growth: Marks = field(default_factory=Marks)
@@ -107,6 +111,8 @@ class Archiver:
     _stuck: bool = False
     _fruitless: dict[tuple[str, int], _Fruitless] = field(default_factory=dict)
     _archived_to: tuple[int, int] | None = None
+    _committed: Committed | None = None
+    _urged: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._progress = {
@@ -157,6 +163,15 @@ class Archiver:
         them have it; None while there is none. As of the last step."""
         return self._archived_to
 
+    def committed(self) -> Committed | None:
+        """Up to where every destination holds the log; None while that is not known. Never from what the recorder
+        says: a catalog that is out of reach does not matter."""
+        return self._committed
+
+    def urge(self) -> None:
+        """Somebody waits for what has come: the next step stores it, whatever the checkpoint is."""
+        self._urged.set()
+
     # -- the step
 
     def step(self, now: datetime) -> Shipped:
@@ -169,10 +184,12 @@ class Archiver:
         tally = _Tally()
         self._trouble, self._stuck = "", False
         self._decide(view, now)
+        self._note_committed(view)
         deadline = time.monotonic() + self.patience
         unrecorded = self._write(view, now)
         while (found := self._next_outcome(deadline)) is not None:
             self._take(view, *found, tally, now)
+            self._note_committed(view)
             unrecorded = self._write(view, now)
         removed = self._remove(view)
         busy = [key for progress in self._progress.values() if (key := progress.shipper.key) is not None]
@@ -201,8 +218,17 @@ class Archiver:
                 self._claims.add(coordinate, at)
         return view
 
+    def _note_committed(self, view: SpoolView) -> None:
+        committed = view.committed(self._ledger.held(name, self._state) for name in self._progress)
+        if committed is not None and committed != self._committed:
+            self._committed = committed
+            self.on_committed(committed)
+
     def _decide(self, view: SpoolView, now: datetime) -> None:
         """How files are cut from now on. A piece is sealed at once, since only scanning tells where it ends."""
+        if self._urged.is_set():
+            self._urged.clear()
+            self._state.cut_at = None
         for file in view.files:
             log = view.log(file)
             if file.ended is None:
