@@ -21,6 +21,7 @@ from backupd.engine.sql.option_files import (
     CLIENT_GROUPS,
     Tls,
     arguments,
+    demanded,
     from_options,
     opportunistic,
     read_option_file,
@@ -69,7 +70,8 @@ class Connection:
 
     ``ssl`` holds the clients' own option names without their prefix: ``ca``, ``cert``, ``key``, ``capath``,
     ``cipher``, ``verify-server-cert`` (any value). ``tls``: what the configuration asks for, which ``ssl`` agrees
-    with; None: ``ssl`` alone. Passwords never appear in ``repr``.
+    with; None: ``ssl`` alone. ``tls_said``: the setting that asks for ``tls``, where it is the option file's. Passwords
+    never appear in ``repr``.
     """
 
     socket: str = ""
@@ -79,6 +81,7 @@ class Connection:
     password: str = field(default="", repr=False)
     ssl: Mapping[str, str] = field(default_factory=dict)
     tls: Tls | None = None
+    tls_said: str = ""
     connect_timeout: float = 10.0
     answer_timeout: float | None = None
 
@@ -127,6 +130,12 @@ class Connection:
         path = str(socket or "") or ("" if host not in ("", "localhost") else from_file("socket"))
         if host in ("", "localhost") and not path and (port is None or not host):
             path = DEFAULT_SOCKET
+        said = ""
+        if tls is None and options is not None:
+            try:
+                tls, said = demanded(options)
+            except ValueError as error:
+                problems.append(Problem(str(defaults_file), None, "ssl-mode", str(error)))
         if problems:
             raise ConfigurationError(problems, hint="; ".join(dict.fromkeys(filter(None, hints))))
         return cls(
@@ -137,6 +146,7 @@ class Connection:
             password=password,
             ssl={} if path else settled(tls, from_options(options.options if options else ()), str(tls_ca or "")),
             tls=None if path else tls,
+            tls_said="" if path else said,
         )
 
     @property
@@ -219,7 +229,9 @@ class Session:
                 raw.connect()
         except (pymysql.err.Error, OSError, UnicodeError) as error:
             raise _server_error(
-                f"cannot connect to the server at {connection.address}", error, hint=tls_hint(error, connection.tls)
+                f"cannot connect to the server at {connection.address}",
+                error,
+                hint=tls_hint(error, connection.tls, connection.tls_said),
             ) from error
         raw.encoding = _EXACT
         self._raw = raw

@@ -8,7 +8,8 @@ decoded, any other backslash stays; dashes and underscores in names are the same
 whichever of the wanted groups it is in; ``!include`` and ``!includedir`` (only ``*.cnf``, sorted by
 name) are followed. A file that everybody may write is ignored by the clients, so here it is a problem.
 
-Without any setting a connection is encrypted where the server offers that, and nobody's certificate is looked at.
+Without any setting a connection is encrypted where the server offers that, and nobody's certificate is looked at. What
+an option file demands counts where the configuration has no ``tls:``.
 External programs get the same in their own words (``Connection.option_groups``, ``client.ssl_mode``).
 """
 
@@ -203,7 +204,7 @@ def _unquote(value: str) -> str:
 
 
 _NAMES = ("ca", "capath", "cert", "key", "cipher", "verify-server-cert")
-_MODE, _BY_NAME = "ssl-mode", "VERIFY_IDENTITY"
+_MODE, _BY_NAME, _TLS = "ssl-mode", "VERIFY_IDENTITY", "ssl"
 _OFF = ("0", "off", "false", "disabled")
 _VERIFYING = ("ca", "capath", "verify-server-cert")
 _WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -228,12 +229,40 @@ def from_options(options: Iterable[Option]) -> dict[str, str]:
     """What an option file says of TLS, as ``Connection.ssl``."""
     wanted = {f"ssl-{name}": name for name in _NAMES}
     found = {}
+    mode = ""
     for option in options:
         if option.name in wanted:
             found[wanted[option.name]] = option.value or ""
-        elif option.name == _MODE and (option.value or "").upper() == _BY_NAME:  # MySQL's word for the same
-            found["verify-server-cert"] = ""
+        elif option.name == _MODE:
+            mode = (option.value or "").upper()
+    if mode == _BY_NAME:  # MySQL's word for the same
+        found["verify-server-cert"] = ""
     return found
+
+
+_DEMANDS = {"DISABLED": None, "PREFERRED": None, "REQUIRED": Tls.REQUIRED, "VERIFY_CA": Tls.VERIFY_CA}
+
+
+def demanded(options: OptionFile) -> tuple[Tls | None, str]:
+    """What an option file asks of a connection, and its words for that. None: nothing, or the server's name in the
+    certificate, which ``from_options`` gives. Raises ValueError for a mode that no client knows.
+
+    As with the clients: who names CAs wants one of them, unless a mode says another thing.
+    """
+    mode, plain = options.get(_MODE), options.get(_TLS, f"skip-{_TLS}")
+    said = (mode.value or "").upper() if mode is not None else ""
+    if mode is not None and said not in (*_DEMANDS, _BY_NAME):
+        raise ValueError(f"{mode.value or ''!r} is none of {', '.join((*_DEMANDS, _BY_NAME))}")
+    if verifies(from_options(options.options)):
+        return None, ""
+    if mode is not None:
+        return (demand := _DEMANDS[said]), f"`{_MODE} = {said}` of the option file" if demand else ""
+    if (named := options.get(f"{_TLS}-ca", f"{_TLS}-capath")) is not None and named.value:
+        checks = options.get(f"{_TLS}-verify-server-cert") is None
+        return (Tls.VERIFY_CA if checks else Tls.REQUIRED), f"`{named.name}` of the option file"
+    if plain is not None and plain.name == _TLS and (plain.value or "").lower() not in _OFF:
+        return Tls.REQUIRED, f"`{_TLS}` of the option file"
+    return None, ""
 
 
 def settled(tls: Tls | None, said: Mapping[str, str], ca: str) -> dict[str, str]:
@@ -315,11 +344,12 @@ def _naming(*files: str | None) -> Iterator[None]:
         raise OSError(f"{' and '.join(filter(None, files))}: {error.strerror or error}") from error
 
 
-def hint(error: BaseException, tls: Tls | None) -> str:
-    """What to do when a connection failed because of TLS; "" where that was not the reason."""
+def hint(error: BaseException, tls: Tls | None, said: str = "") -> str:
+    """What to do when a connection failed because of TLS; "" where that was not the reason. ``said``: the setting that
+    asks for ``tls``, where it is not the configuration's."""
     code = error.args[0] if isinstance(error, pymysql.err.Error) and error.args else 0
     cause = getattr(error, "original_exception", None) or error
-    setting = f"`tls: {tls}`" if tls is not None else "`ssl-verify-server-cert` of the option file"
+    setting = said or (f"`tls: {tls}`" if tls is not None else "`ssl-verify-server-cert` of the option file")
     if code == _ONLY_TLS:
         return (
             "the server accepts encrypted connections only"

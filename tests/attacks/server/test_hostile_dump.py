@@ -19,6 +19,7 @@ from backupd.binlog.connection_start import Start
 from backupd.binlog.session import Session, fetch
 from backupd.binlog.spool_files import Spool
 from backupd.engine.receiver.endings import DamagedDumpError
+from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import MisnamedError, ServerError, ToolError
@@ -155,11 +156,24 @@ def test_an_event_of_1_gib_takes_no_memory_and_a_longer_one_is_refused(spool: Sp
         one.receive(5)
 
 
-def test_no_binary_log_is_asked_for_in_clear_where_tls_is_demanded(spool: Spool) -> None:
+def test_no_binary_log_is_asked_for_in_clear_where_tls_is_demanded(spool: Spool, tmp_path: Path) -> None:
     with Rogue(begins(), to=_DUMP) as rogue:
-        demanding = replace(rogue.connection, tls=Tls.REQUIRED)
-        with pytest.raises(ServerError):
-            fetch(demanding, spool, NAME, connection_id=2**31, stall=1.0, cancel=threading.Event())
+        asked = rogue.connection
+        demands = [replace(asked, tls=Tls.REQUIRED)]
+        for words in (
+            "ssl-mode=REQUIRED",
+            "ssl-mode=VERIFY_CA",
+            "ssl-mode=VERIFY_IDENTITY",
+            "ssl-verify-server-cert",
+            "ssl",
+        ):
+            file = tmp_path / "client.cnf"
+            file.write_text(f"[client]\n{words}\n")
+            by_file = Connection.from_config(host=asked.host, port=asked.port, user="backup", defaults_file=file)
+            demands.append(replace(by_file, password="s3cret"))
+        for demanding in demands:
+            with pytest.raises(ServerError):
+                fetch(demanding, spool, NAME, connection_id=2**31, stall=1.0, cancel=threading.Event())
         assert not any(said.startswith(_DUMP) for said in rogue.got)
         assert not any(b"s3cret" in said for said in rogue.got)
 

@@ -20,7 +20,7 @@ from backupd.engine.dump.insert_files import DumpRequest, DumpTool
 from backupd.engine.dump.selection import mydumper_tool
 from backupd.engine.sql.client import Connection, ssl_mode
 from backupd.engine.sql.option_files import Tls, arguments, is_this_host
-from backupd.model.errors import ServerError, ToolError
+from backupd.model.errors import ConfigurationError, ServerError, ToolError
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName
 from tests.support.logs.streaming import (
@@ -164,6 +164,73 @@ def test_an_option_file_that_wants_the_name_verified_is_heeded(
     assert not is_open(asked("db1.example.com"))
 
 
+def _asked_by_file(file: Path, words: str, *, port: int, host: str = NAME) -> Connection:
+    file.write_text(f"[client]\nuser={USER}\n{words}\n")
+    return replace(Connection.from_config(host=host, port=port, defaults_file=file), password=PASSWORD)
+
+
+@pytest.mark.parametrize(
+    "words", ["ssl-mode = VERIFY_CA\nssl-ca", "ssl-mode = verify_ca\nssl-capath", "ssl-ca", "ssl-capath"]
+)
+def test_an_option_file_that_names_authorities_trusts_no_other(case: Case, tmp_path: Path, words: str) -> None:
+    for name in ("ca", "stranger"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.pem").write_bytes((case.folder / f"{name}.pem").read_bytes())
+        subprocess.run(["openssl", "rehash", str(folder)], check=True)
+
+    def asked(name: str) -> Connection:
+        where = tmp_path / name if words.endswith("path") else tmp_path / name / f"{name}.pem"
+        return _asked_by_file(tmp_path / "c.cnf", f"{words} = {where}", port=case.server.port or 0, host=OTHER)
+
+    with asked("ca").connect() as session:
+        assert session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
+    with pytest.raises(ServerError, match="cannot connect") as refused:
+        asked("stranger").connect()
+    assert f"`{words.splitlines()[0].replace('verify_ca', 'VERIFY_CA')}` of the option file" in refused.value.hint
+    assert not is_open(replace(asked("ca"), host="db1.example.com"))
+
+
+DEMANDS = ["ssl-mode=REQUIRED", "ssl_mode=required", "ssl", "ssl=1", "ssl-mode=VERIFY_CA", "ssl-mode=VERIFY_IDENTITY"]
+"""What option files say that demands TLS."""
+
+
+@pytest.mark.parametrize(
+    ("words", "tls"),
+    [
+        *((words, Tls.REQUIRED) for words in DEMANDS[:4]),
+        ("ssl-mode = VERIFY_CA", Tls.VERIFY_CA),
+        ("ssl-ca = /ca.pem", Tls.VERIFY_CA),
+        ("ssl-capath = /ca", Tls.VERIFY_CA),
+        ("ssl-ca = /ca.pem\nssl-verify-server-cert = 0", Tls.REQUIRED),
+        ("ssl-ca = /ca.pem\nssl-mode = REQUIRED", Tls.REQUIRED),
+        ("ssl-mode = DISABLED\nssl-mode = REQUIRED", Tls.REQUIRED),
+        ("ssl-mode = REQUIRED\nssl-mode = PREFERRED", None),
+        ("ssl\nskip-ssl", None),
+        ("ssl = 0", None),
+        ("", None),
+    ],
+)
+def test_what_an_option_file_demands(tmp_path: Path, words: str, tls: Tls | None) -> None:
+    """As the clients read it; the last line counts."""
+    assert _asked_by_file(tmp_path / "c.cnf", words, port=3306, host="db1").tls is tls
+    # The configuration wins.
+    said = Connection.from_config(host="db1", defaults_file=tmp_path / "c.cnf", tls=Tls.VERIFY_FULL)
+    assert (said.tls, said.tls_said) == (Tls.VERIFY_FULL, "")
+
+
+def test_a_name_that_must_be_verified_is_the_strictest_demand(tmp_path: Path) -> None:
+    for words in ("ssl-mode = REQUIRED\nssl-verify-server-cert", "ssl-verify-server-cert\nssl-mode = REQUIRED"):
+        found = _asked_by_file(tmp_path / "c.cnf", words, port=3306, host="db1")
+        assert ssl_mode(found) == "VERIFY_IDENTITY"
+
+
+def test_a_mode_that_no_client_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        _asked_by_file(tmp_path / "c.cnf", "ssl-mode = REQUIERD", port=3306)
+    assert "'REQUIERD' is none of" in str(refused.value)
+
+
 def test_a_server_that_takes_encrypted_connections_only_says_so_to_tls_off(case: Case) -> None:
     case.server.execute("SET GLOBAL require_secure_transport = ON")
     try:
@@ -229,7 +296,7 @@ def test_dumps_verify_their_server(case: Case, short_tmp: Path, program: str) ->
             goods(wrong)
 
 
-def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
+def test_a_server_without_tls_is_refused_by_all_but_off(tmp_path: Path) -> None:
     with make_server(MARIADB, skip_ssl=None) as server:
         prepare(server)
         for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA, Tls.REQUIRED):
@@ -244,6 +311,10 @@ def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
                 ).connect()
             assert f"`tls: {tls}` requires TLS, but the server does not offer it" in refused.value.hint
             assert "`tls: off`" in refused.value.hint
+        for words in DEMANDS:
+            with pytest.raises(ServerError) as refused:
+                _asked_by_file(tmp_path / "c.cnf", words, port=server.port or 0).connect()
+            assert "of the option file requires TLS, but the server does not offer it" in refused.value.hint
         plain = Connection(host=NAME, port=server.port or 0, user=USER, password=PASSWORD, tls=Tls.OFF)
         with plain.connect() as session:
             assert session.scalar("SELECT 1") == 1
