@@ -258,15 +258,19 @@ def fetch(
     connection_id: int,
     stall: float,
     cancel: threading.Event,
+    at_least: int = 0,
+    source_id: int | None = None,
 ) -> Path:
-    """Copy one of the server's files as it is now into ``spool.incoming``: as it comes, damaged or not.
+    """Copy one of the server's files as it is now into ``spool.incoming``: as it comes, damaged or not. ``at_least``:
+    its size right before, as the server lists it. A dump that was broken off (a shutdown; KILL QUERY on MariaDB) ends
+    with the same message as one of which everything came. ``source_id``: as of Session.
 
     Raises ServerError, ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError,
     OSError.
     """
     spool.clear_incoming()
     target = spool.incoming / name
-    request = Request(name, FIRST_EVENT, connection_id, heartbeat_for(stall), ends=True)
+    request = Request(name, FIRST_EVENT, connection_id, heartbeat_for(stall), ends=True, source_id=source_id)
     with contextlib.closing(_CopySink(target)) as sink, Receiver(connection, request, sink, strict=False) as receiver:
         size, moved = 0, time.monotonic()
         while True:
@@ -277,10 +281,11 @@ def fetch(
             except _OtherFileError:
                 return target
             except EndedError as end:
-                if end.kind is EndKind.ALL:
+                if end.kind is EndKind.ALL and sink.size >= at_least:
                     return target
+                said = f"it ended after {sink.size} of {at_least} bytes" if end.kind is EndKind.ALL else end.said
                 raise ToolError(
-                    f"{name} cannot be copied from {connection.address}", detail=end.said, hint="backupd retries"
+                    f"{name} cannot be copied from {connection.address}", detail=said, hint="backupd retries"
                 ) from end
             if sink.size != size:
                 size, moved = sink.size, time.monotonic()
@@ -295,7 +300,8 @@ class Session:
     """Receives from ``start`` on; a context manager. ``written``: how far the server had written the first file right
     before, None where it had begun another one since. ``is_whole``: asks the server whether a file has just this size
     and a successor; ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
-    ``stall``: as of Pace.
+    ``stall``: as of Pace. ``source_id``: server id of the server that was asked for all that; None: not known. Behind
+    the same address another one may answer by now, of which nothing belongs to this branch.
 
     ``end`` is set when the dump has ended. ``diverged``: the server's first file is not the one that is here, or
     shorter; nothing was taken then. ``current``: the file that is being written now; None until the first one was found
@@ -313,6 +319,7 @@ class Session:
         stall: float,
         is_whole: Callable[[int, int], bool],
         follows: Callable[[int, int], bool] = lambda _number, _following: True,
+        source_id: int | None = None,
     ) -> None:
         self.start = start
         self.end: End | None = None
@@ -322,7 +329,7 @@ class Session:
         """Bytes of files that came: grows as long as anything comes from the server."""
         self._spool, self._connection = spool, connection
         self._connection_id, self._written, self._heartbeat = connection_id, written, heartbeat_for(stall)
-        self._is_whole, self._follows = is_whole, follows
+        self._is_whole, self._follows, self._source_id = is_whole, follows, source_id
         self._open = contextlib.ExitStack()
         self._receiver: Receiver | None = None
         self._kept: Spooled | None = None
@@ -339,7 +346,7 @@ class Session:
             self._begin(self.start.number, self.start.name)
         else:
             first = self._resume(self.start.kept)
-        request = Request(self.start.name, first, self._connection_id, self._heartbeat)
+        request = Request(self.start.name, first, self._connection_id, self._heartbeat, source_id=self._source_id)
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             if not self.diverged:
@@ -373,6 +380,11 @@ class Session:
     def dumped(self) -> str:
         """The file that the server sends now."""
         return self._receiver.file if self._receiver is not None else self.start.name
+
+    @property
+    def thread_id(self) -> int:
+        """The dump's id at the server; 0 without one."""
+        return self._receiver.thread_id if self._receiver is not None else 0
 
     @property
     def silent_for(self) -> float:

@@ -320,8 +320,8 @@ class Spool:
         file that had ended may be written to again."""
         with self._guard:
             os.truncate(file.path, end)
-            if file.ended is not None:
-                self._change(file, ended=None, size=0, fingerprint=None)
+            if file.ended is not None:  # where the archive was through with it, it has to archive the rest
+                self._change(file, ended=None, size=0, fingerprint=None, removed=False)
             return replace(file, size=end, ended=None)
 
     def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:

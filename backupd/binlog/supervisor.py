@@ -114,6 +114,7 @@ class Streamer:
     ours: Callable[[], Collection[str]] = lambda: ()
     pace: Pace = Pace()
     _id: int = 0
+    _dump: int = 0
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _began: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -190,6 +191,7 @@ class Streamer:
 
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
+        self._end_last_dump()
         self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
         self._mend_files(newest=True)
         start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
@@ -210,7 +212,9 @@ class Streamer:
                 stall=self.pace.stall,
                 is_whole=self._approach.is_whole,
                 follows=self._approach.follows,
+                source_id=state.server_id,
             ) as session:
+                self._dump = session.thread_id
                 watch = Watch(state, poll=self.pace.poll, stall=self.pace.stall, clock=self.clock)
                 why = self._follow(session, watch, stop)
                 if session.current is not None:  # how it was last is what it is compared with when it is back
@@ -230,6 +234,12 @@ class Streamer:
         if session.end is not None:
             return self._ended(session.end)
         return self._lost(why, "", "", away=False) if why else 0
+
+    def _end_last_dump(self) -> None:
+        """Its server may not have noticed yet that nobody receives it any more. Raises ServerError."""
+        dump, self._dump = self._dump, 0
+        if dump:
+            self.source.end_dump(dump)
 
     def _compare(self, start: Start) -> bool:
         """The server does not go on from what is here: what it has is fetched as a whole, and compared. False: the
@@ -413,6 +423,7 @@ class Streamer:
             connection_id=self._id,
             stall=self.pace.stall,
             cancel=self._stop,
+            at_least=self.source.size_of(name),
         )
 
     # --- room

@@ -30,13 +30,15 @@ _END_WHERE_IT_ENDS, _ANNOTATIONS = 0x01, 0x02
 class Request:
     """What is asked for: the server's ``file`` from byte ``start`` on, and all that follows. ``server_id``: of this
     end, no other replica's. ``heartbeat``: seconds after which the server speaks though it has nothing to send.
-    ``ends``: the dump ends where the log ends now."""
+    ``ends``: the dump ends where the log ends now. ``source_id``: server id of the server that is meant, None for
+    whoever answers."""
 
     file: str
     start: int
     server_id: int
     heartbeat: float
     ends: bool = False
+    source_id: int | None = None
 
 
 def begin(connection: Connection, request: Request) -> tuple[Session, socket.socket]:

@@ -75,14 +75,19 @@ class LogBytes:
     """The bytes of the binary logs that begin with ``file``, from ``start`` on. ``address``: of the server, for people.
 
     ``strict``: nothing damaged is put. Else it is put as it came, for those who must see what a server sends.
+    ``source_id``: server id of the server that is meant, None for whoever answers. A server begins each dump with a
+    Rotate event under the id that it has now.
     """
 
-    def __init__(self, sink: Sink, file: str, start: int, address: str, *, strict: bool) -> None:
+    def __init__(
+        self, sink: Sink, file: str, start: int, address: str, *, strict: bool, source_id: int | None = None
+    ) -> None:
         self._sink = sink
         self._file = file
         self._start = start
         self._address = address
         self._strict = strict
+        self._source_id = source_id
         self._began = False
         self._checksums: bool | None = None
         self._mariadb = False
@@ -211,13 +216,13 @@ class LogBytes:
 
     def _artificial(self, kind: int, event: memoryview, seconds: int, server_id: int) -> None:
         if kind == ROTATE:
-            self._rotated(bytes(event))
+            self._rotated(bytes(event), server_id)
         elif kind == FORMAT and self._strict:
             self._described(event, stored=False)
             self._flush()
             self._sink.describe(format_of(event), seconds, server_id)
 
-    def _rotated(self, event: bytes) -> None:
+    def _rotated(self, event: bytes, server_id: int) -> None:
         body = event[HEADER.size :]
         if len(body) > CRC_SIZE and zlib.crc32(event[:-CRC_SIZE]) == int.from_bytes(body[-CRC_SIZE:], "little"):
             body = body[:-CRC_SIZE]
@@ -227,6 +232,9 @@ class LogBytes:
         if not self._began:
             if name != self._file or position != self._start:
                 raise self._damaged(f"the dump begins with {name}:{position}")
+            if self._source_id is not None and server_id != self._source_id:
+                said = f"the server with ID {server_id} answers, before it was that with ID {self._source_id}"
+                raise EndedError(EndKind.LOST, said)
             self._began = True
             return
         if name == self._file:

@@ -28,7 +28,9 @@ class Receiver:
     def __init__(self, connection: Connection, request: Request, sink: Sink, *, strict: bool = True) -> None:
         self._connection = connection
         self._request = request
-        self._bytes = LogBytes(sink, request.file, request.start, connection.address, strict=strict)
+        self._bytes = LogBytes(
+            sink, request.file, request.start, connection.address, strict=strict, source_id=request.source_id
+        )
         self._packets = Packets()
         self._heard = 0.0
 
@@ -40,6 +42,11 @@ class Receiver:
     def __exit__(self, *_exc: object) -> None:
         self._session.break_off()
         self._session.close()
+
+    @property
+    def thread_id(self) -> int:
+        """The connection's id at the server."""
+        return self._session.thread_id
 
     @property
     def silent_for(self) -> float:

@@ -229,7 +229,10 @@ def _domain(member: str) -> tuple[str, int]:
 
 _NO_BINARY_LOG = 1381
 _NO_SUCH_FILE = 1220
+_NO_SUCH_THREAD = 1094
 _ANSWER_SECONDS = 10.0
+_ENCRYPTION_HEADER = 512
+"""Bytes in front of an encrypted file of MySQL."""
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError, OverflowError, struct.error)
 """What reading an answer ends with that was altered on its way."""
 _DURABLE = ("Innodb_lsn_flushed", "Innodb_redo_log_flushed_to_disk_lsn")
@@ -337,6 +340,14 @@ class BinlogSource:
                 marker=self._marker(variables.get("datadir", "")),
             )
 
+    def size_of(self, name: str) -> int:
+        """Bytes that a reader gets of the file ``name`` by now, at least; 0 where it is not there."""
+        with self._session() as session:
+            for row in session.records("SHOW BINARY LOGS"):
+                if row["Log_name"] == name:
+                    return int(row["File_size"]) - (_ENCRYPTION_HEADER if row.get("Encrypted") == "Yes" else 0)
+        return 0
+
     def previous_gtids(self, name: str) -> str | None:
         """Everything that was executed before the file ``name``; None where it is not there, or says nothing.
 
@@ -347,6 +358,18 @@ class BinlogSource:
             gtids = _previous_gtids(session, name)
             purged = session.variables("gtid_purged").get("gtid_purged") if gtids is not None else None
             return gtids if purged is None else plus(gtids or "", re.sub(r"\s+", "", purged), mariadb=False)
+
+    def end_dump(self, thread_id: int) -> None:
+        """End a dump of this account, as MariaDB's own replica does: a server keeps one whose receiver is gone until it
+        cannot write any more (net_write_timeout), and counts it. Nothing where the server has it no more."""
+        with self._session() as session:
+            found = session.query(
+                "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %s AND COMMAND LIKE 'Binlog Dump%%'"
+                " AND USER = SUBSTRING_INDEX(USER(), '@', 1)",
+                thread_id,
+            )
+            if found:
+                session.permitted("KILL %s", thread_id, also=(_NO_SUCH_THREAD,))
 
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""

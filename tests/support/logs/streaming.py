@@ -219,6 +219,7 @@ class Proxy:
         self._socket.settimeout(0.1)
         self.port: int = self._socket.getsockname()[1]
         self._ends: list[socket.socket] = []
+        self._frozen: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
 
@@ -232,6 +233,10 @@ class Proxy:
             connect_timeout=1.0,
             **more,  # type: ignore[arg-type]  # what a test says
         )
+
+    def freeze(self) -> None:
+        """Nothing comes any more through the connections that there are, and none of them ends."""
+        self._frozen |= set(self._ends)
 
     def cut(self) -> None:
         """Every connection breaks."""
@@ -281,7 +286,7 @@ class Proxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                while self.hangs.is_set() and not self._stop.is_set():
+                while (self.hangs.is_set() or source in self._frozen) and not self._stop.is_set():
                     time.sleep(0.02)
                 alters = self.alters  # a test may take it away at any moment
                 target.sendall(alters(data) if alters is not None and from_server else data)

@@ -106,6 +106,24 @@ def test_a_removed_file_is_gone_but_the_newest_stays_to_be_compared_with(tmp_pat
         spool.remove(first)  # once more
 
 
+def test_a_file_that_was_removed_and_grows_after_all_is_to_be_archived_again(tmp_path: Path) -> None:
+    """Its server could not read it to its end before."""
+    spool = Spool(tmp_path / "spool")
+    with spool.locked():
+        spool.begin(ONE)
+        file = spool.end(taken(spool, ONE, 7, log("binlog.000007")), Ending.CUT)
+        spool.remove(file)
+        assert spool.files() == ()
+        newest = spool.newest()
+        assert newest is not None
+        again = spool.cut(newest, newest.size)
+        with again.path.open("ab") as more:
+            more.write(b"more")
+        (found,) = spool.files()
+        assert (found.size, found.ended) == (file.size + 4, None)
+    assert Spool(tmp_path / "spool").files() == (found,)
+
+
 def test_only_the_last_removed_files_are_remembered(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     with spool.locked():

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from backupd.binlog import session
 from backupd.binlog.session import fetch
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEventKind
 from backupd.engine.binlog.scan import scan
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.binlog import Ending
+from backupd.model.errors import ToolError
 from tests.support.dice import rounds, thrown
 from tests.support.logs.streaming import (
     PASSWORD,
@@ -33,6 +36,7 @@ from tests.support.logs.streaming import (
     prepare,
     reset,
     through_socket,
+    until,
 )
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
@@ -231,6 +235,71 @@ def test_a_spool_that_a_program_had_filled_is_gone_on_with(server: Server, tmp_p
     assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
     assert not (folder / "intake").exists()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def dumps(server: Server) -> list[int]:
+    """The ids of all who receive its log."""
+    return [
+        int(row[0])
+        for row in server.query("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%%'")
+    ]
+
+
+def test_a_copy_whose_dump_was_broken_off_is_none(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KILL QUERY ends it on MariaDB with the message that everything came."""
+    server.execute("FLUSH BINARY LOGS")
+    one_transaction(server, *[MIB] * 24)
+    name, size = log_status(server)
+    source, spool, write = BinlogSource(through_socket(server)), Spool(tmp_path / "spool"), session._write
+    killed: list[int] = []
+
+    def writes(descriptor: int, data: bytes | memoryview) -> int:
+        if len(data) > 5_000 and not killed:  # the server waits for us: the rest is more than the connection holds
+            killed.extend(dumps(server))
+            for dump in killed:
+                server.execute(f"KILL QUERY {dump}")
+        return write(descriptor, data)
+
+    def copy() -> Path:
+        return fetch(
+            source.connection,
+            spool,
+            name,
+            connection_id=2**31 + 6,
+            stall=20.0,
+            cancel=threading.Event(),
+            at_least=source.size_of(name),
+        )
+
+    assert source.size_of(name) == size
+    assert source.size_of("binlog.999999") == 0
+    monkeypatch.setattr(session, "_write", writes)
+    with spool.locked():
+        with pytest.raises(ToolError, match="cannot be copied") as broken:
+            copy()
+        assert killed
+        assert not isinstance(server, PrivateServer) or f"of {size} bytes" in str(broken.value.detail)
+        assert copy().stat().st_size == size
+
+
+def test_the_dump_before_is_ended_at_the_server_though_it_did_not_notice(server: Server, tmp_path: Path) -> None:
+    server.connect(user=USER, password=PASSWORD).close()
+    until(lambda: not dumps(server), "no dump")
+    with (
+        Proxy(server.port or 0) as proxy,
+        Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming,
+    ):
+        streaming.has_all(server)
+        (first,) = dumps(server)
+        proxy.freeze()
+        insert(server)
+        streaming.told(StreamEventKind.LOST)
+        assert first in dumps(server)
+        streaming.has_all(server)
+        until(lambda: first not in dumps(server), "the first dump is gone", seconds=5.0)
+        assert len(dumps(server)) == 1
 
 
 def test_what_is_here_is_not_sent_again(server: Server, tmp_path: Path) -> None:

@@ -307,3 +307,13 @@ def test_whatever_a_server_sends_only_files_of_this_log_are_written(messages: li
                 assert following == at + length
                 at += length
             assert at == len(content)
+
+
+def test_a_dump_of_another_server_than_the_one_that_was_asked_is_lost_before_anything_of_it_is_put() -> None:
+    sink = Memory()
+    log = LogBytes(sink, NAME, 4, ADDRESS, strict=True, source_id=2)
+    with pytest.raises(EndedError, match="the server with ID 1 answers, before it was that with ID 2") as ended:
+        takes(log, rotate(), description())
+    assert (ended.value.kind, sink.content) == (EndKind.LOST, MAGIC)
+    takes(LogBytes(sink, NAME, 4, ADDRESS, strict=True, source_id=1), rotate(), description())
+    assert sink.content == MAGIC + description()
