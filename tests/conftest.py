@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _LONGEST = (
     "e2e/service/test_whole_day.py",
     "e2e/streams/test_stream_campaign.py",
+    "e2e/streams/test_promise.py",
     "e2e/service/test_stacks.py",
     "e2e/streams/test_branches_mysql.py",
     "e2e/restores/test_every_second.py",

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from backupd.transfer.records.encryption import Unsealer
 from storage.destination import Destination
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.support.oracle import DataDiffersError
+from tests.support.servers import warm
 from tests.support.servers.server import Server
 
 _BLOCK = 1 << 20
@@ -120,7 +120,7 @@ class Stream:
     had asked it to."""
 
     house: House
-    process: subprocess.Popen[bytes] | None = None
+    process: warm.Begun | None = None
     ended: list[int] = field(default_factory=list)
 
     @property
@@ -130,17 +130,9 @@ class Stream:
     def ensure(self) -> None:
         if self.process is not None and self.process.poll() is None:
             return
-        if self.process is not None:
+        if self.process is not None and self.process.returncode is not None:
             self.ended.append(self.process.returncode)
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [BACKUPD, "run-stream", SERVER],
-                env=self.house.environment(),
-                stderr=out,
-                stdout=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self.process = warm.begin([BACKUPD, "run-stream", SERVER], self.house.environment(), self.log)
 
     def kill(self) -> None:
         """Nothing of it may stay."""
@@ -148,6 +140,17 @@ class Stream:
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """It stands still while the block lasts, where it runs."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if self.process is not None:
+                self.process.send_signal(signal.SIGCONT)
 
     def _end(self, how: signal.Signals) -> None:
         if self.process is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +44,42 @@ def _door(under: tuple[str, ...]) -> str:
 
     atexit.register(close)
     return address
+
+
+@dataclass
+class Begun:
+    """A command that goes on: ``pid``, and how it ended. As subprocess has it."""
+
+    pid: int
+    _line: socket.socket
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._line], [], [], 0)[0]:
+            self.wait(60)
+        return self.returncode
+
+    def send_signal(self, how: int) -> None:
+        os.kill(self.pid, how)
+
+    def wait(self, timeout: float) -> int:
+        if self.returncode is None:
+            self._line.settimeout(timeout)
+            self.returncode = int.from_bytes(_exactly(self._line, 4), "big", signed=True)
+            self._line.close()
+        return self.returncode
+
+
+def begin(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Begun:
+    """``backupd ARGV``, whose words go to ``log``."""
+    request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(60)
+    line.connect(_door(()))
+    with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:
+        socket.send_fds(line, [len(request).to_bytes(4, "big")], [nothing.fileno(), out.fileno(), out.fileno()])
+    line.sendall(request)
+    return Begun(int.from_bytes(_exactly(line, 4), "big"), line)
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, under: Sequence[str] = ()) -> tuple[int, str, str]:
