@@ -449,7 +449,8 @@ class MysqlApplier(Applier):
         key = f", GET_{word}_PUBLIC_KEY=1" if self._leg.info.version >= Version(8, 0, 4) else ""
         if self._by_gtid:
             return key + self._words.gtid
-        return f"{key}, {word}_AUTO_POSITION=0, {word}_LOG_FILE='{start.file}', {word}_LOG_POS={start.pos}"
+        at = start.pos - self._source.closed
+        return f"{key}, {word}_AUTO_POSITION=0, {word}_LOG_FILE='{start.file}', {word}_LOG_POS={at}"
 
     def _done(self, now: Standing) -> bool:
         sizes = self._leg.sizes

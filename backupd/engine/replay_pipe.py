@@ -99,7 +99,8 @@ def _execute(copy: LaunchedServer, leg: Leg) -> None:
         hint="install the client programs of the server on this host",
     ).path
     start = leg.start
-    beginning = [f"--start-position={start.pos}"] if start.file == leg.files[0].name and start.pos else []
+    at = start.pos - leg.closed
+    beginning = [f"--start-position={at}"] if start.file == leg.files[0].name and start.pos else []
     dialect = dialect_of(leg.info.flavour, leg.info.version)
     reading = [dialect.replay_reader] if dialect.replay_reader else []
     session = [f"--init-command={dialect.replay_session}"] if dialect.replay_session else []

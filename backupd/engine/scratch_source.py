@@ -35,6 +35,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from backupd.engine.binlog import events
+from backupd.engine.binlog.hole import copy_without, hole_of
 from backupd.engine.binlog.walk import Walk, statement_at
 from backupd.engine.server.launch import START_SECONDS, LaunchedServer, Options, ServerConfig, give
 from backupd.engine.server.sandbox import DATABASE_USER, confine, is_available, server_options
@@ -268,15 +269,21 @@ class Leg:
         """Name and bytes of each file."""
         return [(path.name, path.stat().st_size) for path in self.files]
 
+    @property
+    def closed(self) -> int:
+        """Bytes by which the copy of the first file is shorter than it: its hole is closed."""
+        return hole.size if self.files and (hole := hole_of(self.files[0])) else 0
+
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
     """A running source. ``connection`` is of its own account, for looking; the applier uses ``port`` and
-    ``password``."""
+    ``password``. ``closed``: of the leg; positions in the first file are smaller by it here."""
 
     server: LaunchedServer
     port: int
     password: str
+    closed: int = 0
 
 
 @contextlib.contextmanager
@@ -289,9 +296,9 @@ def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
     try:
         lay_out(leg.folder, config.user)
         empty_system(data, config.program, installer=installer, user=config.user, templates=leg.context.templates)
-        names = _put(leg.files, found, data, config.user)
+        names = _put(leg, data, config.user)
         for path, at in left_out(found, leg.tables):
-            _leave_out(data / path.name, at, skipped_statement(leg.tables))
+            _leave_out(data / path.name, _served(leg, path, at), skipped_statement(leg.tables))
         port, password = _port(), secrets.token_hex(16)
         source = LaunchedServer(
             ServerConfig(
@@ -316,7 +323,7 @@ def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
         try:
             source.start()
             _refuse_other_files(source, leg)
-            yield LogSource(source, port, password)
+            yield LogSource(source, port, password, leg.closed)
         finally:
             source.kill()  # nothing of it is kept
     finally:
@@ -401,14 +408,14 @@ def lay_out(folder: Path, user: str) -> None:
     give(folder, user, PASSABLE)
 
 
-def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]:
-    names = [path.name for path in files]
-    for path in files:
+def _put(leg: Leg, data: Path, user: str) -> list[str]:
+    names = [path.name for path in leg.files]
+    for path in leg.files:
         copy_log(path, data / path.name)
         clear_in_use(data / path.name)
-        for marked, at in found.marks:
+        for marked, at in leg.found.marks:
             if marked == path:
-                _unmark(data / path.name, at)
+                _unmark(data / path.name, _served(leg, path, at))
         give(data / path.name, user)
     index = data / f"{names[0].rpartition('.')[0]}.index"
     write_anew(index, "".join(f"./{name}\n" for name in names).encode())
@@ -416,8 +423,17 @@ def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]
     return names
 
 
+def _served(leg: Leg, path: Path, at: int) -> int:
+    """Where byte ``at`` of ``path`` is in the copy that is served."""
+    return at - leg.closed if path == leg.files[0] else at
+
+
 def copy_log(source: Path, target: Path) -> None:
-    """A copy that shares its blocks where the filesystem can do that."""
+    """A copy that shares its blocks where the filesystem can do that; without its hole where it has one."""
+    if hole := hole_of(source):
+        copy_without(hole, source, target)
+        target.chmod(0o640)
+        return
     with source.open("rb") as one, target.open("xb") as other:
         try:
             fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
@@ -430,8 +446,11 @@ def _refuse_other_files(source: LaunchedServer, leg: Leg) -> None:
     """Does it serve what it was given, byte for byte as long? Behind that it has opened a new file of its own."""
     with source.connection.connect() as session:
         served = [(str(row[0]), int(row[1])) for row in session.query("SHOW BINARY LOGS")]
-    if served[:-1] != leg.sizes:
-        missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in leg.sizes if (name, size) not in served)
+    given = leg.sizes
+    if given:
+        given[0] = (given[0][0], given[0][1] - leg.closed)
+    if served[:-1] != given:
+        missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in given if (name, size) not in served)
         raise ToolError(
             "the scratch source does not serve all of its logs",
             detail=f"missing or changed: {missing or 'none'}\n{source.log_tail()}",

@@ -524,6 +524,19 @@ class ReplayLeg(Document):
         """How many segments are replayed."""
         return len(self.segments)
 
+    @property
+    def since(self) -> int:
+        """From which byte of the first file on the replay reads; 0 where its start is not known by a position in it."""
+        _base, _, number = self.start.file.rpartition(".")
+        in_first = bool(self.segments) and number.isdecimal() and int(number) == self.segments[0].number
+        return self.start.pos if in_first else 0
+
+    def range_of(self, key: SegmentKey) -> tuple[int, int]:
+        """From which byte of its file to which one a segment is replayed; an empty range for none of it."""
+        begin = self.since if key.number == self.segments[0].number else 0
+        end = self.stop.pos if key.number == self.segments[-1].number else key.end
+        return max(key.start, begin), min(key.end, end)
+
 
 class ReplayMethod(StrEnum):
     APPLIER = "applier"

@@ -306,6 +306,36 @@ def fetch(
             raise
 
 
+def fetch_range(
+    destination: Destination,
+    header: SegmentHeader,
+    unsealer: Unsealer,
+    target: Path,
+    begin: int,
+    end: int,
+    *,
+    instead: Instead = _nowhere,
+) -> None:
+    """Write the plain bytes of a segment that are in ``[begin, end)`` of its file to their positions in ``target``,
+    which is there. Parts that hold none of them are not read, nor those whose bytes are there already.
+
+    Raises as ``fetch`` does. Each part is checked by its own digest; that of the segment shows nothing here.
+    """
+    with target.open("r+b") as file:
+        for number, at, part in header.parts_between(begin, end):
+            first, last = max(at, begin), min(at + part.size, end)
+            if last - first == part.size:
+                file.seek(at)
+                if hashlib.sha256(file.read(part.size)).hexdigest() == part.sha256:
+                    continue
+            try:
+                plain = _unsealed(destination, header, part, unsealer)
+            except (DamagedError, ObjectMissingError, ArchivedError) as error:
+                plain = instead(number, error)
+            file.seek(first)
+            file.write(memoryview(plain)[first - at : last - at])
+
+
 def read_part(destination: Destination, header: SegmentHeader, number: int, unsealer: Unsealer) -> bytes:
     """The plain bytes of one part, as ``header`` of this or another destination describes it. Where the segment was
     sealed another time here, the header that is here shows what belongs to the same plain bytes. Raises as ``fetch``,

@@ -84,6 +84,14 @@ class SegmentHeader:
         """What the segment takes at a destination, without the header itself."""
         return sum(item.size for item in self.sealed)
 
+    def parts_between(self, begin: int, end: int) -> Iterator[tuple[int, int, SealedPart]]:
+        """The parts that hold any of the bytes ``[begin, end)`` of the file: number, where in the file, the part."""
+        at = self.segment.start
+        for number, part in enumerate(self.parts):
+            if at < end and begin < at + part.size:
+                yield number, at, part
+            at += part.size
+
     @property
     def folder(self) -> str:
         """Key of the segment's folder at a destination, with a slash at its end."""

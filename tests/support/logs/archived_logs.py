@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
@@ -13,6 +15,7 @@ from backupd.transfer import log_segments
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing, SegmentHeader
 from storage.destination import Destination
+from storage.throttle_and_breaker import ForwardingDestination
 
 
 def seal_log(
@@ -73,3 +76,17 @@ def archive_log(
         sealed = seal_log(Path(base) / "sealed", sealer, branch, number, data, start=start, end=end, ending=ending)
         log_segments.put_branch(destination, branch)
         return log_segments.put(destination, sealed, now=datetime.now(UTC))
+
+
+class CountedDestination(ForwardingDestination):
+    """Keeps count of what is read from a destination. ``read``: bytes that were given, by key."""
+
+    def __init__(self, inner: Destination) -> None:
+        super().__init__(inner)
+        self.read: Counter[str] = Counter()
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        with super().get(key, offset=offset, length=length) as stream:
+            content = stream.read()
+        self.read[key] += len(content)
+        return io.BytesIO(content)
