@@ -25,6 +25,8 @@ WORKERS = 16
 """Questions that are under way at once; each is a short request and a thread that waits for it."""
 BATCH = 200
 """Answers that are handed over together."""
+_BETWEEN = 1024 * 1024
+"""Bytes before the start of a replay that may be read along: events of no transaction may be before it."""
 _SLACK = timedelta(hours=12)
 """Places round the end of a thawed copy to whole days."""
 
@@ -46,9 +48,14 @@ def wants_of_backup(header: Header) -> tuple[Want, ...]:
     return tuple(Want(layout.object_key(item.name), item.size, header.backup_id) for item in header.objects)
 
 
-def wants_of_segment(header: SegmentHeader) -> tuple[Want, ...]:
-    """Everything of an archived binary log that may be cold."""
-    return tuple(Want(header.folder + part.stored.name, part.stored.size, LOGS) for part in header.parts)
+def wants_of_segment(header: SegmentHeader, begin: int, end: int) -> tuple[Want, ...]:
+    """What may be cold of an archived binary log and is needed to replay bytes ``[begin, end)`` of its file, or none of
+    it: the first part of the file, for its format description, and all from the last transaction before ``begin``
+    on."""
+    parts = {0: header.parts[0]} if header.segment.start == 0 and header.parts else {}
+    if begin < end:
+        parts |= {number: part for number, _at, part in header.parts_between(begin - _BETWEEN, end)}
+    return tuple(Want(header.folder + part.stored.name, part.stored.size, LOGS) for part in parts.values())
 
 
 def look(destination: ArchiveDestination, keys: Sequence[str]) -> dict[str, Coldness]:

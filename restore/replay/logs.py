@@ -252,12 +252,18 @@ class _Job:
                 continue
             self._warn(failures)
             return found
-        # Its file has ended since this was planned, say: the stream stores it whole then, and takes its pieces away.
+        # Its file has ended since this was planned, say: the stream stores it whole then, and takes its pieces away. It
+        # may do that, and more than once, while this looks for them.
         for destination in self._destinations:
+            tried: set[SegmentKey] = set()
             try:
-                for larger in holding(destination, self._server, key):
-                    return ask(destination, larger)
-            except (DamagedError, DestinationError, NotFoundError) as error:
+                while left := [one for one in holding(destination, self._server, key) if one not in tried]:
+                    tried.add(left[0])
+                    try:
+                        return ask(destination, left[0])
+                    except (DamagedError, DestinationError, NotFoundError) as error:
+                        failures.append(error)
+            except DestinationError as error:
                 failures.append(error)
         raise _unreadable(self._named.get(key) or f"file {key.number}", key, failures)
 

@@ -105,7 +105,7 @@ def cold_of_part(wiring: Wiring, chosen: Plan, part: str) -> tuple[ColdObject, .
     logs wherever they are needed from. Somebody has met it, so it is looked for everywhere."""
     survey = _Survey(wiring, chosen, everywhere=True)
     if part == LOGS:
-        return survey.of_logs()
+        return survey.of_logs() or survey.of_logs(whole=True)
     for name in chosen.destinations:
         archive = thawable(wiring.destination(name))
         if archive is not None and (cold := survey.of_backup(archive, part)) is not None:
@@ -194,17 +194,22 @@ class _Survey:
             self._say(archive.name, error)
             return None
 
-    def of_logs(self) -> tuple[ColdObject, ...]:
-        """Binary logs that no destination gives as they are."""
+    def of_logs(self, *, whole: bool = False) -> tuple[ColdObject, ...]:
+        """What is replayed of binary logs and no destination gives as it is; ``whole``: all of their segments."""
         if self._chosen.replay is None:
             return ()
         found: list[ColdObject] = []
+        ranges = {} if whole else _replayed(self._chosen.replay)
         for key, names in self._holders(self._chosen.replay).items():
             here = [name for name in names if name in self._wiring.settings.destinations and self._answers(name)]
             archives = [archive for name in here if (archive := self._archives[name]) is not None]
             if len(archives) < len(here):
                 continue  # one of them gives it as it is
-            colds = [cold for archive in archives if (cold := self._of_segment(archive, key)) is not None]
+            colds = [
+                cold
+                for archive in archives
+                if (cold := self._of_segment(archive, key, *ranges.get(key, (key.start, key.end)))) is not None
+            ]
             readable = [cold for cold in colds if not cold.objects]
             if readable:
                 self._note(readable)
@@ -212,9 +217,10 @@ class _Survey:
                 found += min(colds, key=lambda cold: sum(one.size for one in cold.objects)).objects
         return tuple(found)
 
-    def _of_segment(self, archive: ArchiveDestination, key: SegmentKey) -> _Cold | None:
+    def _of_segment(self, archive: ArchiveDestination, key: SegmentKey, begin: int, end: int) -> _Cold | None:
         try:
-            return _look(archive, wants_of_segment(log_segments.load_header(archive, self._chosen.server, key)))
+            header = log_segments.load_header(archive, self._chosen.server, key)
+            return _look(archive, wants_of_segment(header, begin, end))
         except BackupdError as error:
             self._say(archive.name, error)
             return None
@@ -253,6 +259,17 @@ class _Survey:
 
     def _say(self, name: str, error: BackupdError) -> None:
         self.warnings.append(f"cannot determine the storage class of the objects at {name}: {error.message}")
+
+
+def _replayed(replay: ReplaySpec) -> dict[SegmentKey, tuple[int, int]]:
+    """From which byte to which one of its file each segment is read."""
+    found: dict[SegmentKey, tuple[int, int]] = {}
+    for leg in replay.legs:
+        for key in leg.segments:
+            begin, end = leg.range_of(key)
+            before, after = found.get(key, (begin, end))
+            found[key] = min(begin, before), max(end, after)
+    return found
 
 
 def _best_first(

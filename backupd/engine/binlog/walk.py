@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.engine.binlog import events
+from backupd.engine.binlog.hole import hole_of
 from backupd.engine.binlog.statements import NO_ROWS, Routine, routine_of
 from backupd.model.binlog import FIRST_EVENT, MariadbGtids
 from backupd.model.errors import DamagedError, RefusedError, StreamError
@@ -160,6 +161,8 @@ class _Walker:
         found = self._found
         for number, path in enumerate(self._files):
             first = self._format(path)
+            if number == 0 and self._by_position:
+                self._refuse_hole(path)
             if number == 0 and not found.mariadb:
                 self._begin_here()
             for at, kind, when, server_id, event in _events(path, first):
@@ -197,6 +200,15 @@ class _Walker:
         """At the first file's beginning, its state known."""
         if self._started:
             self._wait_for_start()
+
+    def _refuse_hole(self, path: Path) -> None:
+        """Its head says what is executed behind its hole, so nothing else would notice."""
+        hole = hole_of(path)
+        if hole is not None and self._start.pos < hole.end:
+            raise RefusedError(
+                f"{path.name}:{self._start.pos} was not fetched: the file goes on at byte {hole.end}",
+                hint="fetch the logs again, from the start of the replay",
+            )
 
     def _reach(self, path: Path, at: int) -> None:
         if (at != self._start.pos and self._start.pos > FIRST_EVENT) or self._open:
