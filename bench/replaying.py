@@ -9,14 +9,27 @@ that source is kept from one replay to the next, as the service does.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.model.binlog import ReplayMethod
+from backupd.engine.binlog.events import clear_flag
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec
+from backupd.model.manifest import PART_SIZE
+from backupd.model.server_facts import Position
 from backupd.model.text import format_size
+from backupd.process.run_context import RunContext
+from backupd.transfer.records.encryption import Sealer, Unsealer
+from restore.fetch.sources import Sources
+from restore.replay.logs import fetch_logs
+from storage.filesystem import FilesystemDestination
+from tests.support.keys import operator_keys
+from tests.support.logs.archived_logs import CountedDestination, archive_log
 from tests.support.restores.rolling import (
     MARIADB,
     MYSQL,
@@ -31,6 +44,7 @@ from tests.support.restores.rolling import (
     roll,
     running_copy,
 )
+from tests.support.restores.shelved import branch as an_archived_branch
 from tests.support.servers.server import Server
 from tests.support.stores.places import short_directory
 
@@ -125,6 +139,69 @@ def _once(
         shutil.rmtree(place_)
 
 
+FILE_SIZE = 512 * 1024 * 1024
+_ONE_FILE = {
+    "max_binlog_size": "1G",
+    "sync_binlog": 0,
+    "innodb_flush_log_at_trx_commit": 0,
+    "binlog_annotate_row_events": "OFF",
+}
+
+
+def ranges() -> list[str]:
+    """What is read of a stored file of 512 MiB, of large transactions and 20,000 small ones, to replay 40 of these."""
+    lines = [
+        "| replay of 40 transactions out of a file | read | parts | index | seconds | goal: +32 MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    with (
+        short_directory() as folder,
+        operator_keys() as keys,
+        MARIADB.make(
+            options={"max_binlog_size": "1G", "sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0}
+        ) as source,
+    ):
+        source.execute("CREATE DATABASE sbtest", "CREATE TABLE sbtest.large (b LONGBLOB)")
+        sysbench(source, "prepare")
+        source.execute("FLUSH BINARY LOGS")
+        with source.connect() as session, session.cursor() as cursor:
+            for _number in range(FILE_SIZE // 2 // 65536):
+                cursor.execute("INSERT INTO sbtest.large VALUES (%s)", (os.urandom(65536),))
+                session.commit()
+            sysbench(source, "--events=20000", "run")
+            begin = here(MARIADB, source)
+            sysbench(source, "--events=40", "run")
+            end = here(MARIADB, source)
+            while place(MARIADB, source).pos < FILE_SIZE:
+                cursor.execute("INSERT INTO sbtest.large VALUES (%s)", (os.urandom(65536),))
+                session.commit()
+        source.execute("FLUSH BINARY LOGS")
+        disk = FilesystemDestination("disk", folder / "disk")
+        disk.initialise(datetime.now(UTC))
+        counted = CountedDestination(disk)
+        data = clear_flag((source.datadir / end.file).read_bytes())
+        number = int(end.file.rpartition(".")[2])
+        branch = replace(an_archived_branch(), basename="binlog")
+        header = archive_log(disk, Sealer((keys.fingerprint,), keys.public_home), branch, number, data)
+        sources = Sources((), Unsealer(keys.secret_home), [counted])
+        for name, start in (("only what is needed", begin.position), ("the whole file", Position(end.file, 4, ""))):
+            stop = end if start.pos > 4 else replace(end, pos=len(data))
+            leg = ReplayLeg((header.segment.key,), start, stop)
+            spec = ReplaySpec((leg,), ReplayMethod.APPLIER, "", 0, 0, (1,))
+            counted.read.clear()
+            began = time.perf_counter()
+            fetch_logs(branch.server, spec, sources, folder / name, RunContext())
+            taken = time.perf_counter() - began
+            parts, index = (sum(n for key, n in counted.read.items() if word in key) for word in ("/part-", "/index-"))
+            met = "yes" if parts - (stop.pos - start.pos) <= 2 * PART_SIZE else "no"
+            lines.append(
+                f"| {format_size(len(data))}, {name}: {format_size(stop.pos - start.pos)} | "
+                f"{format_size(counted.read.total())} | {format_size(parts)} | {format_size(index)} | {taken:.1f} s | "
+                f"{met if start.pos > 4 else ''} |"
+            )
+    return lines
+
+
 def main(events: int = 0, rounds: int = 1) -> str:
     """``events``: transactions of each flavour, 0 for as many as show the rate and still end soon."""
     lines = [
@@ -136,7 +213,7 @@ def main(events: int = 0, rounds: int = 1) -> str:
             lines.append(f"| {kind} | {why} | | | |")
         else:
             lines += measure(kind, events or EVENTS[kind], rounds, (0,))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *ranges()])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from backupd.transfer.records.segment_documents import (
     SegmentHeader,
     decode_branch,
     decode_index,
+    decode_places,
     decode_segment,
     encode_branch,
     encode_segment,
@@ -353,10 +354,22 @@ def read_part(destination: Destination, header: SegmentHeader, number: int, unse
 
 def read_index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[Transaction]:
     """The transactions of a segment, in log order. Raises as ``fetch`` does, and TamperedError as ``require_bound``."""
+    for part in _index(destination, header, unsealer):
+        yield from decode_index(part.splitlines(keepends=True))
+
+
+def read_places(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[tuple[str, int, int]]:
+    """GTID, start and end of each transaction, as ``read_index`` gives them, in a fraction of the time."""
+    for part in _index(destination, header, unsealer):
+        yield from decode_places(part)
+
+
+def _index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[bytes]:
+    """The parts of an index, one after the other; the last one is read first."""
     last = require_bound(destination, header, unsealer)
     for part in header.index[:-1]:
-        yield from decode_index(_unsealed(destination, header, part, unsealer).splitlines(keepends=True))
-    yield from decode_index(last.splitlines(keepends=True))
+        yield _unsealed(destination, header, part, unsealer)
+    yield last
 
 
 def require_bound(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> bytes:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from backupd.engine.binlog.events import MariadbState, MysqlState
 from backupd.engine.binlog.hole import begin_behind_hole, hole_of
-from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey, Transaction
+from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -203,7 +203,7 @@ class _Job:
             at = next((at for _number, at, _part in header.parts_between(file.since, file.since + 1)), file.since)
             if at <= first:
                 return 0, ""
-            found = _executed(header, segments.read_index(destination, header, self._unsealer), file.since)
+            found = _executed(header, segments.read_places(destination, header, self._unsealer), file.since)
             self._bound[destination.name, header.segment.key] = header  # the index shows that, too
             return found
 
@@ -358,23 +358,23 @@ def _file_at(path: Path) -> Iterator[None]:
         raise
 
 
-def _executed(header: SegmentHeader, transactions: Iterable[Transaction], since: int) -> tuple[int, str]:
+def _executed(header: SegmentHeader, transactions: Iterable[tuple[str, int, int]], since: int) -> tuple[int, str]:
     """The end of the last transaction that ends by ``since``, or the beginning of the segment, and all that is executed
     there, as its log records it."""
     segment = header.segment
     state = (MariadbState if segment.flavour == "mariadb" else MysqlState)(segment.gtids_before)
-    end = segment.start
-    for one in transactions:
-        if one.end > since:
+    last = segment.start
+    for gtid, _start, end in transactions:
+        if end > since:
             break
-        end = one.end
-        if one.gtid and isinstance(state, MariadbState):
-            domain, server, sequence = one.gtid.split("-")
+        last = end
+        if gtid and isinstance(state, MariadbState):
+            domain, server, sequence = gtid.split("-")
             state.add(domain, int(server), int(sequence))
-        elif one.gtid:
-            source, _, number = one.gtid.rpartition(":")
+        elif gtid:
+            source, _, number = gtid.rpartition(":")
             state.add(source, 0, int(number))
-    return end, str(state)
+    return last, str(state)
 
 
 def _goes_on_at(path: Path, end: int) -> bool:

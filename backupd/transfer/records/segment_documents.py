@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -229,6 +230,8 @@ def _read_part(data: list[Any], expected: str) -> SealedPart:
     return SealedPart(StoredObject(name, size, sha256), plain_size, plain_sha256)
 
 
+_PLACE = re.compile(rb'\n\{"gtid":"([0-9a-zA-Z_:-]*)","start":([0-9]+),"end":([0-9]+),')
+"""How each line of an index but its first begins."""
 INDEX_PART = 8 * 1024 * 1024
 """Bytes of index that fill one part of it; each part begins with the head and can be read alone."""
 _FLAGGED = 22
@@ -375,6 +378,17 @@ def decode_index(lines: Iterable[bytes]) -> Iterator[Transaction]:
         except (ValueError, KeyError, TypeError) as error:
             raise _no_index(number, f"{type(error).__name__}: {error}") from None
         yield transaction
+
+
+def decode_places(part: bytes) -> Iterator[tuple[str, int, int]]:
+    """GTID, start and end of each transaction in a part of an index. Raises as ``decode_index`` does."""
+    found = _PLACE.findall(part)
+    if len(found) == part.count(b"\n") - 1 and part.endswith(b"\n"):
+        list(decode_index([part[: part.index(b"\n")]]))  # its head
+        yield from ((gtid.decode("ascii"), int(start), int(end)) for gtid, start, end in found)
+        return
+    for one in decode_index(part.splitlines(keepends=True)):
+        yield one.gtid, one.start, one.end
 
 
 def _no_index(number: int, why: str) -> DamagedError:

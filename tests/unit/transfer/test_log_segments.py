@@ -339,6 +339,9 @@ def test_a_long_index_is_sealed_in_parts_that_stand_alone(
     header = archive_log(place, sealer, BRANCH, 1, log.data)
     assert len(header.index) > 2
     assert tuple(log_segments.read_index(place, header, Unsealer(keys.secret_home))) == log.transactions
+    assert list(log_segments.read_places(place, header, Unsealer(keys.secret_home))) == [
+        (one.gtid, one.start, one.end) for one in log.transactions
+    ]
 
 
 def test_half_a_sealed_folder_is_none(tmp_path: Path) -> None:

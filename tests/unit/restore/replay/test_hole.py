@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from backupd.engine.binlog.events import clear_flag
 from backupd.engine.binlog.hole import Hole, begin_behind_hole, hole_of
 from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
 from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments
@@ -203,5 +205,36 @@ def test_only_the_parts_that_are_replayed_are_fetched(
             rest, read = archive.fetch(short_tmp / "rest", near.position, end)
             assert read < 3 * PART + sum(path.stat().st_size for path in rest.files) - near.pos + MIB // 16
             assert roll(server, info, rest).gtids == end.gtids
+            with asking(server) as ask:
+                assert content(kind, ask) == wanted
+
+
+@BOTH
+def test_what_is_left_out_and_who_may_not_begin_behind_a_hole(kind: Kind, short_tmp: Path) -> None:
+    """Also with transactions that have no GTID."""
+    modes: dict[str, Any] = {} if kind.mariadb else {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}
+    with kind.make(options=_options(kind, "CRC32", modes)) as source:
+        _fill(source)
+        source.execute("INSERT INTO d.t VALUES (2000, 0)")
+        middle = here(kind, source)
+        source.execute("CREATE TABLE d.other (id INT)", "INSERT INTO d.other VALUES (1)", "DELETE FROM d.other")
+        source.execute("UPDATE d.t SET n = 2 WHERE id = 2000")
+        end, wanted = here(kind, source), content(kind, source.query)
+        copied = empty_copy(kind, short_tmp / "c")
+        with running_copy(kind, source, copied, max_allowed_packet="64M", **modes) as (server, info):
+            lazy, _hole = with_hole(logs(source, short_tmp / "rest", middle.position, end), short_tmp / "lazy")
+            for start in (first(kind), replace(middle.position, pos=lazy.start.pos - 1)):
+                with pytest.raises(RefusedError, match="was not fetched"):
+                    roll(server, info, replace(lazy, start=start))
+            if not kind.mariadb:
+                roll(server, info, logs(source, short_tmp / "all", first(kind), middle))
+                assert roll(server, info, lazy).transactions == 4
+            else:
+                with pytest.raises(RefusedError, match="logs begin after"):
+                    roll(server, info, replace(lazy, start=Position("", 0, "")))
+                roll(server, info, logs(source, short_tmp / "all", first(kind), middle))
+                domain, own, number = middle.gtids.split("-")
+                without = [f"{domain}-{own}-{int(number) + more}" for more in (2, 3)]
+                assert roll(server, info, lazy, exclude=without).transactions == 2
             with asking(server) as ask:
                 assert content(kind, ask) == wanted

@@ -9,7 +9,7 @@ import pytest
 
 from backupd.model.binlog import Transaction
 from backupd.model.errors import DamagedError
-from backupd.transfer.records.segment_documents import decode_index, index_head, index_line
+from backupd.transfer.records.segment_documents import decode_index, decode_places, index_head, index_line
 from tests.support.logs.binlogs import all_of, real_logs
 
 
@@ -28,10 +28,14 @@ def test_an_index_says_what_it_was_given() -> None:
     assert json.loads(written[0]) == {"format": "backupd-index/1"}
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in written)
     assert list(decode_index(written)) == transactions
+    assert list(decode_places(b"".join(written))) == [(one.gtid, one.start, one.end) for one in transactions]
+    spaced = [written[0], *(json.dumps(json.loads(line)).encode() + b"\n" for line in written[1:])]
+    assert list(decode_places(b"".join(spaced))) == list(decode_places(b"".join(written)))
 
 
 def test_an_empty_index_is_its_first_line() -> None:
     assert list(decode_index(written_by_us(()))) == []
+    assert list(decode_places(index_head())) == []
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,5 @@ def test_another_format_and_broken_lines_are_damage(broken: bytes) -> None:
     for damaged in ([broken, *good[1:]], [*good[:2], broken]):
         with pytest.raises(DamagedError, match="line"):
             list(decode_index(damaged))
+        with pytest.raises(DamagedError, match="line"):
+            list(decode_places(b"".join(damaged)))
