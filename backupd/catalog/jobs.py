@@ -444,6 +444,12 @@ def _waiting(
         query, values = _QUEUE_AFTER, {**values, "last": found[-1].queued_at, "last_id": found[-1].id}
 
 
+def _queue() -> Select[Any]:
+    due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= bindparam("moment"))
+    query = _in_state(JobState.QUEUED).where(jobs.c.runs_on == bindparam("host"), due)
+    return query.order_by(jobs.c.queued_at, jobs.c.id)
+
+
 def _without(query: Select[Any], bars: Sequence[Bar]) -> Select[Any]:
     return query.where(*(not_(_fits(bar)) for bar in bars)) if bars else query
 
@@ -544,18 +550,12 @@ _TAKE = _take()
 _ENDED = ("finished_at", "message", "detail", "hint", "result", "bytes", "phases")
 _END = {state: _move(state, *_ENDED) for state, moves in JOB_MOVES.items() if not moves}
 _RUNNING = _in_state(JobState.RUNNING)
-_QUEUE = (
-    _in_state(JobState.QUEUED)
-    .where(
-        jobs.c.runs_on == bindparam("host"),
-        or_(jobs.c.not_before.is_(None), jobs.c.not_before <= bindparam("moment")),
-    )
-    .order_by(jobs.c.queued_at, jobs.c.id)
+_QUEUE_FIRST = _queue().limit(_FIRST)
+_QUEUE_AFTER = (
+    _queue()
+    .where(tuple_(jobs.c.queued_at, jobs.c.id) > tuple_(bindparam("last", type_=UtcTime), bindparam("last_id")))
+    .limit(_MORE)
 )
-_QUEUE_FIRST = _QUEUE.limit(_FIRST)
-_QUEUE_AFTER = _QUEUE.where(
-    tuple_(jobs.c.queued_at, jobs.c.id) > tuple_(bindparam("last", type_=UtcTime), bindparam("last_id"))
-).limit(_MORE)
 
 
 def _changed(job_id: str, now: JobState, **values: Any) -> Update:
