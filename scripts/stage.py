@@ -89,7 +89,7 @@ def service(backupd: CommandLine) -> Iterator[None]:
             if process.poll() is not None:
                 raise DemoFailedError(f"the service ended with {process.returncode}")
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # the streams end, too
             process.wait()
 
 

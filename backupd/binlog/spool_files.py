@@ -29,6 +29,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -90,6 +91,9 @@ class State(Document):
 _STATE = "state.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
+_LONGEST_NOTE = 65536
+_TRIES = 5
+_MOMENT = 0.01
 _REMEMBERED = 8
 """Removed files of which it is remembered what they were."""
 
@@ -132,6 +136,7 @@ class Spool:
         self._guard = threading.RLock()
         self._state: State | None = None
         self._doubts: dict[tuple[str, int], Doubt] = {}
+        self._locked = False
 
     # --- for everybody
 
@@ -211,8 +216,44 @@ class Spool:
     # --- for the stream
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the one stream of this server. Raises BusyError when another process is."""
+    def locked(self, note: str = "") -> Iterator[None]:
+        """Be the one stream of this server. Raises BusyError when another process is. ``note``: who that is, for
+        ``holder``. It may be entered again within."""
+        if self._locked:
+            yield
+            return
+        descriptor = self._lock()
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, note.encode(), 0)
+            with self._guard:
+                self._state = None
+                self._reconcile()
+            self._locked = True
+            yield
+        finally:
+            self._locked = False
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def holder(self) -> str | None:
+        """What the process that holds the lock has said of itself; None when nobody holds it."""
+        try:
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(descriptor, _LONGEST_NOTE, 0).decode("utf-8", "replace")
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _lock(self) -> int:
+        """Gives the descriptor that holds the lock. Raises as ``locked``."""
         try:
             for folder in (self.folder, self.folder / _BRANCHES, self.incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -224,20 +265,19 @@ class Spool:
                 f"the spool {self.folder} cannot be used: {error.strerror}",
                 hint="the spool must belong to the user that runs backupd",
             ) from error
-        try:
+        for left in reversed(range(_TRIES)):  # who asks for the holder has it for a moment
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BusyError(
-                    f"another stream already writes to {self.folder}",
-                    hint="one stream per server: stop the other process, or do not start this one",
-                ) from None
-            with self._guard:
-                self._state = None
-                self._reconcile()
-            yield
-        finally:
-            os.close(descriptor)
+                if left:
+                    time.sleep(_MOMENT)
+            else:
+                return descriptor
+        os.close(descriptor)
+        raise BusyError(
+            f"another stream already writes to {self.folder}",
+            hint="one stream per server: stop the other process, or do not start this one",
+        )
 
     def seen(self) -> Seen | None:
         """What was last known of the server that the newest branch is of."""

@@ -12,11 +12,9 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
 
-from backupd.process.forking import TITLE_ROOM, answer_requests, files_state, show_as
+from backupd.process.forking import PACKAGES, TITLE_ROOM, answer_requests, files_state, show_as
 from backupd.process.runtime import hide_memory
 
-PACKAGES = ("backupd", "policies", "restore", "storage")
-"""Whose modules are imported."""
 _NOT_NEEDED = (
     "backupd.__main__",
     "backupd.alerts.channels",

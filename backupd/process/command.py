@@ -1,10 +1,11 @@
 """A program call as a value: built by the engine, compared by tests, rendered for logs and runbooks.
 
-Starting programs so that none outlives us, and ending them and everything below them so that none is left.
+Starting programs so that none outlives us unless it is meant to, and ending them and everything below them so that none
+is left.
 
-Every child is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when its parent dies, even by SIGKILL. That
-"parent" is the *thread* that started it, so a child started by a worker thread would be killed when that thread ends,
-in the middle of its work. Therefore one thread, which lives as long as the process, starts all of them.
+Every child but those is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when its parent dies, even by
+SIGKILL. That "parent" is the *thread* that started it, so a child started by a worker thread would be killed when that
+thread ends, in the middle of its work. Therefore one thread, which lives as long as the process, starts all of them.
 
 A process that a fork server made (``backupd.process.forking``) becomes a child of ours without having been started
 here: ``adopting`` and ``adopt``.
@@ -315,17 +316,20 @@ def stop(children: Sequence[Child], *, polite_seconds: float = POLITE_SECONDS) -
             child.send(signal.SIGKILL)
 
 
-def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int] = ()) -> Child:
-    """Start ``command`` with these descriptors, which stay the caller's to close.
+def spawn(
+    command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int] = (), outlives: bool = False
+) -> Child:
+    """Start ``command`` with these descriptors, which stay the caller's to close. ``outlives``: it goes on when this
+    process ends.
 
     Raises ToolMissingError, ToolError when the program cannot be started at all, ConfigurationError for an
     unknown user.
     """
-    argv = ["setpriv", "--pdeathsig", "KILL"]
+    options = [] if outlives else ["--pdeathsig", "KILL"]
     if command.user is not None and find_account(command.user).pw_uid != os.geteuid():
-        argv += become(command.user)
-    argv[0] = locate("setpriv")
-    argv += ["--", command.located(), *command.argv[1:]]
+        options += become(command.user)
+    wrapper = [locate("setpriv"), *options, "--"] if options else []
+    argv = [*wrapper, command.located(), *command.argv[1:]]
     environment = command.environment()
 
     def start() -> Child:

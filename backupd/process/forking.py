@@ -2,7 +2,8 @@
 
 A child is forked twice, so that its parent becomes the process that asked (see ``adopting``), which waits for it and
 signals it as if it had started it: when the fork server is killed, its children go on. A child begins its work only
-when that process has said so, because only then it is watched; and it is killed when that process ends.
+when that process has said so, because only then it is watched; and it is killed when that process ends, unless the
+request says that it ``outlives`` it.
 
 A request is one message: a JSON document, and two descriptors, stderr and what a child reads the permission from. The
 answer is a JSON document, too: ``pid``, ``error``, or ``outdated`` where files of the program were exchanged after it
@@ -21,8 +22,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
+PACKAGES = ("backupd", "policies", "restore", "storage")
+"""Whose modules jobs and streams import."""
 READY = b"ready"
 """The first message of a fork server."""
 GO = b"1"
@@ -58,6 +62,13 @@ def _state(path: str) -> tuple[int, ...]:
     return ()
 
 
+def installed_files(packages: Sequence[str]) -> list[object]:
+    """``files_state`` of these packages."""
+    return files_state(
+        [folder for name in packages if (spec := find_spec(name)) for folder in spec.submodule_search_locations or ()]
+    )
+
+
 def answer_requests(connection: socket.socket, folders: Sequence[str], imported: list[object]) -> list[str] | None:
     """Serve until whoever asks is gone, or files differ from ``imported`` (see ``files_state``).
 
@@ -84,7 +95,7 @@ def answer_requests(connection: socket.socket, folders: Sequence[str], imported:
                 connection.close()
                 request = json.loads(message)
                 stderr, permission = descriptors
-                _begin(stderr, permission, asker)
+                _begin(stderr, permission, asker, outlives=request["outlives"])
                 show_as(request["shown"])
                 words: list[str] = request["words"]
                 return words
@@ -119,15 +130,17 @@ def _fork_twice() -> int:
         os.close(mouth)
 
 
-def _begin(stderr: int, permission: int, asker: int) -> None:
-    """Become a process of its own, that ends with ``asker``; and end here unless that one permits to begin."""
+def _begin(stderr: int, permission: int, asker: int, *, outlives: bool) -> None:
+    """Become a process of its own, that ends with ``asker`` unless it ``outlives`` it; and end here unless that one
+    permits to begin."""
     os.setsid()
     os.dup2(stderr, 2)
     os.close(stderr)
     permitted = os.read(permission, 1) == GO
     os.close(permission)
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if not permitted or os.getppid() != asker:
+    if not outlives:
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if not permitted or not (outlives or os.getppid() == asker):
         os._exit(0)
 
 

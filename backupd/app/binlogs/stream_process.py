@@ -13,8 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,9 @@ from typing import Any
 
 from backupd.alerts.conditions import Key
 from backupd.alerts.rules import DESTINATION
+from backupd.app.binlogs.attendance import Attendance
 from backupd.app.binlogs.log_records import CatalogBackfill
+from backupd.app.binlogs.stream_holder import Holder
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
@@ -32,6 +34,7 @@ from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.missing_copies import opened, sources, wanted
 from backupd.app.copies.replication import pause_after
 from backupd.app.runtime.child_process import CatalogWriter
+from backupd.app.runtime.other_process import OtherProcess
 from backupd.app.runtime.service_manager import Signals, Waker
 from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
@@ -40,7 +43,15 @@ from backupd.binlog.supervisor import Streamer
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.backup_record import BackupState
-from backupd.model.errors import BackupdError, CancelledError, CatalogError, DestinationError, RefusedError, ServerError
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    CancelledError,
+    CatalogError,
+    DestinationError,
+    RefusedError,
+    ServerError,
+)
 from backupd.model.event import Severity
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
@@ -68,6 +79,12 @@ DEADLINE = 9.0
 """Seconds after which a process that was asked to end does, whatever it is at."""
 OPENING = 35.0
 """Seconds that the catalog may take at the beginning, where its answer is needed."""
+TAKING_OVER = 20.0
+"""Seconds that a process waits for the one that it replaces."""
+LETTING_GO = 4.0
+"""Seconds that this one has to end: less than a server waits for an acknowledgement."""
+MOMENT = 0.02
+"""Seconds between two looks whether it has."""
 ONCE_TROUBLE = 60.0
 """Seconds after which `--once` gives up on a destination or a server that does not take part."""
 LONGEST = 10.0
@@ -78,6 +95,9 @@ RULES = timedelta(minutes=10)
 
 def run_stream(config: Path, server: str, *, held: Path | None = None, once: bool = False) -> None:
     """Stream until a signal ends it; with ``once`` until everything that the server has by now is stored. Main thread.
+
+    ``held``: the settings of the service that has started it. Then it takes over from a process that a service has
+    started before, and outlives the service.
 
     Raises ConfigurationError, NotFoundError; RefusedError where the policy asks for no stream; BusyError when another
     process streams this server; and whatever no new try of this process would mend.
@@ -104,13 +124,22 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
         )
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
         writer = stack.enter_context(CatalogWriter(settings.catalog, make=held is None))
-        StreamRun(Wiring(settings, writer.catalog), server, writer, waker, stop).run(once=once)
+        StreamRun(Wiring(settings, writer.catalog), server, writer, waker, stop, kept=held is not None).run(once=once)
 
 
 class StreamRun:
-    """One run of the process."""
+    """One run of the process. ``kept``: by a service."""
 
-    def __init__(self, wiring: Wiring, server: str, writer: CatalogWriter, waker: Waker, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        wiring: Wiring,
+        server: str,
+        writer: CatalogWriter,
+        waker: Waker,
+        stop: threading.Event,
+        *,
+        kept: bool = False,
+    ) -> None:
         self._wiring, self._writer, self._waker, self._stop = wiring, writer, waker, stop
         self._server = wiring.settings.server(server)
         self._policy = _binlog_policy(self._server)
@@ -120,6 +149,8 @@ class StreamRun:
         self._troubles: Mapping[str, str] = {}
         self._noted: datetime | None = None
         self._met = ""
+        self._holder = Holder.current(wiring, server, kept=kept)
+        self._attendance = Attendance(wiring.settings, server, writer, wiring.clock, kept=kept)
 
     def run(self, *, once: bool) -> None:
         """Stream until ``stop`` is set, or with ``once`` until all that the server had at the beginning is stored.
@@ -132,6 +163,9 @@ class StreamRun:
             sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
             recorder = CatalogRecorder(name, self._writer, wiring.clock)
             source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
+            stack.enter_context(self._place())
+            if self._stop.is_set():
+                return
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
             report = StreamReport(self._server, self._writer, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
@@ -183,6 +217,35 @@ class StreamRun:
             say("stream-stopped", "bye", server=name)
 
     # -- the beginning
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Be the one stream of the server. A process that a service has started takes the place of the one before it,
+        which is asked to end now that this one is ready, and killed where it does not. Raises BusyError where the place
+        is taken by another one, or for too long."""
+        deadline, before = time.monotonic() + TAKING_OVER, None
+        with ExitStack() as stack:
+            while not self._stop.is_set():
+                try:
+                    stack.enter_context(self._spool.locked(self._holder.note()))
+                    break
+                except BusyError:
+                    before = before or self._predecessor()
+                    if before is None or time.monotonic() > deadline:
+                        raise
+                before.end(time.monotonic(), LETTING_GO)
+                self._stop.wait(MOMENT)
+            if before is not None:
+                say("stream-taken-over", f"process {os.getpid()} from process {before.pid}", server=self._server.name)
+                before.close()
+            yield
+
+    def _predecessor(self) -> OtherProcess | None:
+        """Who holds the place, where a service of this installation has started it, and before this process."""
+        if not self._holder.kept:
+            return None
+        found = Holder.of(self._wiring, self._server.name)
+        return found.process() if found is not None and found.began_before(self._holder) else None
 
     def _destinations(self) -> dict[str, Destination]:
         """Every destination that must hold the backups; one that cannot be used now is tried again and again. Raises
@@ -271,7 +334,8 @@ class StreamRun:
                 self._meet(status.branch)
             wanted_at = wanted_at or status.server_time
             if time.monotonic() - reported >= REPORT:
-                report.beat(status, archiver.behind(), self._troubles)
+                alone = {"": self._attendance.trouble} if self._attendance.trouble else {}
+                report.beat(status, archiver.behind(), {**alone, **self._troubles})
                 reported = time.monotonic()
             if (
                 once
@@ -281,6 +345,7 @@ class StreamRun:
                 and self._met == status.branch
             ):
                 return
+            self._attendance.look()
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
 
@@ -325,7 +390,7 @@ class StreamRun:
         elif self._failing_since is None:
             self._failing_since = time.monotonic()
         failing = self._failing_since is not None and time.monotonic() - self._failing_since
-        if failing and failing > (ONCE_TROUBLE if once else RENEW):
+        if failing and failing > (ONCE_TROUBLE if once else RENEW) and not self._attendance.alone:
             raise ServerError(
                 f"the binary log of {self._server.name} cannot be streamed: {status.error}",
                 hint="`backupd check` names what this account or this host lacks",

@@ -1,26 +1,33 @@
 """The service's part of the streams: one process for each server whose policy asks for its binary log.
 
-They are started, restarted with growing pauses when they end, and restarted when settings change that they go by. A
+They are started, restarted with growing pauses when they end, and replaced when settings change that they go by. A
 server that is paused has none. The catalog is needed only to learn of pauses and to report failures: one that hangs
 keeps no stream from running.
+
+They outlive the service, unless it is asked to end them: the next service knows them by what they say in their spools
+(``stream_holder``), adopts those that go by the present settings and program files, and replaces the others, one
+server after the other. Whatever replaces a process is started first, gets ready, and takes over from it
+(``stream_process``): a server that waits for acknowledgements waits for that moment only, and settings with which no
+stream can begin end none.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import STREAM
+from backupd.app.binlogs.stream_holder import Holder, basis_of, code, streamed
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, Starter, open_log, start
+from backupd.app.runtime.other_process import OtherProcess
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
@@ -37,16 +44,21 @@ REPEATED = 3
 """So many failures in a row are an incident."""
 HEALTHY = 60.0
 """Seconds after which a process counts as well: the next failure is the first one again."""
+HANDOVER = 15.0
+"""Seconds after which a process that is being replaced holds up no other replacement."""
 SUBJECT = "process"
+
+Process = ChildProcess | OtherProcess
 
 
 @dataclass(slots=True)
 class _Stream:
-    """Of one server. ``basis``: the settings that its process goes by; times are monotonic. ``well``: it has lived for
-    long enough, and that was told."""
+    """Of one server. ``basis``: the settings that its process goes by; ``leaving``: those that it replaces, until they
+    have ended; times are monotonic. ``well``: it has lived for long enough, and that was told."""
 
-    process: ChildProcess | None = None
+    process: Process | None = None
     basis: str = ""
+    leaving: list[Process] = field(default_factory=list)
     began: float = 0.0
     well: bool = False
     failures: int = 0
@@ -63,14 +75,26 @@ class StreamWatch(ProcessWatch):
         self._start_process = starter
         self._streams: dict[str, _Stream] = {}
         self._paused: frozenset[str] = frozenset()
+        self._leaves_them = False
+        code()  # as it is now: what is exchanged from now on, no process of this service goes by
 
     def running(self) -> dict[str, int]:
         """Process ids by server."""
         return {
-            name: process.child.pid
+            name: _pid(process)
             for name, one in list(self._streams.items())  # the thread goes on meanwhile
             if (process := one.process) is not None
         }
+
+    def leave(self) -> tuple[str, ...]:
+        """Stop, and let the streams go on; gives the servers that have one."""
+        self._leaves_them = True
+        self.stop()
+        return tuple(sorted(self.running()))
+
+    def __exit__(self, *error: object) -> None:
+        self._leaves_them = self._leaves_them or error[0] is not None  # the next service finds them
+        super().__exit__(*error)
 
     def step(self) -> None:
         """One round. Raises CatalogError at the end where pauses could not be read, or an event not be written."""
@@ -78,11 +102,16 @@ class StreamWatch(ProcessWatch):
         self._safely(self._look_at_pauses, troubles)
         wiring = self._wiring
         wanted = _wanted(wiring.settings, self._paused)
-        for name in [*wanted, *(name for name in self._streams if name not in wanted)]:
+        for name in dict.fromkeys([*wanted, *self._streams, *streamed(wiring.settings.spool)]):
             one = self._streams.setdefault(name, _Stream())
             self._safely(partial(self._look, name, one, wanted.get(name)), troubles)
-        self._held.let_go(one.process.settings for one in self._streams.values() if one.process is not None)
-        for name in [name for name, one in self._streams.items() if name not in wanted and one.process is None]:
+        self._held.let_go(
+            process.settings
+            for one in self._streams.values()
+            for process in (one.process, *one.leaving)
+            if isinstance(process, ChildProcess)
+        )
+        for name in [name for name, one in self._streams.items() if name not in wanted and not _processes(one)]:
             del self._streams[name]
         if troubles:
             raise troubles[0]
@@ -91,33 +120,79 @@ class StreamWatch(ProcessWatch):
 
     def _look(self, name: str, one: _Stream, basis: str | None) -> None:
         now = time.monotonic()
+        self._look_at_leaving(name, one, now, end=basis is None)
         process = one.process
-        code = process.ended() if process is not None else None
-        if process is not None and code is None:
-            if basis != one.basis:
+        if process is None and now >= one.next_start:
+            process = self._adopt(name, one, basis, now)
+        how = _end_of(process) if process is not None else ""
+        if process is not None and not how:
+            if basis is None or process.asked is not None:
                 process.end(now, self._grace)
+            elif basis != one.basis:
+                self._replace(name, one, process, basis, now)
             elif not one.well and now - one.began >= HEALTHY:
                 self._recovered(name, one)
             return
-        if process is not None and code is not None:
-            self._ended(name, one, process, code, now)
+        if process is not None:
+            self._ended(name, one, process, how, now)
         if basis is not None and now >= one.next_start:
             self._begin(name, one, basis, now)
+
+    def _look_at_leaving(self, name: str, one: _Stream, now: float, *, end: bool) -> None:
+        for process in list(one.leaving):
+            if end or process.asked is not None:
+                process.end(now, self._grace)
+            if _end_of(process):
+                one.leaving.remove(process)
+                say("stream-ended", f"process {_pid(process)} was replaced", server=name)
+
+    def _adopt(self, name: str, one: _Stream, basis: str | None, now: float) -> Process | None:
+        """The process that streams the server already, and that another service has started; None where there is
+        none."""
+        holder = Holder.of(self._wiring, name)
+        process = holder.process() if holder is not None else None
+        if holder is None or process is None:
+            return None
+        if process.pid in map(_pid, one.leaving):
+            process.close()
+            return None
+        fits = basis is not None and holder.goes_by(basis)
+        one.process, one.basis, one.began, one.well = process, basis or "" if fits else "", now, False
+        after = "" if fits else "; its settings or program files are not the present ones"
+        say("stream-adopted", f"process {process.pid} goes on with the binary log{after}", server=name)
+        return process
+
+    def _replace(self, name: str, one: _Stream, process: Process, basis: str, now: float) -> None:
+        """Start the next process, which takes over from this one; where another server's is being replaced just now, in
+        a later round."""
+        if any(other.leaving and now - other.began < HANDOVER for other in self._streams.values()):
+            return
+        holder = Holder.of(self._wiring, name)
+        if holder is None or int(holder.owner.split(" ")[-2]) != _pid(process):
+            process.end(now, self._grace)  # it streams nothing yet
+        one.leaving.append(process)
+        one.process, one.failures = None, 0
+        self._begin(name, one, basis, now)
 
     def _begin(self, name: str, one: _Stream, basis: str, now: float) -> None:
         settings = self._wiring.settings
         one.basis, one.began, one.well = basis, now, False
         try:
-            one.process = self._start_process(
-                settings, self._held.file(settings), "run-stream", name, log=open_log(_log(settings, name))
+            process = one.process = self._start_process(
+                settings,
+                self._held.file(settings),
+                "run-stream",
+                name,
+                log=open_log(_log(settings, name)),
+                outlives=True,
             )
         except (BackupdError, OSError, RuntimeError) as error:
             one.last_words = str(error)
             self._failed(name, one, f"cannot be started: {error}", now)
         else:
-            say("stream-process", f"process {one.process.child.pid} streams the binary log", server=name)
+            say("stream-process", f"process {process.child.pid} streams the binary log", server=name)
 
-    def _ended(self, name: str, one: _Stream, process: ChildProcess, code: int, now: float) -> None:
+    def _ended(self, name: str, one: _Stream, process: Process, how: str, now: float) -> None:
         one.process = None
         if process.asked is not None:
             one.next_start, one.failures = now, 0
@@ -126,7 +201,7 @@ class StreamWatch(ProcessWatch):
         if now - one.began >= HEALTHY:
             one.failures = 0
         one.last_words = process.last_words()
-        self._failed(name, one, describe_exit(code), now)
+        self._failed(name, one, how, now)
 
     def _failed(self, name: str, one: _Stream, how: str, now: float) -> None:
         one.failures += 1
@@ -162,16 +237,20 @@ class StreamWatch(ProcessWatch):
         return TICK
 
     def _wind_down(self) -> bool:
+        if self._leaves_them:
+            return False
         for name, one in self._streams.items():
             self._guarded(partial(self._see_to_its_end, name, one))
-        return any(one.process is not None for one in self._streams.values())
+        return any(_processes(one) for one in self._streams.values())
 
     def _see_to_its_end(self, name: str, one: _Stream) -> None:
+        now = time.monotonic()
+        self._look_at_leaving(name, one, now, end=True)
         if (process := one.process) is None:
             return
-        process.end(time.monotonic(), self._grace)
-        if (code := process.ended()) is not None:
-            self._ended(name, one, process, code, time.monotonic())
+        process.end(now, self._grace)
+        if how := _end_of(process):
+            self._ended(name, one, process, how, now)
 
     def _look_at_pauses(self) -> None:
         holds = self._scribe.ask(lambda catalog: catalog.holds.all())
@@ -193,25 +272,24 @@ def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:
     for name in settings.servers:
         server = settings.server(name)
         if name not in paused and server.usable and streams(server.policy):
-            found[name] = _basis(settings, name)
+            found[name] = basis_of(settings, name)
     return found
 
 
-def _basis(settings: Settings, name: str) -> str:
-    server, configuration = settings.server(name), settings.configuration
-    policy = server.policy
-    parts = [
-        server.config,
-        policy.binlog,
-        policy.destinations,
-        policy.objectives,
-        policy.limits,
-        *server.required.values(),
-        *server.others.values(),
-        configuration.encryption,
-    ]
-    texts = [part.model_dump_json() for part in parts if part is not None]
-    return json.dumps([*texts, str(settings.spool), settings.catalog, dict(settings.programs)])
+def _processes(one: _Stream) -> tuple[Process, ...]:
+    return (*one.leaving, *((one.process,) if one.process is not None else ()))
+
+
+def _pid(process: Process) -> int:
+    return process.child.pid if isinstance(process, ChildProcess) else process.pid
+
+
+def _end_of(process: Process) -> str:
+    """How it ended; empty as long as it lives."""
+    if isinstance(process, OtherProcess):
+        return "has ended" if process.ended() else ""
+    code = process.ended()
+    return describe_exit(code) if code is not None else ""
 
 
 def _log(settings: Settings, name: str) -> Path:

@@ -5,7 +5,9 @@ moment, and hears after that moment, or at once while the thread still hangs, th
 
 Child processes of the service: each with the settings in force, and watched to its end by a thread.
 
-They die with the service (parent-death signal), and what they start dies with them.
+They die with the service (parent-death signal), and what they start dies with them. One that ``outlives`` the service
+writes what it says into its log itself, and is known to the next service by what its files say (see
+``other_process``).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from backupd.alerts.conditions import NOTHING, Condition, Key
 from backupd.app.context.incidents import Incidents
-from backupd.app.context.logging_setup import say
+from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import GuardedLoop
@@ -130,6 +132,29 @@ class CatalogWriter:
 LOG_SIZE = 4 * 1024 * 1024
 """Bytes after which a new process begins a new log; one older log is kept."""
 _TAIL_LINES = 30
+_TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """What a process has written into ``log`` itself, from ``start`` on."""
+
+    log: Path
+    start: int
+
+    def finish(self) -> None:
+        """There is nothing to wait for."""
+
+    def tail(self, _index: int, lines: int) -> str:
+        """The last ``lines`` lines, redacted."""
+        try:
+            with self.log.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(min(self.start, size), size - _TAIL_BYTES))
+                said = file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return redacted("\n".join(said.splitlines()[-lines:]))
 
 
 @dataclass(slots=True)
@@ -138,7 +163,7 @@ class ChildProcess:
 
     child: Child
     settings: Path | None
-    _stderr: StderrReader
+    _stderr: StderrReader | LogEnd
     asked: float | None = None
     """When it was asked to end; monotonic."""
 
@@ -174,30 +199,52 @@ def command_of(settings: Settings, held: Path, *arguments: str) -> Command:
 
 
 def start(
-    settings: Settings, held: Path, *arguments: str, log: Path | None = None, pass_fds: Sequence[int] = ()
+    settings: Settings,
+    held: Path,
+    *arguments: str,
+    log: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    outlives: bool = False,
 ) -> ChildProcess:
     """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
-    ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
+    ``pass_fds``: descriptors that it has under the same numbers; ``outlives``: it goes on when this process ends.
+    Raises ToolError, OSError."""
     command = command_of(settings, held, *arguments)
-    return watched(lambda stderr: run(command, stderr, pass_fds=pass_fds), held, log)
+    return begin(
+        lambda stderr: run(command, stderr, pass_fds=pass_fds, outlives=outlives), held, log, outlives=outlives
+    )
 
 
-def run(command: Command, stderr: int, *, pass_fds: Sequence[int] = ()) -> Child:
+def begin(make: Callable[[int], Child], held: Path, log: Path | None, *, outlives: bool) -> ChildProcess:
+    """The process that ``make`` starts with the stderr that it is given; the rest as of ``start``."""
+    if not outlives:
+        return watched(make, held, log)
+    path = log or Path(os.devnull)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        end = LogEnd(path, os.fstat(descriptor).st_size)
+        return ChildProcess(make(descriptor), held, end)
+    finally:
+        os.close(descriptor)
+
+
+def run(command: Command, stderr: int, *, pass_fds: Sequence[int] = (), outlives: bool = False) -> Child:
     """Start it with nothing to read, and nobody who reads what it prints but ``stderr``. Raises ToolError, OSError."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return spawn(command, stdin=nothing, stdout=nothing, stderr=stderr, pass_fds=pass_fds)
+        return spawn(command, stdin=nothing, stdout=nothing, stderr=stderr, pass_fds=pass_fds, outlives=outlives)
     finally:
         os.close(nothing)
 
 
-def watched(begin: Callable[[int], Child], held: Path | None, log: Path | None) -> ChildProcess:
-    """The process that ``begin`` starts with the stderr that it is given; the rest as of ``start``."""
+def watched(make: Callable[[int], Child], held: Path | None, log: Path | None) -> ChildProcess:
+    """The process that ``make`` starts with the stderr that it is given; the rest as of ``start``."""
     with ExitStack() as both, ExitStack() as ours:
         ear, mouth = os.pipe2(os.O_CLOEXEC)
         both.callback(os.close, mouth)
         ours.callback(os.close, ear)
-        child = begin(mouth)
+        child = make(mouth)
         ours.callback(stop, [child], polite_seconds=0.0)
         stderr = StderrReader(["backupd"], [ear], log=log)
         stderr.start()
@@ -222,7 +269,9 @@ def open_log(path: Path) -> Path | None:
 class Starter(Protocol):
     """What starts processes as ``start`` does."""
 
-    def __call__(self, settings: Settings, held: Path, *arguments: str, log: Path | None = None) -> ChildProcess: ...
+    def __call__(
+        self, settings: Settings, held: Path, *arguments: str, log: Path | None = None, outlives: bool = False
+    ) -> ChildProcess: ...
 
 
 class HeldSettings:

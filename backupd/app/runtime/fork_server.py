@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
-from backupd.app.runtime.child_process import ChildProcess, command_of, python, run, watched
+from backupd.app.runtime.child_process import ChildProcess, begin, command_of, python, run, watched
 from backupd.process.command import Child, Command, adopt, adopting, stop
 from backupd.process.forking import GO, LARGEST, READY, TITLE_ROOM
 
@@ -59,20 +59,29 @@ class ForkServer:
         process = self._process
         return process.child.pid if process is not None and self._ready else None
 
-    def start(self, settings: Settings, held: Path, *arguments: str, log: Path | None = None) -> ChildProcess:
+    def start(
+        self, settings: Settings, held: Path, *arguments: str, log: Path | None = None, outlives: bool = False
+    ) -> ChildProcess:
         """As ``child_process.start``, which it does where nothing can be forked."""
         command = command_of(settings, held, *arguments)
         kinds = tuple(sorted({one.type for one in settings.destinations.values()}))
-        return watched(lambda stderr: self._forked(command, kinds, stderr) or run(command, stderr), held, log)
+        return begin(
+            lambda stderr: (
+                self._forked(command, kinds, stderr, outlives=outlives) or run(command, stderr, outlives=outlives)
+            ),
+            held,
+            log,
+            outlives=outlives,
+        )
 
     # -- inside
 
-    def _forked(self, command: Command, kinds: tuple[str, ...], stderr: int) -> Child | None:
+    def _forked(self, command: Command, kinds: tuple[str, ...], stderr: int, *, outlives: bool) -> Child | None:
         """None: it is to be started as any other program."""
         with self._lock:
             try:
                 connection = self._connected(kinds)
-                return None if connection is None else self._ask(connection, command, stderr)
+                return None if connection is None else self._ask(connection, command, stderr, outlives=outlives)
             except (OSError, ValueError, KeyError) as error:
                 self._gave_up(str(error))
                 return None
@@ -105,14 +114,14 @@ class ForkServer:
         self._kinds, self._began = kinds, time.monotonic()
         return self._connection
 
-    def _ask(self, connection: socket.socket, command: Command, stderr: int) -> Child | None:
+    def _ask(self, connection: socket.socket, command: Command, stderr: int, *, outlives: bool) -> Child | None:
         with ExitStack() as stack:
             permission, go = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, go)
             with adopting():
                 try:
                     words = command.argv[len(python("backupd").argv) :]
-                    request = json.dumps({"words": words, "shown": command.argv})
+                    request = json.dumps({"words": words, "shown": command.argv, "outlives": outlives})
                     socket.send_fds(connection, [request.encode()], [stderr, permission])
                 finally:
                     os.close(permission)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Self
 
 from backupd.app.context.settings import spool_unusable
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import Wiring, owner, owner_is_alive
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
 
@@ -57,11 +57,13 @@ class SignalRequests:
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
         self.stops = 0
+        self.ends_streams = False
+        """SIGINT was among what asked to stop: nothing is to go on."""
         self._reload = False
 
     def handlers(self) -> Mapping[signal.Signals, Callable[[], None]]:
-        """For ``Signals``: SIGTERM and SIGINT ask to stop, SIGHUP to reload."""
-        return {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._ask_to_reload}
+        """For ``Signals``: SIGTERM and SIGINT ask to stop, SIGINT the streams as well, SIGHUP to reload."""
+        return {signal.SIGTERM: self._stop, signal.SIGINT: self._stop_all, signal.SIGHUP: self._ask_to_reload}
 
     def take_reload(self) -> bool:
         """Was a reload asked for since the last look?"""
@@ -71,6 +73,10 @@ class SignalRequests:
     def _stop(self) -> None:
         self.stops += 1
         self._waker.wake()
+
+    def _stop_all(self) -> None:
+        self.ends_streams = True
+        self._stop()
 
     def _ask_to_reload(self) -> None:
         self._reload = True
@@ -156,6 +162,9 @@ def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
     return microseconds / 1e6 if microseconds > 0 and process == os.getpid() else None
 
 
+_LOCK = "locks/service"
+
+
 class LeadershipLostError(Exception):
     """Another service has taken over."""
 
@@ -201,7 +210,7 @@ class Leader:
 
 
 def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
-    path = spool / "locks" / "service"
+    path = spool / _LOCK
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = held.enter_context(path.open("a+"))
@@ -211,10 +220,19 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise _taken(f"the spool {spool}", file.read().strip()) from None
+        raise _taken(f"the spool {spool}", file.readline().strip()) from None
     file.truncate(0)
-    file.write(name + "\n")
+    file.write(f"{name}\n{owner()}\n")
     file.flush()
+
+
+def is_served(spool: Path) -> bool:
+    """Is the service of this spool at work? Asks without getting in the way of one that begins."""
+    try:
+        lines = (spool / _LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return len(lines) > 1 and owner_is_alive(lines[1])
 
 
 def _taken(what: str, holder: str) -> RefusedError:

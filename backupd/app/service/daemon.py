@@ -377,7 +377,10 @@ class Daemon:
             self._waker.wait(min(0.5, deadline - time.monotonic()))
             self._notifier.alive()
         for one in watches:
-            one.stop()
+            if isinstance(one, StreamWatch) and not self._asked.ends_streams:
+                self._leave(one)
+            else:
+                one.stop()
         if not worker.stop():
             say("daemon-stopped", "the catalog did not respond during the stop", level=logging.ERROR)
             return 1
@@ -386,6 +389,14 @@ class Daemon:
             self._wiring.catalog.hosts.stops(self._wiring.here.removeprefix(HOST))
         say("daemon-stopped", "bye")
         return 0
+
+    def _leave(self, streams: StreamWatch) -> None:
+        if servers := streams.leave():
+            say(
+                "streams-go-on",
+                f"the processes that stream the binary logs of {', '.join(servers)} go on, and the next service adopts "
+                "them; SIGINT (systemctl stop) ends them, too",
+            )
 
     # -- small things
 

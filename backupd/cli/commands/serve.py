@@ -33,7 +33,8 @@ def serve(
     """Run the backupd service: schedule backups, test restores and retention as the policies define.
 
     SIGHUP reloads the configuration. SIGTERM and SIGINT stop the service: no new job starts, and running jobs that do
-    not finish within the grace time are stopped. A second signal stops them immediately.
+    not finish within the grace time are stopped. A second signal stops them immediately. After SIGTERM the streams of
+    binary logs go on, and the next service adopts them; SIGINT ends them, too.
     """
     from backupd.app.context.logging_setup import logging_to
     from backupd.app.service import daemon

@@ -116,9 +116,12 @@ def test_a_stream_survives_its_own_death_a_restart_of_the_server_and_the_death_o
         house.server.restart()
         wait_for(catalog, write(house, "after a restart of the server"))
         assert stream_pid(catalog) == second
-        family = descendants(service.process.pid)
+        os.kill(second, signal.SIGKILL)
+        third = stream_pid(catalog, besides=second)
+        family = {one for one in descendants(service.process.pid) if one[0] != third}
         service.kill()
         until(lambda: not alive(family), lambda: f"the end of {family}")
+        os.kill(third, signal.SIGKILL)
     moment = write(house, "while nobody watched")
     with serving(house) as service:
         wait_for(catalog, moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from backupd.app.runtime.other_process import OtherProcess
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import new_id
@@ -47,6 +49,12 @@ class Serving:
         self.process.send_signal(signal.SIGHUP)
 
     def stop(self) -> int:
+        """With the streams."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(300)
+
+    def leave(self) -> int:
+        """The streams go on."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(300)
 
@@ -56,9 +64,9 @@ class Serving:
 
 
 @contextmanager
-def serving(house: House, *args: str, under: Sequence[str] = ()) -> Iterator[Serving]:
-    """Start the service and give it when it follows the schedules; killed at the end where it still runs. ``under``:
-    words before the program."""
+def serving(house: House, *args: str, under: Sequence[str] = (), outlived: bool = False) -> Iterator[Serving]:
+    """Start the service and give it when it follows the schedules; killed at the end where it still runs, with the
+    streams that it has left unless it may be ``outlived``. ``under``: words before the program."""
     log = house.base / f"service-{time.monotonic_ns()}.log"
     with (
         log.open("wb") as out,
@@ -76,8 +84,25 @@ def serving(house: House, *args: str, under: Sequence[str] = ()) -> Iterator[Ser
             yield Serving(house, process, log)
         finally:
             process.kill()
+            if not outlived:
+                end_streams(house)
     text = log.read_text()
     assert "Traceback" not in text, text
+
+
+def end_streams(house: House) -> None:
+    """Kill what streams into the spool and whatever takes its place."""
+    for lock in (house.base / "spool" / "binlogs").glob("*/lock"):
+        quiet = 0
+        while quiet < 2:  # a process that waits for its turn may come after it
+            found = OtherProcess.of(json.loads(lock.read_text() or "{}").get("owner", ""))
+            quiet = quiet + 1 if found is None else 0
+            if found is not None:
+                found.end(0.0, 0.0)
+                found.end(1.0, 0.0)
+                until(found.ended, lambda: "the end of a stream")
+            else:
+                time.sleep(0.05)
 
 
 @contextmanager

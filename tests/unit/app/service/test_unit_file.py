@@ -28,7 +28,8 @@ def test_every_key_stands_once_in_a_section_that_systemd_knows() -> None:
 def test_stopping_leaves_time_for_the_grace_and_for_cleaning_up() -> None:
     unit = service()
     assert float(unit["TimeoutStopSec"]) >= GRACE + CLEANING_UP + 10
-    assert (unit["Type"], unit["NotifyAccess"], unit["KillMode"]) == ("notify", "main", "mixed")
+    assert (unit["Type"], unit["NotifyAccess"], unit["KillMode"]) == ("notify", "main", "process")
+    assert (unit["KillSignal"], unit["RestartKillSignal"]) == ("SIGINT", "SIGTERM"), "a restart leaves the streams"
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
