@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -20,6 +21,8 @@ from backupd.app.context.settings import Settings
 from backupd.app.runtime import child_process, fork_server
 from backupd.app.runtime.child_process import ChildProcess, Starter
 from backupd.app.runtime.fork_server import ForkServer
+from backupd.app.runtime.other_process import OtherProcess
+from backupd.binlog.spool_files import Spool
 from backupd.catalog.session import open_catalog
 from backupd.process.command import Command, adopt, adopting, children, kill_family, spawn
 from backupd.process.forking import answer_requests, files_state
@@ -196,6 +199,37 @@ def test_a_killed_service_takes_the_fork_server_and_what_was_forked_with_it(plac
     until(lambda: gone(stream) and gone(server))
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_one_that_outlives_its_service_is_known_by_its_name_and_number_and_no_other_one_is(
+    place: Place, forked: bool
+) -> None:
+    how = "forks.start" if forked else "start"
+    script = _SERVICE.replace("forks.start(", f"{how}(").replace(
+        '"db1")', '"db1", outlives=True, log=Path(sys.argv[2]))'
+    )
+    script = script.replace(
+        "import ForkServer", "import ForkServer\nfrom backupd.app.runtime.child_process import start"
+    )
+    words = [sys.executable, "-c", script, str(place.settings.file), str(place.log)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        stream = int(service.stdout.readline().split()[0])
+        place.connections.append(place.listener.accept()[0])
+        service.kill()
+    note = Spool(place.settings.spool / "binlogs" / "db1").holder()
+    assert note is not None
+    name = json.loads(note)["owner"]
+    assert OtherProcess.of(name[:-1]) is None, "it began at another moment"
+    found = OtherProcess.of(name)
+    assert found is not None
+    assert (found.pid, found.ended()) == (stream, False)
+    found.end(1.0, 60.0)
+    until(found.ended)
+    assert OtherProcess.of(name) is None
+    found.end(100.0, 1.0)  # nobody is meant by it any more
+    assert '"message": "bye"' in place.log.read_text()
+
+
 def test_who_asks_and_is_gone_before_the_permission_leaves_no_process_behind() -> None:
     """And so does one that was forked and is not a child of whoever asked."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -210,7 +244,7 @@ def test_who_asks_and_is_gone_before_the_permission_leaves_no_process_behind() -
         assert ours.recv(100) == b"ready"
         permission, go = os.pipe()
         with adopting():
-            socket.send_fds(ours, [b'{"words": [], "shown": []}'], [2, permission])
+            socket.send_fds(ours, [b'{"words": [], "shown": [], "outlives": false}'], [2, permission])
             child = int(ours.recv(100).decode().strip('{}" pid:'))
             one = adopt(Command(("true",)), child)
         os.close(permission)

@@ -1,0 +1,184 @@
+"""Streams outlive the service that has started them: real servers, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from backupd.catalog.session import Catalog
+from tests.e2e.streams.test_streaming import STREAMED, archived, is_the_servers, state, stream_pid, wait_for, write
+from tests.support.e2e.house import SERVER, House
+from tests.support.e2e.service import alive, catalog_of, descendants, end_streams, parent, serving, until
+
+
+@pytest.fixture
+def house(own_house: House) -> Iterator[House]:
+    (own_house.base / "policies" / "gold.yaml").write_text(STREAMED)
+    yield own_house
+    end_streams(own_house)
+
+
+@pytest.fixture
+def catalog(house: House) -> Iterator[Catalog]:
+    with catalog_of(house) as opened:
+        yield opened
+
+
+def is_there(pid: int) -> bool:
+    """And has not ended: nobody may reap what outlived its parent."""
+    return parent(pid) != 0 and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def said(log: Path, event: str) -> list[str]:
+    lines = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [str(line["message"]) for line in lines if line["event"] == event]
+
+
+def handover(house: House) -> str:
+    (log,) = (house.base / "streams").glob("*.log")
+    return log.read_text()
+
+
+def test_a_stream_goes_on_when_its_service_is_killed_or_stops_and_the_next_one_adopts_it(
+    house: House, catalog: Catalog
+) -> None:
+    with serving(house, outlived=True) as service:
+        wait_for(catalog, write(house, "first"))
+        stream = stream_pid(catalog)
+        family = {one for one in descendants(service.process.pid) if one[0] != stream}
+        service.kill()
+        until(lambda: not alive(family), lambda: f"the end of {family}")
+    wait_for(catalog, write(house, "while no service ran"))
+    assert stream_pid(catalog) == stream
+    with serving(house, outlived=True) as service:
+        until(lambda: bool(said(service.log, "stream-adopted")), service.log.read_text)
+        wait_for(catalog, write(house, "adopted"))
+        assert service.leave() == 0
+        (left,) = said(service.log, "streams-go-on")
+        assert SERVER in left
+    wait_for(catalog, write(house, "after a stop"))
+    assert stream_pid(catalog) == stream
+    with serving(house) as service:
+        wait_for(catalog, write(house, "adopted again"))
+        assert stream_pid(catalog) == stream
+        assert "stream-process" not in service.log.read_text(), "no other one was started"
+        assert service.stop() == 0
+        assert not is_there(stream)
+    assert state(catalog)["state"] == "stopped"
+    (branch,) = catalog.binlogs.branches(SERVER)
+    is_the_servers(house, archived(house, branch, house.base))
+    assert catalog.binlogs.gaps(SERVER) == ()
+    assert house.fsck() == []
+
+
+def test_a_stream_whose_settings_changed_while_no_service_ran_is_replaced_and_one_that_is_unwanted_ends(
+    house: House, catalog: Catalog
+) -> None:
+    policy = house.base / "policies" / "gold.yaml"
+    with serving(house, outlived=True) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        service.kill()
+    policy.write_text(STREAMED.replace("checkpoint: 1s", "checkpoint: 2s"))
+    with serving(house, outlived=True) as service:
+        second = stream_pid(catalog, besides=first)
+        wait_for(catalog, write(house, "second"))
+        until(lambda: not is_there(first), lambda: "the end of the first one")
+        assert f"from process {first}" in handover(house)
+        service.kill()
+    policy.write_text(STREAMED.replace("stream: true", "stream: false"))
+    with serving(house) as service:
+        until(lambda: not is_there(second), service.log.read_text)
+        assert service.stop() == 0
+    assert catalog.events.list(kind="stream-failed") == ()
+
+
+def test_with_settings_with_which_no_stream_can_begin_the_one_before_goes_on(house: House, catalog: Catalog) -> None:
+    config = house.config
+    with serving(house) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        right = config.read_text()
+        gnupg = re.search(r"gnupg_home: *\"?([^\"},\s]+)", right)
+        assert gnupg is not None
+        empty = house.base / "empty"
+        empty.mkdir(mode=0o700)
+        config.write_text(right.replace(gnupg[1], str(empty), 1))
+        service.reload()
+        until(lambda: bool(catalog.events.list(kind="stream-failed")), service.log.read_text)
+        wait_for(catalog, write(house, "with the settings of before"))
+        assert is_there(first)
+        config.write_text(right)
+        service.reload()
+        second = stream_pid(catalog, besides=first)
+        wait_for(catalog, write(house, "with the right ones"))
+        until(lambda: not is_there(first), lambda: "the end of the first one")
+        assert service.stop() == 0
+        assert not is_there(second)
+
+
+@pytest.mark.parametrize("record", ["stale", "of another installation", "reused"])
+def test_a_record_that_is_not_true_is_not_believed(house: House, catalog: Catalog, record: str) -> None:
+    """The lock's file names a process, and the lock is not held, or by another one."""
+    with serving(house) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        lock = house.base / "spool" / "binlogs" / SERVER / "lock"
+        note = json.loads(lock.read_text())
+        os.kill(first, signal.SIGKILL)
+        service.kill()
+    words = note["owner"].split(" ")
+    stranger = os.getpid()  # it is asked to end where it is believed
+    ticks = Path(f"/proc/{stranger}/stat").read_text().rpartition(")")[2].split()[19]
+    words[-2:] = [str(stranger), ticks if record != "reused" else words[-1]]
+    lock.write_text(
+        json.dumps({**note, "owner": " ".join(words), **({"installation": "x"} if "inst" in record else {})})
+    )
+    with serving(house) as service:
+        wait_for(catalog, write(house, "second"))
+        assert stream_pid(catalog) not in (first, stranger)
+        assert "stream-adopted" not in service.log.read_text()
+        assert service.stop() == 0
+
+
+def test_a_stream_by_hand_is_not_adopted_and_not_replaced(house: House, catalog: Catalog) -> None:
+    with house.popen("run-stream", SERVER) as process:
+        pid = stream_pid(catalog)
+        with serving(house, outlived=True) as service:
+            until(lambda: "another stream already writes" in service.log.read_text(), service.log.read_text)
+            wait_for(catalog, write(house, "by hand"))
+            assert stream_pid(catalog) == pid
+            assert service.stop() == 0
+        assert is_there(pid)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+
+def test_a_stream_that_is_alone_ends_when_a_service_with_another_spool_has_taken_over(
+    house: House, catalog: Catalog
+) -> None:
+    with serving(house, outlived=True) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        service.kill()
+    spool, other = house.base / "spool", house.base / "other"
+    other.mkdir(mode=0o700)
+    for name in ("identity.key", "signing.key"):
+        if (spool / name).exists():
+            shutil.copy2(spool / name, other)
+    right = house.config.read_text()
+    house.config.write_text(right.replace(str(spool), str(other)))
+    with serving(house) as service:
+        until(lambda: not is_there(first), service.log.read_text, seconds=300)
+        wait_for(catalog, datetime.now(UTC))
+        assert service.stop() == 0
+    house.config.write_text(right)
+    assert "another backupd service uses the catalog" in handover(house)
