@@ -18,6 +18,7 @@ import pytest
 from backupd.binlog.connection_start import Start
 from backupd.binlog.session import Session, fetch
 from backupd.binlog.spool_files import Spool
+from backupd.binlog.spool_repair import DamagedCopyError
 from backupd.engine.receiver.endings import DamagedDumpError
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls
@@ -28,6 +29,8 @@ from tests.unit.engine.receiver.test_log_bytes import NAME, description, event, 
 
 _DUMP = b"\x12"
 _MIB = 1024 * 1024
+_AFTER = 4 + len(description()) + 31
+"""Where the first event belongs after what ``begins`` sends."""
 
 
 def packet(body: bytes, number: int = 1) -> bytes:
@@ -91,6 +94,14 @@ def written(spool: Spool) -> set[str]:
         begins(struct.pack("<IBIIIH", 1, 2, 1, 2**32 - 1, 5, 0)),
         begins(b""),
         sends(rotate(), description(version=b"x" * 50)[:-1] + b"?"),
+        begins(event(2, _AFTER, b"x")[:-1] + b"?"),
+        begins(event(30, _AFTER, bytes(2 * _MIB))[:-1] + b"?"),
+        begins(event(2, _AFTER, b"x") + b"more"),
+        begins(event(30, _AFTER, bytes(2 * _MIB))[:-9]),
+        begins(struct.pack("<IBIIIH", 1, 2, 1, 0, _AFTER, 0)),
+        begins(struct.pack("<IBIIIH", 1, 2, 1, 18, _AFTER + 18, 0)),
+        begins(event(27, 0, bytes(2 * _MIB), following=0)),
+        begins(rotate("binlog.000008", position=99)),
         lambda: iter([packet(b"\7what")]),
         lambda: iter([packet(b"")]),
     ],
@@ -101,6 +112,14 @@ def test_lengths_places_and_checksums_that_are_wrong_end_the_dump(
     with Rogue(answer, to=_DUMP) as rogue, session(spool, rogue) as one, pytest.raises(DamagedDumpError):
         one.receive(5)
     assert written(spool) <= {NAME}
+
+
+@pytest.mark.parametrize("name", ["binlog.000006", "binlog.000001"])
+def test_a_name_that_goes_back_is_no_next_file(spool: Spool, name: str) -> None:
+    answer = begins(rotate(name), description(), event(35, 4 + len(description()), bytes(8)))
+    with Rogue(answer, to=_DUMP) as rogue, session(spool, rogue) as one, pytest.raises(DamagedCopyError):
+        one.receive(5)
+    assert written(spool) == {NAME}
 
 
 @pytest.mark.parametrize("name", ["../../../x.000008", "/tmp/x.000008", "other.000008", "binlog.000008.sh"])

@@ -24,8 +24,9 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import BranchReason
-from tests.support.dice import rounds, thrown
+from tests.support.dice import size, thrown
 from tests.support.e2e.disturbed import (
+    MOVED,
     Clients,
     Longest,
     Stream,
@@ -37,20 +38,28 @@ from tests.support.e2e.disturbed import (
     fork_is_true,
     is_told,
     life_of,
+    missing_before,
     unnamed,
     wait_for_all,
 )
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.service import ONCE_A_YEAR, catalog_of, until
 from tests.support.keys import Keys
-from tests.support.logs.streaming import PASSWORD, TABLE, USER, Proxy
-from tests.support.servers.mariadb import PrivateServer
-from tests.support.servers.server import option_text
+from tests.support.logs.streaming import PASSWORD, USER, Proxy, prepare
+from tests.support.servers import replica as replication
+from tests.support.servers.server import Server, option_text
+from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, Stack, stacks
 
 STREAMED = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s, max_spool: 64MiB}\n"
 SPOOL_DISK = "200m"
 EVERY = 25
 """Rounds between two looks at everything."""
+ROUNDS = size(25, 500)
+"""Disturbances of each family's server."""
+FAILOVERS = size(25, 100)
+"""Rounds, in whose middle a replica takes over."""
+PAUSE = size(5, 20) / 10
+OPTIONS: dict[str, str | int | None] = {"innodb_flush_log_at_trx_commit": 1, "max_allowed_packet": "64M"}
 NOBODY = 1
 """A port where no one listens."""
 
@@ -60,7 +69,7 @@ class World:
     """``port``: the server's. ``later``: what lasts, with the round in which it is put right."""
 
     house: House
-    server: PrivateServer
+    server: Server
     port: int
     proxy: Proxy
     stream: Stream
@@ -68,6 +77,7 @@ class World:
     catalog: Catalog
     dice: random.Random
     can_fill_disk: bool
+    servers: contextlib.ExitStack
     longest: Longest = field(default_factory=Longest)
     round: int = 0
     later: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
@@ -98,6 +108,62 @@ class World:
     def connections_break(self) -> None:
         self.proxy.cut()
 
+    def connections_break_within_a_packet(self) -> None:
+        self.proxy.left = self.dice.randint(1, 250_000)
+        with self.longest.measured():
+            self.server.execute("INSERT INTO shop.t (t) VALUES (REPEAT('p', 300000))")
+
+    def transaction_is_big(self) -> None:
+        """A row of more than a packet, in a transaction of more than a log file."""
+        with self.longest.measured(), self.server.connect(autocommit=False) as connection:
+            with connection.cursor() as cursor:
+                for length in (17_000_000, self.dice.randint(1, 3_000_000)):
+                    cursor.execute("INSERT INTO shop.t (t) VALUES (REPEAT('b', %s))", (length,))
+            connection.commit()
+
+    def clock_is_set(self) -> None:
+        """For one client: its transactions come from the past or the future."""
+        seconds = self.dice.choice((-86_400, -3_600, -1, 1, 3_600, 86_400))
+        with self.longest.measured(), self.server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SET TIMESTAMP = %s", (int(time.time()) + seconds,))
+            for _ in range(3):
+                cursor.execute(f"INSERT INTO shop.{MOVED} (t) VALUES (NOW())")
+
+    def replica_takes_over(self) -> None:
+        """By GTIDs: with log files of its own, and without the last that the server before it committed."""
+        self.put_right()
+        server, replica = self.server, self.server.another(options=OPTIONS, tcp=True)
+        self.servers.callback(replica.remove)
+        self.witness.look()
+        server.stop()
+        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(replica.datadir)], check=True)
+        server.start()
+        server.port = self.port  # which its options have, whatever was free
+        self.witness.look()
+        state = replica.datadir / "binlog.state"  # MariaDB's, by domain and server
+        done = state.read_text().split() if state.exists() else []
+        for path in (*replica.datadir.glob("binlog.*"), replica.datadir / "auto.cnf"):
+            path.unlink(missing_ok=True)
+        replica.start()
+        if done:
+            newest = max(done, key=lambda gtid: int(gtid.rpartition("-")[2]))
+            replica.execute(f"SET GLOBAL gtid_slave_pos = '{newest}'")
+        replication.follow(server, replica)
+        wait_for_all(self.catalog, self.stream, datetime.now(UTC), 200)
+        replication.catch_up(server, replica)
+        replication.part(replica)
+        time.sleep(0.1)
+        known = len(self.catalog.binlogs.branches(SERVER))
+        self.witness.look()
+        self.proxy.cut()
+        server.kill()
+        assert replica.port is not None
+        self.port = replica.options["port"] = self.proxy.target = replica.port
+        self.server = replica
+        self.witness.new_life(replica)
+        self.witness.look()
+        until(lambda: len(self.catalog.binlogs.branches(SERVER)) > known, self.stream.log.read_text)
+
     def logs_rotate(self) -> None:
         self.server.execute("FLUSH BINARY LOGS")
         self.witness.look()
@@ -105,13 +171,13 @@ class World:
     def logs_begin_anew(self) -> None:
         """Clients may write into the new ones before they are looked at; none is removed meanwhile."""
         self.witness.look()
-        self.server.execute("RESET MASTER")
+        self.server.execute(self.server.words.reset)
         self.witness.new_life()
         self.witness.look()
 
     def logs_are_purged(self) -> None:
         self.logs_rotate()
-        self.server.execute(f"PURGE BINARY LOGS TO '{self.server.query('SHOW MASTER STATUS')[0][0]}'")
+        self.server.execute(f"PURGE BINARY LOGS TO '{self.server.query(self.server.words.log_status)[0][0]}'")
 
     def logs_are_purged_behind_its_back(self) -> None:
         self.network_is_cut()
@@ -155,8 +221,10 @@ class World:
         if "stream" not in self.later:
             self.stream.ensure()
         action = self.dice.choices(list(ACTIONS), weights=list(ACTIONS.values()))[0]
+        if self.round % FAILOVERS == FAILOVERS // 2:
+            action = World.replica_takes_over
         action(self)
-        time.sleep(self.dice.random() ** 2 * 2)
+        time.sleep(self.dice.random() ** 2 * PAUSE)
         return action.__name__
 
     def put_right(self) -> None:
@@ -205,6 +273,9 @@ ACTIONS: dict[Callable[[World], None], int] = {
     World.server_is_killed: 3,
     World.network_is_cut: 3,
     World.connections_break: 3,
+    World.connections_break_within_a_packet: 3,
+    World.transaction_is_big: 2,
+    World.clock_is_set: 2,
     World.logs_rotate: 6,
     World.logs_begin_anew: 2,
     World.logs_are_purged: 3,
@@ -233,13 +304,15 @@ def spool_disk(short_tmp: Path) -> Iterator[bool]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.fixture
-def world(short_tmp: Path, keys: Keys, spool_disk: bool) -> Iterator[World]:
-    dice = thrown("stream campaign")
-    with PrivateServer(tcp=True, options={"innodb_flush_log_at_trx_commit": 1}) as server:
+@pytest.fixture(params=stacks(MARIADB, MYSQL_CLONE))
+def world(request: pytest.FixtureRequest, short_tmp: Path, keys: Keys, spool_disk: bool) -> Iterator[World]:
+    dice = thrown(f"stream campaign {request.param}")
+    chosen: Stack = request.param
+    with contextlib.ExitStack() as servers:
+        server = servers.enter_context(chosen.make(tcp=True, options=OPTIONS))
         server.create_backup_users()
-        server.query(f"CREATE USER {USER}@'%%' IDENTIFIED BY %s", (PASSWORD,))
-        server.execute(f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {USER}@'%'", "CREATE DATABASE shop", TABLE)
+        prepare(server)
+        server.execute(f"CREATE TABLE shop.{MOVED} (t DATETIME)")
         house = House(short_tmp, server, keys)
         (house.base / "policies" / "gold.yaml").write_text(STREAMED)
         assert server.port is not None
@@ -267,6 +340,7 @@ def world(short_tmp: Path, keys: Keys, spool_disk: bool) -> Iterator[World]:
                     catalog,
                     dice,
                     spool_disk,
+                    servers,
                 )
             finally:
                 stream.kill()
@@ -298,7 +372,12 @@ def all_is_archived_or_named(world: World) -> Counter[str]:
             assert unnamed(part, theirs, gaps, until_now=is_last) == []
             if part is parts[-1]:
                 assert claimed_in_vain(part, theirs, confirmed_until(catalog, branch.id), world.longest) == []
-            assert parent is None or part is not parts[0] or fork_is_true(branch, parent, theirs), branch
+            if parent is not None and part is parts[0]:
+                if branch.reason is BranchReason.FAILOVER:
+                    assert branch.fork is not None
+                    assert missing_before(branch, parent, theirs) == set(), branch
+                else:
+                    assert fork_is_true(branch, parent, theirs), branch
         counts.update(
             gaps=len(gaps), parts=len(parts), files=len(archived.files), bytes=sum(map(archived.size, archived.files))
         )
@@ -311,14 +390,14 @@ def all_is_archived_or_named(world: World) -> Counter[str]:
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 def test_whatever_happens_to_a_stream_its_archive_is_right_or_says_what_it_lacks(world: World) -> None:
-    many = rounds(6)
+    many = ROUNDS
     done: Counter[str] = Counter()
     world.stream.ensure()
     until(lambda: bool(world.catalog.binlogs.runs(SERVER)), world.stream.log.read_text)
     world.witness.look()
     counts: Counter[str] = Counter()
     while world.round < many:
-        with Clients(world.server, world.dice, 3, world.longest):
+        with Clients(lambda: world.server, world.dice, 3, world.longest):
             for _ in range(min(EVERY, many - world.round)):
                 name = world.one_round()
                 done[name] += 1
@@ -339,4 +418,5 @@ def test_whatever_happens_to_a_stream_its_archive_is_right_or_says_what_it_lacks
         assert "Traceback" not in text, text
     print(dict(done), "ended by itself:", world.stream.ended)
     assert counts[f"branches, {BranchReason.FIRST}"] == 1
-    assert counts[f"branches, {BranchReason.FAILOVER}"] == counts[f"branches, {BranchReason.RESTORE}"] == 0
+    assert counts[f"branches, {BranchReason.FAILOVER}"] == done[World.replica_takes_over.__name__] >= 1
+    assert counts[f"branches, {BranchReason.RESTORE}"] == 0

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,8 @@ from tests.support.oracle import DataDiffersError
 from tests.support.servers import warm
 from tests.support.servers.server import Server
 
+MOVED = "moved"
+"""The table that is written with another clock."""
 _BLOCK = 1 << 20
 _HEAD = 64
 
@@ -55,9 +57,9 @@ class Longest:
 
 
 class Clients:
-    """Write all the time, and bear it when the server is gone."""
+    """Write all the time, and bear it when the server is gone. ``server``: the present one."""
 
-    def __init__(self, server: Server, dice: random.Random, count: int, longest: Longest) -> None:
+    def __init__(self, server: Callable[[], Server], dice: random.Random, count: int, longest: Longest) -> None:
         self._server, self._longest = server, longest
         self._stop = threading.Event()
         self._threads = [
@@ -77,7 +79,7 @@ class Clients:
     def _run(self, dice: random.Random) -> None:
         while not self._stop.is_set():
             with contextlib.suppress(ServerError):
-                with Connection(socket=str(self._server.socket), user="root").connect() as session:
+                with Connection(socket=str(self._server().socket), user="root").connect() as session:
                     while not self._stop.wait(dice.random() * 0.02):
                         with self._longest.measured():
                             session.execute(
@@ -98,8 +100,10 @@ class Witness:
         self.lives: list[Path] = []
         self.new_life()
 
-    def new_life(self) -> None:
-        """The server begins its binary logs anew. All of the life before must have been looked at."""
+    def new_life(self, server: Server | None = None) -> None:
+        """The server begins its binary logs anew, or another ``server`` takes its place. All of the life before must
+        have been looked at."""
+        self._server = server or self._server
         life = self._folder / f"life-{len(self.lives)}"
         life.mkdir(parents=True)
         self.lives.append(life)
@@ -275,7 +279,7 @@ def claimed_in_vain(
         for number, path in theirs.items()
         if number >= end[0]
         for one in _transactions(path)
-        if (number, one.start) >= end and one.at < late
+        if (number, one.start) >= end and one.at < late and not any(change.name == MOVED for change in one.changes)
     ]
 
 
@@ -288,6 +292,12 @@ def fork_is_true(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> b
         return False
     with parent.files[number].open("rb") as one, theirs[number].open("rb") as other:
         return without_flag(one.read(pos)) == without_flag(other.read(pos))
+
+
+def missing_before(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> set[str]:
+    """What the other server wrote before the branch's first file and is not archived in the parent, by GTID."""
+    before = {one.gtid for number in theirs if number < branch.first_number for one in _transactions(theirs[number])}
+    return before - {one.gtid for path in parent.files.values() for one in _transactions(path)}
 
 
 def confirmed_until(catalog: Catalog, branch: str) -> datetime | None:

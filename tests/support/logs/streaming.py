@@ -215,6 +215,8 @@ class Proxy:
         self.target = target
         self.hangs = threading.Event()
         self.alters: Callable[[bytes], bytes] | None = None
+        self.left: int | None = None
+        """Every connection breaks when so many more bytes have come from the server."""
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.settimeout(0.1)
         self.port: int = self._socket.getsockname()[1]
@@ -289,7 +291,12 @@ class Proxy:
                 while (self.hangs.is_set() or source in self._frozen) and not self._stop.is_set():
                     time.sleep(0.02)
                 alters = self.alters  # a test may take it away at any moment
-                target.sendall(alters(data) if alters is not None and from_server else data)
+                left = self.left if from_server else None
+                target.sendall((alters(data) if alters is not None and from_server else data)[:left])
+                if left is not None:
+                    self.left = left - len(data) if left > len(data) else None
+                    if self.left is None:
+                        self.cut()
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -24,6 +24,13 @@ def replica_of(source: S, *, options: Options | None = None) -> Iterator[S]:
     """
     if source.port is None:
         raise ValueError("the source of a replica needs tcp=True")
+    with source.another(options={"read_only": 1} | dict(options or {}), tcp=True) as replica:
+        follow(source, replica)
+        yield replica
+
+
+def follow(source: Server, replica: Server) -> None:
+    """``replica`` follows ``source`` from what it has on, by GTID. On return it has caught up."""
     words, how = source.words, "MASTER_USE_GTID=slave_pos"
     if isinstance(source, MySQLServer):
         how = f"{words.source}_AUTO_POSITION=1, {words.source}_SSL=0"
@@ -32,14 +39,12 @@ def replica_of(source: S, *, options: Options | None = None) -> Iterator[S]:
         "CREATE USER IF NOT EXISTS repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
         "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
     )
-    with source.another(options={"read_only": 1} | dict(options or {}), tcp=True) as replica:
-        replica.execute(
-            f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={source.port}, "
-            f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', {how}",
-            f"START {words.replica}",
-        )
-        catch_up(source, replica)
-        yield replica
+    replica.execute(
+        f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={source.port}, "
+        f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', {how}",
+        f"START {words.replica}",
+    )
+    catch_up(source, replica)
 
 
 def catch_up(source: Server, replica: Server, timeout: float = 300.0) -> None:
