@@ -43,6 +43,8 @@ from backupd.model.errors import BackupdError, CatalogError
 
 BUSY_SECONDS = 30
 """How long a writer waits for another writer of the same SQLite file."""
+HASTE = 0.2
+"""The same of one that can as well write later."""
 PATIENCE = 30.0
 """Seconds that PostgreSQL may take for one statement; none of ours takes seconds."""
 
@@ -107,6 +109,7 @@ class Database:
         # Repeatable read: what several statements of one block ask is of one moment, as in SQLite.
         view = {} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reading = self.engine.execution_options(backupd_reading=True, **view)
+        self._hasty = self.engine.execution_options(backupd_hasty=True)
 
     def _sqlite_engine(self) -> Engine:
         address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself
@@ -137,9 +140,10 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """One transaction: committed when the block ends well, undone when it raises. Raises CatalogError."""
-        with self.errors(), self.engine.begin() as connection:
+    def write(self, *, waits: bool = True) -> Iterator[Connection]:
+        """One transaction: committed when the block ends well, undone when it raises. ``waits``: for the other writer
+        of an SQLite file, as long as it takes; one that can as well write later does not. Raises CatalogError."""
+        with self.errors(), (self.engine if waits else self._hasty).begin() as connection:
             yield connection
 
     @contextmanager
@@ -227,8 +231,8 @@ _SQLITE = {
     sqlite3.SQLITE_PERM: ("cannot be opened", _ACCESS),
     sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "free space on that disk; no record is incomplete"),
     sqlite3.SQLITE_BUSY: (
-        f"stayed locked for {BUSY_SECONDS} seconds",
-        "another process holds a long transaction on it; `fuser FILE` names it",
+        "stayed locked",
+        f"another process holds a long transaction on it (backupd waits up to {BUSY_SECONDS} s); `fuser FILE` names it",
     ),
     sqlite3.SQLITE_IOERR: ("cannot be read or written", "check the kernel's messages (dmesg) for this disk"),
 }
@@ -372,8 +376,15 @@ def _switch_to_wal(cursor: DBAPICursor) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    reading = connection.get_execution_options().get("backupd_reading", False)
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+    options = connection.get_execution_options()
+    if not options.get("backupd_hasty", False):
+        connection.exec_driver_sql("BEGIN" if options.get("backupd_reading", False) else "BEGIN IMMEDIATE")
+        return
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {HASTE * 1000:.0f}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
 
 VERSION_TABLE = "backupd_version"

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    column,
     delete,
     exists,
     false,
@@ -33,6 +34,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    table,
     text,
     tuple_,
     update,
@@ -58,7 +60,7 @@ from backupd.catalog.row_mapping import (
 )
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
-from backupd.model.job import FIRST_STATES, JOB_MOVES, Bar, JobKind, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, HOST, JOB_MOVES, Bar, JobKind, JobRecord, JobState
 from backupd.model.proof import Phase
 
 jobs = Table(
@@ -122,6 +124,9 @@ _CLAIMING = 0x6261636B75706A
 _SWEEPING = 0x6261636B757073
 """Key of the advisory lock under which sweeps are queued: the letters ``backups``."""
 
+_HOSTS = table("hosts", column("name"))
+"""As ``catalog.hosts`` has it, which is built on this module."""
+
 _FIRST, _MORE = 4, 50
 """Queued jobs that are read at once: mostly the oldest may start."""
 
@@ -143,8 +148,16 @@ class Jobs(Rows):
                 record = replace(record, heartbeat_at=self._database.clock(connection, record.heartbeat_at))
             insert_jobs(connection, [record])
 
-    enqueue = add
-    """The same, as those call it who leave the work to a worker."""
+    def enqueue(self, record: JobRecord) -> None:
+        """The same, for those who leave the work to the service of the host that it ``runs_on``. Raises RefusedError
+        for a host that is not in the catalog, too: nobody would ever take the job."""
+        name = record.runs_on.removeprefix(HOST)
+        if name and not self._scalar(select(exists().where(_HOSTS.c.name == name))):
+            raise RefusedError(
+                f"job {record.id} is for host {name}, which this catalog does not know",
+                hint="`backupd hosts` lists the hosts; a host is recorded when its service begins: backupd serve",
+            )
+        self.add(record)
 
     def claim(
         self,
@@ -171,19 +184,20 @@ class Jobs(Rows):
                 )
             if runs_on and inherits:
                 readdress(connection, "", runs_on)  # of before hosts had names
-            running = records(connection, JobRecord, _in_state(JobState.RUNNING))
+            running = records(connection, JobRecord, _RUNNING)
             for job in _waiting(connection, runs_on, now, partial(bars, running)):
                 if not allowed(job, running):
                     continue
-                taken = _move(job.id, JobState.RUNNING, job.token).values(
-                    owner=owner,
-                    token=job.token + 1,
-                    started_at=now,
-                    heartbeat_at=self._database.clock(connection, now),
-                    message="",
-                    hint="",
-                )
-                row = connection.execute(taken.returning(*jobs.c)).mappings().first()
+                taken = {
+                    **_moving(job.id, job.token),
+                    "owner": owner,
+                    "token": job.token + 1,
+                    "started_at": now,
+                    "heartbeat_at": self._database.clock(connection, now),
+                    "message": "",
+                    "hint": "",
+                }
+                row = connection.execute(_TAKE, taken).mappings().first()
                 if row is not None:  # else it was cancelled in this very moment
                     return record_of(JobRecord, row)
         return None
@@ -231,22 +245,23 @@ class Jobs(Rows):
         """
         if JOB_MOVES[state]:
             raise ValueError(f"no job ends as {state}")
-        ending = _move(job_id, state, token).values(
-            finished_at=now,
-            message=error.message if error else "",
-            detail=error.detail if error else "",
-            hint=error.hint if error else "",
-            result=result,
-            bytes=bytes,
-            phases=phases_json(phases),
-        )
+        ending = {
+            **_moving(job_id, token),
+            "finished_at": now,
+            "message": error.message if error else "",
+            "detail": error.detail if error else "",
+            "hint": error.hint if error else "",
+            "result": result,
+            "bytes": bytes,
+            "phases": phases_json(phases),
+        }
         with self._database.write() as connection:
-            changed = connection.execute(ending).rowcount
-            record = _one(connection, job_id)
-            if changed:
+            row = connection.execute(_END[state], ending).mappings().first()
+            if row is not None:
                 insert_jobs(connection, then)
                 insert_all(connection, events_table, events)
-                return record
+                return record_of(JobRecord, row)
+            record = _one(connection, job_id)
             if record.token != token and record.state is JobState.RUNNING:
                 raise _taken_over(record)
             raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
@@ -423,27 +438,32 @@ def _waiting(
     connection: Connection, runs_on: str, now: datetime, bars: Callable[[], Sequence[Bar]]
 ) -> Iterator[JobRecord]:
     """Queued jobs whose time has come, the oldest first, but those of ``bars``, which is asked again now and then."""
-    queue = (
-        _in_state(JobState.QUEUED)
-        .where(jobs.c.runs_on == runs_on, or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
-        .order_by(jobs.c.queued_at, jobs.c.id)
-    )
-    query = queue.limit(_FIRST)
-    while found := records(connection, JobRecord, query.where(*(not_(_fits(bar)) for bar in bars()))):
+    query, values = _QUEUE_FIRST, {"host": runs_on, "moment": now}
+    while found := records(connection, JobRecord, _without(query, bars()), values):
         yield from found
-        query = queue.where(tuple_(jobs.c.queued_at, jobs.c.id) > (found[-1].queued_at, found[-1].id)).limit(_MORE)
+        query, values = _QUEUE_AFTER, {**values, "last": found[-1].queued_at, "last_id": found[-1].id}
+
+
+def _queue() -> Select[Any]:
+    due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= bindparam("moment"))
+    query = _in_state(JobState.QUEUED).where(jobs.c.runs_on == bindparam("host"), due)
+    return query.order_by(jobs.c.queued_at, jobs.c.id)
+
+
+def _without(query: Select[Any], bars: Sequence[Bar]) -> Select[Any]:
+    return query.where(*(not_(_fits(bar)) for bar in bars)) if bars else query
 
 
 def _fits(bar: Bar) -> ColumnElement[bool]:
     """As a condition on a row of ``jobs``."""
     found = [jobs.c.leg != ""] if bar.scheduled else []
-    for column, values in (
+    for one, values in (
         (jobs.c.kind, bar.kinds),
         (jobs.c.server, bar.servers),
         (jobs.c.arguments["destination"].as_string(), bar.destinations),
     ):
         if values is not None:
-            found.append(column.in_(sorted(values)))
+            found.append(one.in_(sorted(values)))
     if bar.but is not None:
         found.append(jobs.c.kind.not_in(sorted(bar.but)))
     return func.coalesce(and_(*found), false())
@@ -492,18 +512,50 @@ def _taken_over(record: JobRecord) -> RefusedError:
     )
 
 
-def _move(job_id: str, state: JobState, token: int) -> Update:
-    """To ``state``, from any from which the table of moves allows it."""
-    sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
+def _moving(job_id: str, token: int) -> dict[str, Any]:
+    """Which job is moved."""
+    return {"of_job": job_id, "of_token": token}
+
+
+def _move(state: JobState, *changed: str) -> Update:
+    """To ``state``, from any from which the table of moves allows it, with new values of ``changed``."""
     return (
         update(jobs)
-        .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state.in_(sources))
-        .values(state=str(state))
+        .where(*_movable(jobs.c, state))
+        .values({"state": str(state), **{name: bindparam(name) for name in changed}})
+        .returning(*jobs.c)
     )
+
+
+def _movable(columns: Any, state: JobState) -> tuple[ColumnElement[bool], ...]:
+    sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
+    return columns.id == bindparam("of_job"), columns.token == bindparam("of_token"), columns.state.in_(sources)
+
+
+def _take() -> Update:
+    """A claim passes over a job that somebody else changes in this moment (it is being cancelled): it waits for
+    nobody."""
+    one = jobs.alias("one")
+    free = select(one.c.id).where(*_movable(one.c, JobState.RUNNING)).with_for_update(skip_locked=True)
+    changed = ("owner", "token", "started_at", "heartbeat_at", "message", "hint")
+    return _move(JobState.RUNNING, *changed).where(jobs.c.id == free.scalar_subquery())
 
 
 def _in_state(*states: JobState) -> Select[Any]:
     return select(jobs).where(jobs.c.state.in_([str(state) for state in states]))
+
+
+# A claim and an end are asked for with each job: their statements are made once.
+_TAKE = _take()
+_ENDED = ("finished_at", "message", "detail", "hint", "result", "bytes", "phases")
+_END = {state: _move(state, *_ENDED) for state, moves in JOB_MOVES.items() if not moves}
+_RUNNING = _in_state(JobState.RUNNING)
+_QUEUE_FIRST = _queue().limit(_FIRST)
+_QUEUE_AFTER = (
+    _queue()
+    .where(tuple_(jobs.c.queued_at, jobs.c.id) > tuple_(bindparam("last", type_=UtcTime), bindparam("last_id")))
+    .limit(_MORE)
+)
 
 
 def _changed(job_id: str, now: JobState, **values: Any) -> Update:

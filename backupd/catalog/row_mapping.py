@@ -194,9 +194,11 @@ def _read(hint: Any) -> Callable[[Any], Any] | None:
     return getattr(hint, "from_json", None)
 
 
-def records(connection: Connection, kind: Callable[..., R], query: Select[Any]) -> tuple[R, ...]:
-    """What the rows of ``query`` are the rows of, in their order."""
-    rows = connection.execute(query).mappings()
+def records(
+    connection: Connection, kind: Callable[..., R], query: Select[Any], values: Mapping[str, Any] | None = None
+) -> tuple[R, ...]:
+    """What the rows of ``query`` are the rows of, in their order; ``values``: of its bound parameters."""
+    rows = connection.execute(query, values).mappings()
     return tuple(map(reader(kind, rows.keys()), rows))
 
 

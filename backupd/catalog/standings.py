@@ -130,9 +130,10 @@ class Standings(Rows):
             return {row.server: row.document for row in connection.execute(query)}
 
     def keep(self, server: str, count: Count, basis: str, at: datetime, document: str) -> None:
-        """What a look found that began when this was the ``count``. One that knew more stays."""
+        """What a look found that began when this was the ``count``. One that knew more stays. Raises CatalogError at
+        once while another process writes for long: the next look finds it again, and whoever reads should not wait."""
         values = {"server": server, "changes": count.changes, "losses": count.losses, "basis": basis}
-        with self._database.write() as connection:
+        with self._database.write(waits=False) as connection:
             connection.execute(_KEEP, {**values, "made_at": at, "document": document})
 
 

@@ -27,6 +27,7 @@ from backupd.model.errors import (
     MissingRightsError,
     ObjectMissingError,
 )
+from backupd.model.job import Progress, Report, silent
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.deletion_limit import DAY, LIMIT, DeletionLimit, missing_backups_text, no_manifest_text
@@ -135,6 +136,19 @@ class Collected:
 
 
 @dataclass(slots=True)
+class Steps:
+    """What was read and removed so far, for whoever watches that a sweep of many backups goes on."""
+
+    report: Report = silent
+    _done: int = 0
+
+    def count(self, doing: str, steps: int = 1) -> None:
+        """Add what was done just now."""
+        self._done += steps
+        self.report(Progress("sweep", files_done=self._done, note=doing))
+
+
+@dataclass(slots=True)
 class References:
     """Who names what. ``names``: objects of all readable manifests; ``damaged``: manifests that cannot be read."""
 
@@ -142,10 +156,11 @@ class References:
     names: set[str] = field(default_factory=set)
     damaged: list[Backup] = field(default_factory=list)
 
-    def load(self, destination: Destination) -> None:
+    def load(self, destination: Destination, steps: Steps) -> None:
         """Add every manifest that was not read before; they are immutable."""
         for found in manifests(destination, [one for one in backup_ids(destination) if one not in self.backups]):
             self.add(found)
+            steps.count("reading manifests")
 
     def add(self, found: Committed) -> None:
         """Add one manifest."""
@@ -288,6 +303,7 @@ class GarbageCollection:
     dying: Collection[Backup] = ()
     explained: Collection[str] = ()
     locks: Locks = field(default_factory=Locks)
+    steps: Steps = field(default_factory=Steps)
     _died: datetime | None = None
     _result: Collected = field(default_factory=Collected)
     _references: References = field(default_factory=References)
@@ -332,6 +348,7 @@ class GarbageCollection:
             self.fence()
             batch = fresh[start : start + _BATCH]
             tombs.update(zip(batch, each(self._tombstone, batch), strict=True))
+            self.steps.count("marking objects", len(batch))
         self._result.tombstoned = len(fresh)
         if tombs:
             running = self._look()
@@ -347,7 +364,7 @@ class GarbageCollection:
                 if lease.key.startswith(layout.INTENTS):
                     self._died = min(self._died or lease.started_at, lease.started_at)
         running = living_intents(self.destination, now, self.alive)
-        self._references.load(self.destination)
+        self._references.load(self.destination, self.steps)
         return running
 
     def _missing(self, marks: list[ObjectInfo], unfinished: Collection[str], running: list[Lease]) -> Missing:
@@ -451,6 +468,7 @@ class GarbageCollection:
         going = self._allowed(pool, going, tombs)
         for start in range(0, len(going), _BATCH):
             self.fence()
+            self.steps.count("removing objects", len(going[start : start + _BATCH]))
             for size in each(lambda name: self._bury(name, pool), going[start : start + _BATCH]):
                 self._result.objects += size is not None
                 self._result.bytes_freed += size or 0

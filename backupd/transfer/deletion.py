@@ -23,6 +23,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
+from backupd.model.job import Report, silent
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.recovery.restorable import Restorability, climb, here_if
@@ -32,6 +33,7 @@ from backupd.transfer.collection import (
     Expected,
     GarbageCollection,
     HeldBack,
+    Steps,
     manifests,
     not_begun,
 )
@@ -138,6 +140,7 @@ def sweep(
     limit: DeletionLimit = LIMIT,
     expected: Expected = NOTHING,
     gone: Callable[[Backup], None] = lambda _backup: None,
+    report: Report = silent,
 ) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
     and whether a person wants it, so that no limit holds it back, is said by ``sightings``, not by the marks. Those of
@@ -145,11 +148,12 @@ def sweep(
     those that are marked, or by what is written at the destination, stays whatever its mark says, and so does the last
     restorable chain of a server.
 
-    A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
-    the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
+    A backup stays while a restore pins it, an unmarked backup or one that is being written builds on it, or the
+    ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
     not be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
     installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
     ``gone`` is told each backup that was removed, before the next one is: whatever ends the rest, that is recorded.
+    ``report``: of what was read and removed so far.
 
     It reads, then decides, then removes. Marks are read before pins and intents: whoever pins, or begins to build on a
     backup, and then finds no mark was early enough to be seen here. Manifests are read after intents: a backup that
@@ -157,12 +161,12 @@ def sweep(
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            now = clock()
+            now, steps = clock(), Steps(report)
             notes = marked(destination)
             known = sightings(notes)
             asked = _asked(notes, known, (kept(notes), kept_at(destination)), now, grace, at_once)
             held = asked.held
-            stock = _read_stock(destination, asked.due, now, alive, held)
+            stock = _read_stock(destination, asked.due, now, alive, held, steps)
             over_limit = _over_limit(asked, stock.present, limit)
             held += over_limit
             removable = stock.removable & asked.confirmed if over_limit else stock.removable
@@ -175,7 +179,14 @@ def sweep(
                 )
                 outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing.backups))]
                 removable -= _needed(outlines, removable, held)
-                removed = _remove_in_order(destination, outlines, removable, locks, lease.assert_held, held, gone)
+
+                def removed_one(backup: Backup) -> None:
+                    gone(backup)
+                    steps.count("removing backups")
+
+                removed = _remove_in_order(
+                    destination, outlines, removable, locks, lease.assert_held, held, removed_one
+                )
             explained = frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed))
             collection = GarbageCollection(
                 destination,
@@ -187,6 +198,7 @@ def sweep(
                 asked.dying,
                 explained,
                 locks,
+                steps,
             )
             try:
                 result = collection.run()
@@ -257,7 +269,7 @@ class _Stock:
 
 
 def _read_stock(
-    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
+    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack], steps: Steps
 ) -> _Stock:
     """Reads who uses what, then every manifest; where nothing is ``due`` only their names."""
     if not due:
@@ -267,6 +279,7 @@ def _read_stock(
     named: dict[Backup, frozenset[str]] = {}
     newer: set[Backup] = set()
     for one in manifests(destination, backup_ids(destination)):
+        steps.count("reading manifests")
         outlines.append(_outline(one))
         owner = outlines[-1].backup
         if owner in removable and isinstance(one.header, Header):
@@ -301,19 +314,22 @@ def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit
 def _in_use(
     destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
 ) -> frozenset[Backup]:
-    """Those of ``due`` that a restore reads or whose server is being backed up."""
+    """Those of ``due`` that a restore reads, that are being written (copied or repaired), or that a backup builds on
+    which is being written: its intent names all of these."""
     writing = living_intents(destination, now, alive)
-    running = {server for lease in writing for server, _id in lease.backups}
+    written = {owner for lease in writing for owner in lease.backups}
+    needed = {(server, name): one for lease in writing for server, one in lease.backups for name in lease.parents}
     pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
     unreadable = [lease.id for lease in writing if lease.owner is None]
     if unreadable:
         why = f"every backup: the intent {unreadable[0]} cannot be read, so the running backups are unknown"
         held.append(HeldBack(why, frozenset(unreadable[:1])))
         return due
-    busy = {owner for owner in due - pinned if owner[0] in running}
     held += [HeldBack.of(owner, "a restore is reading it") for owner in sorted(due & pinned)]
-    held += [HeldBack.of(owner, "a backup of this server is being written") for owner in sorted(busy)]
-    return (due & pinned) | busy
+    held += [HeldBack.of(owner, "it is being written") for owner in sorted(due & written - pinned)]
+    for owner in sorted(due & set(needed) - written - pinned):
+        held.append(HeldBack.of(owner, f"{needed[owner]}, which is being written, builds on it", needed[owner]))
+    return due & (pinned | written | set(needed))
 
 
 def _remove_in_order(

@@ -12,8 +12,9 @@ reused is collected. So: write the intent, *then* read what is known (``backupd.
 sweep in between could take away what the backup counts on.
 
 The same holds for the backups that an increment builds on. A deletion puts its mark first, and a sweep reads the marks
-before the intents and removes no backup of a server that is being backed up. So a backup that has written its intent
-and *then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest does.
+before the intents and removes no backup that a living intent names as one that its own builds on. So a backup that has
+written its intent and *then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest
+does. Other backups of its server may go meanwhile; the objects that they share with it stay, as above.
 
 One at a time removes at a destination, whichever installation it belongs to. Whoever wants to remove puts a lease and
 then looks for others'; when there is one it steps back. So of two that begin together at least one does, maybe both,

@@ -33,7 +33,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.job import BACKUPS, JobKind, JobRecord, JobState, Progress, Report
+from backupd.model.job import BACKUPS, HOST, JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_duration, new_id
 from policies.policy import Policy
 
@@ -72,6 +72,13 @@ KEPT = timedelta(days=90)
 RETENTION_LEG = "retention"
 SWEEP_LEG = "sweep/"
 """What the leg of a sweep begins with; the name of the destination follows."""
+_REST, _LONGEST_REST = 10, timedelta(hours=1)
+"""A sweep of a destination begins this many times the duration of the one before after that one began, at most an hour
+after it."""
+_SHORT = timedelta(seconds=5)
+"""A sweep that takes less may follow another one at once."""
+_SWEEPS = 3
+"""How often a sweep whose process is killed is begun."""
 _LONGEST_LEG = 64
 """Characters that the catalog has room for."""
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
@@ -162,6 +169,9 @@ def close(
 def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool) -> list[JobRecord]:
     if state is JobState.CANCELLED and job.cancel_by == DAEMON_STOP:
         return [repetition(wiring, job, attempt=job.attempt)]
+    if job.kind == JobKind.SWEEP:  # else nobody would queue it before the next rules, of whichever server
+        killed = state is JobState.ABANDONED and job.attempt < _SWEEPS
+        return [repetition(wiring, job, attempt=job.attempt + 1)] if killed else []
     try:
         policy = policy_of(wiring, job.server, job.kind)
     except ConfigurationError:  # what waits in the queue waits there until the policy is whole
@@ -206,7 +216,23 @@ def _sweeps(wiring: Wiring, job: JobRecord, state: JobState) -> list[JobRecord]:
 def sweep_of(wiring: Wiring, destination: str, runs_on: str = "") -> JobRecord:
     """A new sweep of ``destination`` for the queue, which takes one at a time; ``runs_on``: as of ``queued``."""
     sweep = queued(wiring, JobKind.SWEEP, "", arguments={"destination": destination}, runs_on=runs_on)
-    return replace(sweep, leg=sweep_leg(destination))
+    return replace(sweep, leg=sweep_leg(destination), not_before=_rested(wiring, sweep_leg(destination)))
+
+
+def _rested(wiring: Wiring, leg: str) -> datetime | None:
+    """When a sweep of this leg may begin; None: at once. A sweep reads all that is at its destination, and one is asked
+    for by the end of nearly every job: of a service they take a tenth of the time. Where none runs, a command does
+    the sweep at its end, and does not wait."""
+    if wiring.here.removeprefix(HOST) not in wiring.catalog.hosts.served(wiring.clock()):
+        return None
+    begun = wiring.catalog.jobs.list("", leg=leg, state=(JobState.RUNNING, JobState.SUCCEEDED), limit=2)
+    last = next((one for one in begun if one.started_at and one.finished_at), None)
+    if last is None or last.started_at is None or last.finished_at is None:
+        return None
+    took = last.finished_at - last.started_at
+    if took < _SHORT:
+        return None
+    return max(one.started_at for one in begun if one.started_at) + min(took * _REST, _LONGEST_REST)
 
 
 def sweep_leg(destination: str) -> str:

@@ -11,6 +11,7 @@ mark, does a person here want it, since when is it seen here) is in the catalog,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,9 +24,11 @@ from backupd.app.context.destination_identity import require_single
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.catalog.backups import Placed
+from backupd.catalog.row_mapping import EVER, Span
 from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError
 from backupd.model.event import Severity
+from backupd.model.job import Report, silent
 from backupd.recovery.chains import chain_of, dependants, lineages
 from backupd.transfer.collection import Collected, Expected, HeldBack, Missing
 from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
@@ -156,18 +159,24 @@ def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[s
     return [one.why for one in swept.held_back if one.about & left] or (swept.held if left else [])
 
 
-def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = True) -> list[str]:
+def sweep_destination(
+    wiring: Wiring, destination: Destination, *, wait: bool = True, report: Report = silent
+) -> list[str]:
     """Remove what is due and what dead runs left, and the rows of what is gone; gives what was held back, and why.
     With ``wait`` False it is left to the next one while somebody else removes."""
     with wiring.removing(wait=wait) as held:
         if not held:
             return []
         reconcile(wiring, destination)
-        return sweep_locked(wiring, destination).held
+        return sweep_locked(wiring, destination, report=report).held
 
 
 def sweep_locked(
-    wiring: Wiring, destination: Destination, *, at_once: frozenset[tuple[str, str]] = frozenset()
+    wiring: Wiring,
+    destination: Destination,
+    *,
+    at_once: frozenset[tuple[str, str]] = frozenset(),
+    report: Report = silent,
 ) -> Collected:
     """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A place that another name
     leads to, too, is left alone: that name may have other rules."""
@@ -185,6 +194,7 @@ def sweep_locked(
         limit=wiring.settings.deletion_limit,
         expected=expected_at(wiring, destination),
         gone=partial(_record_removed, wiring, destination, at_once),
+        report=report,
     )
     tell(wiring, destination, swept)
     return swept
@@ -193,13 +203,35 @@ def sweep_locked(
 def _record_removed(wiring: Wiring, destination: Destination, at_once: frozenset[Backup], backup: Backup) -> None:
     """What is gone for good stands in the audit, whoever marked it, and its row goes."""
     waived = ", without its grace period" if backup in at_once else ""
-    _audit_removed(wiring, backup, f"at {destination.name}{waived}")
+    if not _is_recorded(wiring, destination.name, backup):
+        _audit_removed(wiring, backup, f"at {destination.name}{waived}")
     forget_swept(wiring, destination, [backup[1]])
 
 
 def _audit_removed(wiring: Wiring, backup: Backup, detail: str) -> None:
     server, name = backup
     audit(wiring, service_actor(), "backup-removed", server=server, subject=name, detail=detail)
+
+
+def _is_recorded(wiring: Wiring, destination: str, backup: Backup) -> bool:
+    """Has ``reconcile`` recorded this removal, which was interrupted then? Where the catalog does not answer, the log
+    is to have it."""
+    with suppress(CatalogError):
+        known = wiring.catalog.backups.placed(destination, [backup[1]])
+        return not known and _is_audited(wiring, destination, backup, EVER)
+    return False
+
+
+def _is_audited(wiring: Wiring, destination: str, backup: Backup, span: Span) -> bool:
+    """Has the audit an entry within ``span`` about the removal of this copy?"""
+    server, name = backup
+    told = wiring.catalog.audit.list(action="backup-removed", server=server, subject=name, span=span)
+    return any(_is_of(entry.detail, destination) for entry in told)
+
+
+def _is_of(detail: str, destination: str) -> bool:
+    """Does ``detail`` of a removal name this destination?"""
+    return detail.partition(", ")[0].partition(": ")[0] == f"at {destination}"
 
 
 def expected_at(wiring: Wiring, destination: Destination) -> Expected:
@@ -276,12 +308,14 @@ def reconcile(wiring: Wiring, destination: Destination, server: str | None = Non
             if owner not in trusted and (owner in marked or exists(destination, layout.body_key(*owner))):
                 backups.set_copy_state(one.id, name, str(BackupState.DAMAGED))
             else:
-                _audit_removed(
-                    wiring,
-                    owner,
-                    f"at {name}: found gone, marked deleted: its removal ended before this was recorded, or was "
-                    "another installation's",
-                )
+                # A process that died between the two has recorded it.
+                if not _is_audited(wiring, name, owner, Span(one.stored_at)):
+                    _audit_removed(
+                        wiring,
+                        owner,
+                        f"at {name}: found gone, marked deleted: its removal ended before this was recorded, or was "
+                        "another installation's",
+                    )
                 forget_swept(wiring, destination, [one.id])
             changed.append(one.id)
     return changed

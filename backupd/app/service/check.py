@@ -13,7 +13,7 @@ from pathlib import Path
 from backupd.app.alerting import sender
 from backupd.app.backup_records import STRANGE_HINT
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
-from backupd.app.context import api_address, keys, trust
+from backupd.app.context import api_address, file_rights, keys, trust
 from backupd.app.context import destination_identity as places
 from backupd.app.context import settings_problems as transport
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
@@ -63,6 +63,7 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
     found += _catalog(wiring)
+    found += file_rights.findings(wiring.settings)
     found += keys.findings(wiring)
     found += trust.findings(wiring.settings)
     found += confinement_findings(wiring.settings)

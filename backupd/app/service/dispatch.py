@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 Action = Callable[[Wiring, JobRun], Result]
 
-_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL, JobKind.SWEEP)
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
 
 LONGEST_SILENCE = timedelta(hours=6)
@@ -242,7 +242,7 @@ def _sweep(wiring: Wiring, run: JobRun) -> Result:
     if not there:
         return _out_of_sight(run, name, emptied(name)) if wiring.holds_anything(name) else Result(outcome=())
     run.check()
-    held = sweep_destination(wiring, wiring.destination(name))
+    held = sweep_destination(wiring, wiring.destination(name), report=run.report)
     for reason in held:
         _say_held(run, name, reason)
     return Result(outcome=tuple(held))

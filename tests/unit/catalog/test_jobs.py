@@ -96,9 +96,19 @@ def test_the_oldest_job_whose_time_has_come_and_that_may_start_is_claimed(catalo
     assert late.id == "job-0001"
 
 
+def test_a_job_for_a_host_that_the_catalog_does_not_know_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(RefusedError, match="host a, which this catalog does not know") as refused:
+        catalog.jobs.enqueue(queued(1, runs_on="host:a"))
+    assert "backupd serve" in refused.value.hint
+    assert catalog.jobs.list() == ()
+    catalog.hosts.join("a", "0" * 32, NOON, named=True)
+    catalog.jobs.enqueue(queued(1, runs_on="host:a"))
+    assert [job.id for job in catalog.jobs.list()] == ["job-0001"]
+
+
 def test_only_jobs_of_its_host_are_claimed(catalog: Catalog) -> None:
     for number, host in enumerate(("host:b", "", "host:a")):
-        catalog.jobs.enqueue(queued(number, runs_on=host))
+        catalog.jobs.add(queued(number, runs_on=host))
     claimed = [catalog.jobs.claim("me", LATER, runs_on="host:a") for _ in range(2)]
     # One of before hosts had names is whoever's comes first.
     assert [(one.id, one.runs_on) for one in claimed if one] == [("job-0001", "host:a"), ("job-0002", "host:a")]
@@ -232,7 +242,7 @@ with open_catalog(url) as catalog:
     if ending:
         catalog.jobs.finish(ending, JobState.SUCCEEDED, now, token=1, then=[sweep])
     else:
-        catalog.jobs.enqueue(sweep)
+        catalog.jobs.add(sweep)
 """
 _HOLDING = """
 CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS
@@ -271,6 +281,22 @@ def _blocked(watcher: psycopg.Connection[tuple[int]]) -> int:
     row = watcher.execute(asked).fetchone()
     assert row is not None
     return row[0]
+
+
+def test_a_claim_waits_for_no_job_that_somebody_else_changes_in_that_moment(postgresql: PostgreSQL) -> None:
+    url = postgresql.create("claims")
+    with open_catalog(url) as catalog, psycopg.connect(url) as canceller:
+        for number in (1, 2):
+            catalog.jobs.enqueue(queued(number))
+        oldest = "job-0002"
+        canceller.execute("UPDATE jobs SET state = 'cancelled' WHERE id = %s", (oldest,))
+        claimed = catalog.jobs.claim("me", LATER)
+        assert claimed is not None
+        assert claimed.id == "job-0001"
+        canceller.rollback()
+        then = catalog.jobs.claim("me", LATER)
+        assert then is not None
+        assert then.id == oldest
 
 
 def test_only_the_newest_token_may_say_anything(catalog: Catalog) -> None:

@@ -8,8 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from backupd.catalog import migrations
 from backupd.catalog.database import Database
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.catalog.snapshot import every_table
+from backupd.catalog.standings import Count
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
 from tests.support.catalog import samples
@@ -282,6 +285,24 @@ def test_a_locked_file_is_named_and_the_wait_is_bounded(tmp_path: Path, monkeypa
             holder.execute("ROLLBACK")
         holder.close()
         catalog.backups.add(samples.backup())
+
+
+def test_who_reads_does_not_wait_for_a_writer_to_keep_what_was_found(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.db"
+    with (
+        open_catalog(f"sqlite:///{file}") as catalog,
+        closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as holder,
+    ):
+        keep = partial(catalog.standings.keep, "shop", Count(1, 0), "basis", samples.NOON, "{}")
+        holder.execute("BEGIN IMMEDIATE")
+        begun = time.monotonic()
+        with pytest.raises(CatalogError, match="stayed locked"):
+            keep()
+        assert time.monotonic() - begun < 10
+        threading.Timer(1.0, partial(holder.execute, "ROLLBACK")).start()
+        catalog.backups.add(samples.backup())  # what cannot be found again waits on the same connection
+        keep()
+        assert catalog.standings.documents() == {"shop": "{}"}
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_recorded(tmp_path: Path) -> None:

@@ -307,17 +307,33 @@ def test_a_mark_says_why_and_the_first_reason_stays(place: MemoryDestination, cl
     assert marked(place, "zoo") == {}
 
 
-def test_no_backup_of_a_server_goes_while_one_is_being_written(place: MemoryDestination, clock: FakeClock) -> None:
-    Stock(place).add(1, {"t": b"1"})
-    Stock(place, "zoo").add(1, {"t": b"z"})
-    for server in ("shop", "zoo"):
-        Stock(place, server).add(20, {"t": b"20"})
-        mark(place, server, backup_id(1), clock())
+def test_what_a_backup_that_is_being_written_builds_on_stays_and_others_of_its_server_go(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
+    Stock(place, "zoo").add(1, {"t": b"z"})  # of the same name, but another server's
+    for number in (1, 2, 20):
+        Stock(place).add(number, {"t": str(number).encode()})
+    Stock(place, "zoo").add(20, {"t": b"20"})
+    for server, number in (("shop", 1), ("shop", 2), ("zoo", 1)):
+        mark(place, server, backup_id(number), clock())
     clock.move(days=2)
-    with Intent([place], "shop", backup_id(2), clock=clock):
+    parents = Intent([place], "shop", backup_id(3), parents=[backup_id(2)], clock=clock)
+    put(place, layout.intent_key(backup_id(3)), parents.lease.encode())
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed, alive=lambda _lease, _now: True)
+    assert backup_ids(place) == [("shop", backup_id(2)), ("shop", backup_id(20)), ("zoo", backup_id(20))]
+    assert f"{backup_id(3)}, which is being written, builds on it" in done.held[0]
+    place.delete(layout.intent_key(backup_id(3)))
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(2)]
+
+
+def test_a_marked_backup_that_is_being_mended_stays(place: MemoryDestination, clock: FakeClock) -> None:
+    for number in (1, 20):
+        Stock(place).add(number, {"t": str(number).encode()})
+    mark(place, "shop", backup_id(1), clock())
+    clock.move(days=2)
+    with Intent([place], "shop", backup_id(1), clock=clock):
         done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
-        assert backup_ids(place) == [("shop", backup_id(1)), ("shop", backup_id(20)), ("zoo", backup_id(20))]
-        assert "is being written" in done.held[0]
+        assert (done.backups, done.held) == ([], [f"{backup_id(1)} of shop: it is being written"])
     assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
 
 

@@ -390,7 +390,7 @@ class ManifestsBeforeIntents(GarbageCollection):
     """Looks in the naive order: a backup that ends in between is seen neither as manifest nor as intent."""
 
     def _look(self) -> list[Lease]:
-        self._references.load(self.destination)
+        self._references.load(self.destination, self.steps)
         return intents(self.destination)
 
 
@@ -417,7 +417,7 @@ class ForgetsTheFence(GarbageCollection):
     """Leaves the intents of the dead where they are."""
 
     def _look(self) -> list[Lease]:
-        self._references.load(self.destination)
+        self._references.load(self.destination, self.steps)
         return [
             lease for lease in [*intents(self.destination), *pins(self.destination)] if self.alive(lease, self.clock())
         ]

@@ -39,7 +39,7 @@ from tests.unit.transfer.test_interleaving import (
     no_lease,
 )
 
-FULL, INCREMENT, OTHER = backup_id(1), backup_id(2), backup_id(3)
+OLD, FULL, INCREMENT, OTHER = map(backup_id, range(4))
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,37 @@ def test_sometimes_the_increment_gives_up_and_sometimes_the_full_backup_stays() 
     assert ends >= {("committed", True), ("gave up", False)}
 
 
+def test_an_old_backup_of_the_server_goes_while_the_increment_is_written_and_none_that_it_builds_on() -> None:
+    """All are marked but the newest; the increment names in its intent what it builds on."""
+    ends: set[tuple[str, bool]] = set()
+
+    def program(place: Stepped) -> str:
+        mark(place, "shop", OLD, place.clock())
+        return deletion(real)(place)
+
+    def world() -> World:
+        made = world_with_two_full_backups()
+        Stock(made.place).add(0, {})
+        return made
+
+    def check(world: World, outcomes: tuple[str, str]) -> None:
+        ends.add((outcomes[0], ("shop", OLD) in backup_ids(world.place)))
+        unbroken(world, outcomes)
+
+    explore(world(), (increment(Rules()), program), check)
+    assert ends == {("committed", False), ("gave up", False)}, "it never waits for the increment"
+
+
 # Mutants: each must be found out
+
+
+def asks_for_no_parents(destination: Destination, place: Stepped, alive: Callable[[Lease, datetime], bool]) -> object:
+    """As if an intent protected only the backup that it is about."""
+
+    def nobody_builds_on_it(lease: Lease, now: datetime) -> bool:
+        return alive(lease, now) and lease.parents == ()
+
+    return _sweep(destination, place.clock, nobody_builds_on_it)
 
 
 def marks_after_intents(place: Stepped) -> str:
@@ -216,6 +246,7 @@ def _finish(
         (Rules(intent_first=False, fenced=False), deletion(real)),
         (Rules(fenced=False), deletion(manifests_before_intents)),
         (Rules(fenced=False), marks_after_intents),
+        (Rules(fenced=False), deletion(asks_for_no_parents)),
         (Rules(fenced=False), deletion(asks_no_manifest)),
         (Rules(), deletion(asks_no_manifest)),
         (Rules(fenced=False), deletion(real, never)),
@@ -224,6 +255,7 @@ def _finish(
         "looks at its parent before the intent",
         "manifests before intents",
         "marks after intents",
+        "parents are not asked",
         "manifests are not asked",
         "manifests are not asked, though the increment looks twice",
         "no fence",

@@ -22,12 +22,13 @@ from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.errors import BusyError, DestinationError
 from backupd.model.event import Event, Incident, Severity
-from backupd.model.job import HOST, JobKind, JobRecord, JobState
+from backupd.model.job import HOST, JobKind, JobRecord, JobState, Progress
 from backupd.model.text import new_id
 from backupd.transfer.collection import Collected
 from storage.destination import Destination
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Clock, Office, at
+from tests.support.stores.stock import Stock
 
 NOON = at("2026-11-21T12:00Z")
 RULES = "retention: {local: {keep_fulls: 2}}\n"
@@ -81,13 +82,61 @@ GOOD, BAD = JobState.SUCCEEDED, JobState.FAILED
         (JobKind.REPLICATE, BAD, True, []),
         (JobKind.VERIFY, GOOD, True, []),
         (JobKind.SWEEP, GOOD, True, []),
+        (JobKind.SWEEP, BAD, True, []),
+        (JobKind.SWEEP, JobState.ABANDONED, True, ["sweep/local"]),
     ],
 )
 def test_what_a_sweep_follows(wiring: Wiring, kind: JobKind, state: JobState, rules: bool, follows: list[str]) -> None:
     wiring = wiring if rules else without_rules(wiring)
     arguments = AT if kind in (JobKind.REPLICATE, JobKind.SWEEP) else {}
-    ended(wiring, kind, state, arguments=arguments, server="" if kind is JobKind.SWEEP else "db1")
+    whose = {"server": "", "leg": "sweep/local"} if kind is JobKind.SWEEP else {}
+    ended(wiring, kind, state, arguments=arguments, **whose)
     assert waiting(wiring) == follows
+
+
+def test_sweeps_take_a_tenth_of_the_time_where_a_service_runs(wiring: Wiring) -> None:
+    minute = timedelta(minutes=1)
+    leg = sweep_of(wiring, "local").leg
+
+    def sweep(began: timedelta, lasted: timedelta | None, number: int) -> None:
+        job = replace(sweep_of(wiring, "local"), id=f"s{number}", queued_at=NOON + began, not_before=None)
+        end = NOON + began + lasted if lasted is not None else None
+        state = JobState.RUNNING if lasted is None else GOOD
+        wiring.catalog.jobs.add(replace(job, state=JobState.RUNNING, started_at=NOON + began, token=1))
+        if end is not None:
+            wiring.catalog.jobs.finish(job.id, state, end, token=1)
+
+    assert leg == "sweep/local"
+    sweep(-30 * minute, 2 * minute, 1)
+    assert sweep_of(wiring, "local").not_before is None, "a command does it at its end"
+    wiring.catalog.hosts.serves(wiring.here.removeprefix(HOST), NOON)
+    assert sweep_of(wiring, "local").not_before == NOON - 10 * minute, "which is over"
+    sweep(-2 * minute, None, 2)
+    assert sweep_of(wiring, "local").not_before == NOON + 18 * minute, "from when the one that runs has begun"
+    sweep(-minute, 60 * minute, 3)
+    assert sweep_of(wiring, "local").not_before == NOON + 59 * minute, "an hour at most"
+    sweep(timedelta(0), timedelta(seconds=4), 4)
+    assert sweep_of(wiring, "local").not_before is None, "a short one takes nothing away"
+
+
+def test_a_sweep_that_is_killed_each_time_is_not_begun_for_ever(wiring: Wiring) -> None:
+    wiring.catalog.jobs.enqueue(sweep_of(wiring, "local"))
+    attempts = []
+    while (job := wiring.catalog.jobs.claim("somebody", wiring.clock(), runs_on=wiring.here)) is not None:
+        attempts.append(job.attempt)
+        close(wiring, job, JobState.ABANDONED)
+    assert attempts == [1, 2, 3]
+
+
+def test_a_sweep_reports_what_it_has_read_and_removed(wiring: Wiring) -> None:
+    seen: list[Progress] = []
+    destination = wiring.destination("local")
+    for number in (1, 2):
+        Stock(destination, "db1").add(number, {"t": str(number).encode()})
+    run = replace(JobRun(sweep_of(wiring, "local")), report=seen.append)
+    assert perform(wiring, run).problem is None
+    assert {one.phase for one in seen} == {"sweep"}
+    assert [one.files_done for one in seen] == [1, 2]
 
 
 def test_a_destination_that_is_not_configured_any_more_is_not_swept(wiring: Wiring) -> None:
@@ -125,8 +174,8 @@ def test_one_sweep_waits_for_each_destination_and_host_and_one_beside_one_that_r
     for _ in range(2):
         ended(wiring, JobKind.RETENTION, GOOD)  # what it marked the running one may not have seen
     assert waiting(wiring) == ["sweep/local"]
-    wiring.catalog.jobs.enqueue(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
-    wiring.catalog.jobs.enqueue(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
+    wiring.catalog.jobs.add(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
+    wiring.catalog.jobs.add(replace(sweep_of(wiring, "local"), runs_on=f"{HOST}other"))
     assert waiting(wiring) == ["sweep/local", "sweep/local"]
     stopped = close(wiring, replace(taken, cancel_by=DAEMON_STOP), JobState.CANCELLED)
     assert stopped.state is JobState.CANCELLED
@@ -146,7 +195,7 @@ def test_a_command_does_what_follows_where_no_service_runs(wiring: Wiring) -> No
 def test_the_rules_that_wait_for_a_host_that_nobody_serves_keep_no_others_from_being_applied(wiring: Wiring) -> None:
     """Of a machine that is no more, or of the one whose catalog was restored here."""
     gone = queued(wiring, JobKind.RETENTION, "db1", runs_on=f"{HOST}gone")
-    wiring.catalog.jobs.enqueue(replace(gone, leg="retention"))
+    wiring.catalog.jobs.add(replace(gone, leg="retention"))
     for _ in range(2):
         ended(wiring, JobKind.FULL, GOOD)
     assert waiting(wiring) == ["retention", "retention"], "one for each host"

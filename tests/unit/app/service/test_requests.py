@@ -70,6 +70,7 @@ def test_what_is_asked_for_waits_in_the_queue_under_the_name_of_who_asked(wiring
         *requests.replicate("db1", "local"),
         *requests.replicate("db1"),
     ]
+    assert {job.runs_on for job in jobs} == {wiring.here}, "nobody can ask for a job of another host"
     assert [(job.kind, job.server, job.arguments) for job in jobs] == [
         (JobKind.LOGICAL, "db1", {"set": "money"}),
         (JobKind.TEST_RESTORE, "db1", {"target": "random"}),
