@@ -102,7 +102,8 @@ class Binlogs(Rows):
     def add_segments(self, found: Iterable[tuple[Segment, int]], destination: str, at: datetime) -> None:
         """The same for several, all or none: each with its sealed bytes."""
         with self._database.write() as connection:
-            for server, group in _by_server(found).items():
+            for server, group in sorted(_by_server(found).items()):
+                _in_turn(connection, server)
                 before = binlogruns.starts(connection, server)
                 repaired = [one for one, stored in group if _add(connection, one, destination, stored, at)]
                 # A run that goes on is followed by itself.
@@ -116,6 +117,7 @@ class Binlogs(Rows):
         over, and with ``stored_by`` those that were stored there later. Gives those whose copy was forgotten."""
         dropped: list[SegmentKey] = []
         with self._database.write() as connection:
+            _in_turn(connection, server)
             for number, found in _by_branch(connection, server, keys).items():
                 whole = {key for key in found if _is_whole(connection, number, key)}
                 here = _C.destination == destination
@@ -139,6 +141,7 @@ class Binlogs(Rows):
     def mark_damaged(self, server: str, key: SegmentKey, destination: str) -> None:
         """The copy is not what was stored: no run there holds it any more. Raises NotFoundError."""
         with self._database.write() as connection:
+            _in_turn(connection, server)
             number = _branch(connection, server, key.branch)
             if _spoil(connection, number, key, destination) and _is_whole(connection, number, key):
                 binlogruns.removed(connection, number, [key], destination)
@@ -147,6 +150,7 @@ class Binlogs(Rows):
     def mark_verified(self, server: str, keys: Iterable[SegmentKey], destination: str, at: datetime) -> None:
         """Every byte of these copies was read and is as it was stored. Unknown ones are passed over."""
         with self._database.write() as connection:
+            _in_turn(connection, server)
             for number, found in _by_branch(connection, server, keys).items():
                 for key in found:
                     here = _is_copy(number, key) & (_C.destination == destination)
@@ -294,6 +298,14 @@ def _by_server(found: Iterable[tuple[Segment, int]]) -> dict[str, list[tuple[Seg
     for segment, stored in found:
         named.setdefault(segment.server, []).append((segment, stored))
     return named
+
+
+def _in_turn(connection: Connection, server: str) -> None:
+    """Until the transaction ends nobody else writes about logs of this server: a stream, a copy to another destination
+    and `verify` may at once, and each folds runs by what it sees. SQLite has one writer."""
+    if connection.dialect.name == "postgresql":
+        own = select(binlog_branches.c.number).where(binlog_branches.c.server == server)
+        connection.execute(own.order_by(binlog_branches.c.number).with_for_update()).all()
 
 
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+import psycopg
 import pytest
 
-from backupd.catalog.session import Catalog
+from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
 from backupd.model.errors import NotFoundError
 from backupd.model.server_facts import Position
+from tests.support.catalog.postgresql import PostgreSQL
 from tests.support.catalog.world import runs_of
 from tests.support.dice import rounds, thrown
 
@@ -509,3 +513,36 @@ def test_runs_folded_on_the_way_are_those_of_all_segments(logs: Catalog, number:
             assert logs.binlogs.any_at(name) == bool(folded)
             assert folded == recomputed(segments, name)
             assert folded == list(runs_of(segments, name, {one.key: one.size // 2 for one in segments}))
+
+
+_HOLDING = """
+CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS
+  $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$;
+CREATE TRIGGER held BEFORE INSERT ON binlog_runs FOR EACH ROW EXECUTE FUNCTION held();
+"""
+"""From then on no run is written while somebody holds the advisory lock 1."""
+_BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+def test_several_writers_of_the_logs_of_one_server_fold_one_run(postgresql: PostgreSQL) -> None:
+    """Each goes on from the same run, at one of its ends, and both see it before either has written."""
+    url = postgresql.create("logs")
+    with (
+        open_catalog(url) as catalog,
+        psycopg.connect(url, autocommit=True) as holder,
+        psycopg.connect(url, autocommit=True) as watcher,
+    ):
+        catalog.binlogs.add_branch(branch())
+        add(catalog, segment(5))
+        holder.execute(_HOLDING)
+        with ThreadPoolExecutor(3) as pool:
+            with holder.transaction():
+                holder.execute("SELECT pg_advisory_xact_lock(1)")
+                writers = [pool.submit(add, catalog, segment(number)) for number in (4, 6, 6)]
+                while watcher.execute(_BLOCKED).fetchone() != (3,):
+                    assert [writer.exception() for writer in writers if writer.done()] == []
+                    time.sleep(0.02)
+            for writer in writers:
+                writer.result(600)
+        assert holder.execute("SELECT first_number, last_number FROM binlog_runs").fetchall() == [(4, 6)]
+        assert spans(catalog) == [(4, 0, 6, 100)]
