@@ -22,7 +22,7 @@ class Loaded:
     """A configuration with all its servers and its policies, checked against each other. ``files``: where servers are
     written that are not in the configuration file; ``broken``: what is wrong with policies that cannot be used, by
     their name; of those that no server follows, unless others were asked for. ``document``: all that is valid as plain
-    values, which ``revived`` understands."""
+    values, which ``revived`` understands. ``unread``: what is wrong with files of servers that were left out."""
 
     file: Path
     configuration: Configuration
@@ -30,6 +30,7 @@ class Loaded:
     broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    unread: tuple[Problem, ...] = ()
 
 
 def prepare() -> None:

@@ -29,11 +29,13 @@ class PolicyFile:
     problems: tuple[Problem, ...]
 
 
-def load(path: Path, *, strict: bool = True) -> Loaded:
+def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
     """The configuration file, every file of servers, and every policy in its folder. Raises ConfigurationError, all
     problems in one.
 
-    A policy that no server follows, or any one where not ``strict``, raises nothing: it is among the ``broken``.
+    A policy that no server follows, or any one where not ``strict``, raises nothing: it is among the ``broken``. Where
+    not ``whole``, a file of servers with a problem raises nothing either, as long as others have servers: it is
+    ``unread``, and its servers are missing.
     """
     node, problems = read_document(path)
     if node is None:
@@ -41,15 +43,22 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
             problems,
             hint=f"`backupd policy example backupd` shows a complete file for {path}" if not path.exists() else "",
         )
-    sources = _sources(node, path, problems)
+    sources, of_files = _sources(node, path, problems)
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
     problems += _shared_places(configuration, node, path)
     servers = dict(configuration.servers) if configuration else {}
     for source in sources[1:]:
         found, wrong = validate(ServersFile, source.node, source.path)
-        problems += list(wrapped(source)) or wrong
-        servers.update(found.root if found else {})
+        of_files += list(wrapped(source)) or wrong
+        if whole or not any(one.file == str(source.path) for one in of_files):
+            servers.update(found.root if found else {})
+    unread = () if whole or not servers else tuple(of_files)
+    if unread:
+        bad = {one.file for one in unread}
+        sources = [sources[0], *(source for source in sources[1:] if str(source.path) not in bad)]
+    else:
+        problems += of_files
     folder = configuration.policies if configuration else _guess_folder(node, path, "policies")
     wrong_folder: list[Problem] = []
     line = node.key_lines.get("policies")
@@ -87,24 +96,27 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
             },
         },
         {name: source.path for source in sources[1:] for name in source.servers},
+        unread,
     )
 
 
-def _sources(node: Node, path: Path, problems: list[Problem]) -> list[Source]:
-    """The files that have servers, first the configuration, with the policies that labels give. Adds what is wrong with
-    them, apart from the servers themselves, to ``problems``."""
+def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Source], list[Problem]]:
+    """The files that have servers, first the configuration, with the policies that labels give; and what is wrong with
+    those of the folder, apart from the servers themselves. The same of the configuration and of the folder itself is
+    added to ``problems``."""
     named = node.child("servers_folder")
     folder = _guess_folder(node, path, "servers_folder", "servers.d")
     where = Problem(str(path), *place(node, ("servers_folder",)), "") if named is not None else None
     read = read_folder(folder, named=where) if folder is not None else Folder()
     sources = [Source(path, node, ("servers",)), *read.sources]
     problems += read.problems
-    if node.child("servers") is None and not read.sources and not read.problems:
+    if node.child("servers") is None and not (read.sources or read.problems or read.of_files):
         message = f"is missing: {Configuration.model_fields['servers'].description}"
         problems.append(Problem(str(path), node.line, "servers", message))
-    problems += duplicates(sources)
-    problems += assign(sources, rules(node))
-    return sources
+    of_files = [*read.of_files, *duplicates(sources)]
+    for problem in assign(sources, rules(node)):
+        (problems if problem.file == str(path) else of_files).append(problem)
+    return sources, of_files
 
 
 def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:

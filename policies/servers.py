@@ -51,10 +51,11 @@ class Source:
 
 @dataclass(slots=True)
 class Folder:
-    """What was read from ``servers.d``."""
+    """What was read from ``servers.d``. ``problems``: of the folder; ``of_files``: of some of its files."""
 
     sources: list[Source] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    of_files: list[Problem] = field(default_factory=list)
 
 
 def read_folder(folder: Path, *, named: Problem | None) -> Folder:
@@ -78,14 +79,14 @@ def read_folder(folder: Path, *, named: Problem | None) -> Folder:
         if entry.name.startswith("."):
             continue  # locks of editors; ..data, where Kubernetes puts the files that the others are links to
         if why := _refusal(entry, inside):
-            read.problems.append(Problem(str(folder), None, "", f"{entry.name!r} {why}"))
+            read.of_files.append(Problem(str(folder), None, "", f"{entry.name!r} {why}"))
         elif entry.name.endswith(SUFFIX):
             path = Path(entry.path)
             node, problems = read_document(path)
-            read.problems += problems
+            read.of_files += problems
             if node is not None:
                 read.sources.append(Source(path, node))
-    if named is not None and not read.sources and not read.problems:
+    if named is not None and not (read.sources or read.problems or read.of_files):
         message = f"the folder {folder} holds no file of servers: is it mounted?"
         read.problems.append(replace(named, message=message))
     return read

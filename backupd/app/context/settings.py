@@ -116,7 +116,8 @@ class ServerSettings:
 class Settings:
     """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read;
     ``broken``: what is wrong with each policy that cannot be used; ``document``: all that is valid as plain values;
-    ``files``: where servers are written that are not in ``file``."""
+    ``files``: where servers are written that are not in ``file``; ``unread``: what is wrong with files of servers that
+    were left out."""
 
     file: Path
     configuration: Configuration
@@ -124,6 +125,7 @@ class Settings:
     broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    unread: tuple[Problem, ...] = ()
 
     @property
     def catalog(self) -> str:
@@ -258,13 +260,14 @@ def settings_file(named: Path | None = None, environ: Mapping[str, str] = os.env
 
 
 def load_settings(
-    file: Path | None = None, environ: Mapping[str, str] = os.environ, *, strict: bool = True
+    file: Path | None = None, environ: Mapping[str, str] = os.environ, *, strict: bool = True, whole: bool = True
 ) -> Settings:
     """Read the configuration and all policies. Raises ConfigurationError with every problem of every file in use; with
-    ``strict`` False those of policies are left to whoever needs the policy."""
+    ``strict`` False those of policies are left to whoever needs the policy, and with ``whole`` False files of servers
+    that have one are left out: whoever asks for that has to tell."""
     from policies.load import load  # whoever has them handed on reads no YAML
 
-    return _settings(load(settings_file(file, environ), strict=strict))
+    return _settings(load(settings_file(file, environ), strict=strict, whole=whole))
 
 
 def held_settings(file: Path) -> Settings:
@@ -278,7 +281,15 @@ def held_settings(file: Path) -> Settings:
 
 
 def _settings(loaded: Loaded) -> Settings:
-    return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document, loaded.files)
+    return Settings(
+        loaded.file,
+        loaded.configuration,
+        loaded.policies,
+        loaded.broken,
+        loaded.document,
+        loaded.files,
+        loaded.unread,
+    )
 
 
 def spool_unusable(

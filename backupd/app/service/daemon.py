@@ -64,7 +64,7 @@ from backupd.app.views.standings import StandingsWatch, glances
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord
-from backupd.model.text import format_duration, format_time
+from backupd.model.text import few, format_duration, format_time
 
 TICK = 5.0
 """Seconds between looks at the clock when nothing happens."""
@@ -77,6 +77,8 @@ WRITES = 60.0
 WRITTEN = "written"
 """The cursor that is moved for that."""
 DAILY = "30 4 * * *"
+_NAMED = 5
+"""Servers and files that a message names."""
 EVENTS_KEPT = timedelta(days=400)
 """How long events, and how far destinations were behind, stay in the catalog."""
 GRACE = 30.0
@@ -96,12 +98,12 @@ class Manner:
 def serve(config: Path, manner: Manner) -> int:
     """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
     ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
-    whose policy is broken are left out, and told."""
+    whose policy is broken, and files of servers with mistakes, are left out, and told."""
     notifier = SystemdNotifier()
     with Waker() as waker:
         asked = SignalRequests(waker)
         with Signals(asked.handlers()):  # before anything that takes its time: a reload may be asked for at once
-            settings = load_settings(config, strict=False)
+            settings = load_settings(config, strict=False, whole=False)
             with catalog_of(settings, Opening.WORKS, new=manner.new_catalog) as catalog:
                 return Daemon(Wiring(settings, catalog), manner, notifier, waker, asked).run()
 
@@ -201,12 +203,40 @@ class Daemon:
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
         self._serve_here()
+        self._report_left_out()
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
         self._log_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
+
+    def _report_left_out(self) -> None:
+        """Servers that are not in force, though they are written somewhere or were followed before, are an incident
+        until a reload reads all of them."""
+        settings = self._wiring.settings
+        followed = {row.server for row in self._wiring.catalog.schedules.all().values() if row.cadence}
+        gone = sorted(followed.difference(settings.servers, {""}))
+        names, folder = few(gone, _NAMED), settings.configuration.servers_folder
+        if settings.unread:
+            files = few(dict.fromkeys(one.file for one in settings.unread), _NAMED)
+            said = f" (the service backed up {names} before)" if gone else ""
+            told = BackupdError(
+                f"the service has started without the servers of {files}{said}: nothing of them is backed up",
+                detail="\n".join(map(str, settings.unread)),
+                hint="correct the file, then reload: systemctl reload backupd",
+            )
+        elif gone and not settings.files and folder.is_dir():
+            told = BackupdError(
+                f"{names}, which the service backed up before, are not configured any more, and {folder} holds no file "
+                "of servers",
+                hint="mount the folder if they were in it, then reload: systemctl reload backupd; where they were "
+                "removed on purpose, a reload confirms that",
+            )
+        else:
+            return
+        say("config-refused", str(told), level=logging.ERROR)
+        self._record(self._event("config-refused", Severity.ERROR, told.message, detail=told.detail, hint=told.hint))
 
     # -- the rounds
 

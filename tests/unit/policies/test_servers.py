@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.model.errors import ConfigurationError
 from policies.load import load
 from policies.servers import MAX_FILES, read_folder
 from tests.support.catalog.places import CONFIGURATION, POLICY, problems, write
@@ -103,6 +104,35 @@ def test_every_problem_of_every_file_is_told_at_once_with_its_line_and_field(tmp
     assert "May be left out where an entry of `policies_by_label`" in found[2][3]
     assert "no policy `golf`" in found[4][3]
     assert "begins with its servers: remove this line" in found[6][3]
+
+
+def test_files_with_a_problem_can_be_left_out_and_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    folder = add(
+        tmp_path,
+        broken="db2: [\n",
+        double="db1: {policy: gold}\ndb7: {policy: gold}\n",
+        good="db3: {policy: gold}\n",
+        unknown="db4: {policy: gold, nonsense: 1}\n",
+    )
+    (folder / "no.yml").write_text("db5: {policy: gold}\n")
+    loaded = load(path, whole=False)
+    assert list(loaded.configuration.servers) == ["db1", "db3"]
+    assert list(loaded.files) == ["db3"]
+    names = {Path(one.file).name for one in loaded.unread}
+    assert names == {"broken.yaml", "double.yaml", "unknown.yaml", "servers.d"}
+    assert [servers for _file, servers in loaded.document["servers"]] == [
+        {"db1": loaded.document["servers"][0][1]["db1"]},
+        {"db3": {"policy": "gold"}},
+    ]
+    assert len(problems(path)) == len(loaded.unread), "whoever does not ask for it is refused"
+
+
+def test_a_folder_without_one_good_file_is_refused_where_no_other_file_has_servers(tmp_path: Path) -> None:
+    path = write(tmp_path, WITHOUT)
+    add(tmp_path, broken="db2: [\n")
+    with pytest.raises(ConfigurationError, match="1 problem"):
+        load(path, whole=False)
 
 
 def test_a_server_of_two_files_is_refused_with_both_places(tmp_path: Path) -> None:

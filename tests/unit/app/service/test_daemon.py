@@ -168,6 +168,49 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
         assert not (office.base / "other.db").exists()
 
 
+def test_a_file_of_servers_with_a_mistake_keeps_only_its_servers_from_being_served(office: Office) -> None:
+    folder = office.base / "servers.d"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
+    bad = folder / "b.yaml"
+    bad.write_text("db3: {policy: gold, socket: no.sock, nonsense: 1}\n")
+    with serving(office) as service:
+        service.ready()
+        assert f"without the servers of {bad}" in service.refused()
+        with looking(office) as catalog:
+            assert {server for server, _leg in catalog.schedules.all()} == {"", "db1", "db2"}
+            until(lambda: [one.kind for one in catalog.incidents.list(is_open=True)] == ["config-refused"], "told")
+            (event,) = catalog.events.list(kind="config-refused")
+            assert "nonsense" in event.detail
+            service.process.send_signal(signal.SIGHUP)
+            service.ready(2)
+            assert "was not reloaded" in catalog.events.list(kind="config-refused")[0].message, "it stays refused"
+            bad.write_text("db3: {policy: gold, socket: no.sock}\n")
+            service.process.send_signal(signal.SIGHUP)
+            service.ready(3)
+            assert {server for server, _leg in catalog.schedules.all()} == {"", "db1", "db2", "db3"}
+            until(lambda: catalog.incidents.list(is_open=True) == (), "closed")
+
+
+def test_servers_whose_folder_is_empty_at_the_start_are_told(office: Office) -> None:
+    folder = office.base / "servers.d"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
+    with serving(office) as service:
+        service.ready()
+    file = (folder / "a.yaml").rename(office.base / "a.yaml")  # as before it is mounted
+    with serving(office) as service:
+        service.ready()
+        assert f"db2, which the service backed up before, are not configured any more, and {folder} holds" in (
+            service.refused()
+        )
+        file.rename(folder / "a.yaml")
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(2)
+        with looking(office) as catalog:
+            until(lambda: catalog.incidents.list(is_open=True) == (), "closed")
+
+
 def test_a_reload_follows_the_files_of_servers(office: Office) -> None:
     folder = office.base / "servers.d"
     folder.mkdir()
