@@ -248,6 +248,13 @@ class Binlog(Section):
             "streaming stops; the server must then retain its binary logs (binlog_expire_logs_seconds)."
         ),
     )
+    acknowledge: Literal["off", "spool", "destination"] = Field(
+        "off",
+        examples=["spool"],
+        description="Whether the server waits with each commit until backupd has it (semi-synchronous replication, "
+        "which must be on at the server: `backupd check` names the statements). `spool`: until it is synced to the "
+        "spool's disk. `destination`: until every required destination has it. `off`: commits never wait.",
+    )
 
 
 class Destinations(Section):

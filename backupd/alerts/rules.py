@@ -60,6 +60,9 @@ RECOVERED = "job-recovered"
 
 STREAM = Kind("stream-failed", "stream-recovered", "binary log is not streamed", needs=Need.STREAM)
 SPOOL = Kind("spool-full", "spool-has-room", "spool is full", needs=Need.STREAM)
+ACKNOWLEDGE = Kind(
+    "unacknowledged", "acknowledged", "commits do not wait for the copy of the binary log (RPO 0)", needs=Need.STREAM
+)
 PURGE = Kind("purge-alarm", "purge-over", "binary logs are about to be lost", needs=Need.STREAM)
 RPO = Kind("rpo-broken", "rpo-kept", "recovery point objective (RPO) is not met")
 RTO = Kind("rto-broken", "rto-kept", "recovery time objective (RTO) is not met")

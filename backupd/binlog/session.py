@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -28,12 +29,13 @@ from backupd.binlog.spool_repair import DamagedCopyError
 from backupd.engine.binlog.events import FLAGS_AT, FORMAT, HEADER, IN_USE
 from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError, EndKind
-from backupd.engine.receiver.log_bytes import format_of
+from backupd.engine.receiver.log_bytes import LogPlace, format_of
 from backupd.engine.receiver.receiver import Receiver
 from backupd.engine.server.binary_logs import Expiry, SourceState
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import FIRST_EVENT, MAGIC, covers
 from backupd.model.errors import CancelledError, ToolError
+from backupd.model.server_facts import Position
 from backupd.model.text import Clock
 
 _NOTE_SECONDS = 30.0
@@ -41,6 +43,7 @@ _ROOM_SECONDS = 1.0
 _HEARTBEAT = 2.0
 _HEARTBEATS_A_STALL = 4
 _TURN = 0.1
+_SYNC_BYTES = 8 * 1024 * 1024
 _LONGEST_FORMAT = 4096
 """Bytes of a format description, of which 200 are usual."""
 
@@ -111,6 +114,16 @@ class Watch:
             return False
         self._noted = now
         return True
+
+    @property
+    def is_asked(self) -> bool:
+        """Was the server asked since this began?"""
+        return self._last is not self._begun
+
+    @property
+    def position(self) -> Position:
+        """Where the server was at the last look."""
+        return self._last.position
 
     @property
     def seen(self) -> Seen:
@@ -193,6 +206,23 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
                 f" {expiry.total_bytes} bytes, and it is not archived everywhere yet",
             )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledging:
+    """How commits at the server are acknowledged. ``attached``: from this dump on; else it only catches up, with what
+    comes brought to the disk. ``durable_to``: up to where that may be asked for which the dump begins with, a byte of
+    its first file; None: whatever is on this disk is durable.
+
+    ``stored_at``: up to where the destinations have a branch (file number and position), where they must have it before
+    it is acknowledged; ``on_asked`` hears that somebody waits for that, and ``alarm`` can be read when there is more.
+    """
+
+    attached: bool
+    durable_to: int | None = None
+    stored_at: Callable[[str], tuple[int, int] | None] | None = None
+    on_asked: Callable[[], None] = lambda: None
+    alarm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +331,8 @@ class Session:
     before, None where it had begun another one since. ``is_whole``: asks the server whether a file has just this size
     and a successor; ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
     ``stall``: as of Pace. ``source_id``: server id of the server that was asked for all that; None: not known. Behind
-    the same address another one may answer by now, of which nothing belongs to this branch.
+    the same address another one may answer by now, of which nothing belongs to this branch. ``acknowledging``: as a
+    semi-synchronous replica, see there; the dump begins no later than at a place that is durable then.
 
     ``end`` is set when the dump has ended. ``diverged``: the server's first file is not the one that is here, or
     shorter; nothing was taken then. ``current``: the file that is being written now; None until the first one was found
@@ -320,6 +351,7 @@ class Session:
         is_whole: Callable[[int, int], bool],
         follows: Callable[[int, int], bool] = lambda _number, _following: True,
         source_id: int | None = None,
+        acknowledging: Acknowledging | None = None,
     ) -> None:
         self.start = start
         self.end: End | None = None
@@ -330,6 +362,9 @@ class Session:
         self._spool, self._connection = spool, connection
         self._connection_id, self._written, self._heartbeat = connection_id, written, heartbeat_for(stall)
         self._is_whole, self._follows, self._source_id = is_whole, follows, source_id
+        self._acknowledging = acknowledging
+        self._waiting: deque[LogPlace] = deque()
+        self._unsynced = 0
         self._open = contextlib.ExitStack()
         self._receiver: Receiver | None = None
         self._kept: Spooled | None = None
@@ -346,11 +381,21 @@ class Session:
             self._begin(self.start.number, self.start.name)
         else:
             first = self._resume(self.start.kept)
-        request = Request(self.start.name, first, self._connection_id, self._heartbeat, source_id=self._source_id)
+        request = Request(
+            self.start.name,
+            first,
+            self._connection_id,
+            self._heartbeat,
+            source_id=self._source_id,
+            semi_sync=self.acknowledges,
+        )
+        alarm = self._acknowledging.alarm if self._acknowledging is not None else None
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             if not self.diverged:
-                self._receiver = stack.enter_context(Receiver(self._connection, request, self))
+                self._receiver = stack.enter_context(
+                    Receiver(self._connection, request, self, on_asked=self._was_asked, alarm=alarm)
+                )
             self._open = stack.pop_all()
         return self
 
@@ -368,6 +413,26 @@ class Session:
                 self.end = End(end.kind, end.said)
         if self._kept is not None and self._written is not None and self._written <= self._size:
             self.diverged = True  # the server has less than what is here
+
+    @property
+    def acknowledges(self) -> bool:
+        """Do commits at the server wait for what is received here?"""
+        return self._acknowledging is not None and self._acknowledging.attached
+
+    def acknowledge_stored(self) -> None:
+        """Acknowledge what the destinations have by now."""
+        if self._acknowledging is None or self._receiver is None or not self._waiting:
+            return
+        stored_at = self._acknowledging.stored_at
+        stored = stored_at(self.start.branch.id) if stored_at is not None else None
+        place: LogPlace | None = None
+        while self._waiting and stored is not None and self._coordinate(self._waiting[0]) <= stored:
+            place = self._waiting.popleft()
+        if place is not None:
+            try:
+                self._receiver.acknowledge(place)
+            except EndedError as end:
+                self.end = End(end.kind, end.said)
 
     @property
     def received(self) -> tuple[int, int]:
@@ -406,6 +471,7 @@ class Session:
         self._expect(number, name)
         if self._fresh is not None:
             self._take(*self._fresh)
+        self._sync()
         self._close()
         if self.current is not None:
             self.current = replace(self.current, size=self._size)
@@ -433,6 +499,9 @@ class Session:
         if self.current is not None and self._fresh is None and self.current.ended is not None:
             self.current = self._spool.cut(self.current, self._size)  # it ended too early here
         self._size += _write(self._descriptor, data)
+        self._unsynced += len(data)
+        if self._unsynced > _SYNC_BYTES:  # else the first commit that waits for this end would pay for all of it
+            self._sync()
         if self._fresh is not None and head_of(self._spool.incoming / self._fresh[1]) is not None:
             self._take(*self._fresh)
 
@@ -444,6 +513,29 @@ class Session:
 
     # --- how
 
+    def _sync(self) -> None:
+        """What was received of the file is on the disk."""
+        if self._acknowledging is not None:
+            os.fdatasync(self._descriptor)
+        self._unsynced = 0
+
+    def _was_asked(self, place: LogPlace) -> None:
+        """Commits up to ``place`` wait. Its file is synced where another one has begun since."""
+        if self._acknowledging is None or self._receiver is None:
+            return
+        if self._fresh is not None and self._coordinate(place)[0] >= self._fresh[0]:
+            return  # its head has not come: it would not be kept
+        if self._kept is None and self._fresh is None:  # what is compared was synced before
+            self._sync()
+        if self._acknowledging.stored_at is None:
+            self._receiver.acknowledge(place)
+        else:
+            self._waiting.append(place)
+            self._acknowledging.on_asked()
+
+    def _coordinate(self, place: LogPlace) -> tuple[int, int]:
+        return self.start.branch.number(place.file) or 0, place.position
+
     def _resume(self, kept: Spooled) -> int:
         """Where the dump begins."""
         place = resume_at(kept.path)
@@ -452,13 +544,15 @@ class Session:
             return FIRST_EVENT
         if kept.ended is None and place.end < kept.size and not place.is_damaged:
             kept = self._spool.cut(kept, place.end)  # half an event, written when the process was killed
-        self._size = place.start
+        durable_to = self._acknowledging.durable_to if self._acknowledging is not None else None
+        self._size = place.start if durable_to is None else min(place.start, durable_to)
         self._descriptor = os.open(kept.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if place.start == kept.size:
+        self._sync()
+        if self._size == kept.size:
             self.current = kept
         else:
             self._kept = kept
-        return place.start
+        return self._size
 
     def _compare(self, kept: Spooled, data: bytes | memoryview) -> bytes | memoryview:
         """Gives what is not here yet. Raises _DivergedError."""

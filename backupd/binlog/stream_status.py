@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from backupd.binlog.acknowledgement import Evidence
 from backupd.model.binlog import Branch, Gap
 from backupd.model.document import Document, json_key
 from backupd.model.server_facts import Position
@@ -33,6 +34,7 @@ class StreamStatus(Document):
     the last look, and ``server_time``: its own clock or ours, whichever was behind, right *before* that look; both None
     while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the
     connection, since the stream was started. ``away``: it waits because the server is out of reach.
+    ``acknowledgement``: since when RPO 0 holds; None where no commit waits for this stream.
     """
 
     state: StreamState
@@ -45,6 +47,7 @@ class StreamStatus(Document):
     error: str = ""
     restarts: int = 0
     away: bool = field(default=False, metadata=json_key(later=True))
+    acknowledgement: Evidence | None = field(default=None, metadata=json_key(later=True))
 
 
 class StreamEventKind(StrEnum):
@@ -66,6 +69,10 @@ class StreamEventKind(StrEnum):
     """The server will soon remove binary logs that are not archived."""
     PURGE_OVER = "purge-over"
     """That danger is over."""
+    ACKNOWLEDGED = "acknowledged"
+    """Every commit waits for this stream from now on."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """That is not so any more."""
 
 
 @dataclass(frozen=True, slots=True)

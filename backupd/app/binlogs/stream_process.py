@@ -36,6 +36,7 @@ from backupd.app.copies.replication import pause_after
 from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.runtime.other_process import OtherProcess
 from backupd.app.runtime.service_manager import Signals, Waker
+from backupd.binlog.acknowledgement import OFF, Evidence
 from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
@@ -162,13 +163,22 @@ class StreamRun:
             encryption = wiring.settings.encryption
             sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
             recorder = CatalogRecorder(name, self._writer, wiring.clock)
-            source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
+            source = BinlogSource(
+                self._server.connection(),
+                marker=lambda datadir: restored_by(Path(datadir)),
+                semi_sync=self._policy.acknowledge != OFF,
+            )
             stack.enter_context(self._place())
             if self._stop.is_set():
                 return
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
             report = StreamReport(self._server, self._writer, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
+
+            def urge() -> None:
+                archiver.urge()
+                self._waker.wake()
+
             archiver = stack.enter_context(
                 Archiver(
                     self._spool,
@@ -192,7 +202,12 @@ class StreamRun:
                 archived_to=archiver.archived_to,
                 given_up=lambda: given_up,
                 ours=self._ours,
+                acknowledge=self._policy.acknowledge,
+                evidence=self._evidence(),
+                committed=archiver.committed,
+                on_asked=urge,
             )
+            archiver.on_committed = lambda _committed: streamer.rouse()
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
@@ -290,6 +305,18 @@ class StreamRun:
             for gap in gaps
             if not gap.destination and (place := file_position(gap.after)) is not None
         ]
+
+    def _evidence(self) -> Evidence | None:
+        """What the process before this one showed of acknowledged commits."""
+        if self._policy.acknowledge == OFF:
+            return None
+        try:
+            said = self._writer.ask(lambda catalog: catalog.binlogs.stream_state(self._server.name), patience=PATIENCE)
+            known = said[0].get("acknowledgement") if said is not None else None
+            found = Evidence.from_json(known) if known else None
+        except (CatalogError, KeyError, ValueError, TypeError):
+            return None  # not claimed
+        return found if found is not None and found.mode == self._policy.acknowledge else None
 
     def _ours(self) -> Collection[str]:
         """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
@@ -414,7 +441,12 @@ class StreamRun:
 
     def _heard(self, event: StreamEvent, report: StreamReport) -> None:
         """From the streamer's thread."""
-        bad = event.kind in (StreamEventKind.FAILED, StreamEventKind.GAP, StreamEventKind.PURGE_ALARM)
+        bad = event.kind in (
+            StreamEventKind.FAILED,
+            StreamEventKind.GAP,
+            StreamEventKind.PURGE_ALARM,
+            StreamEventKind.UNACKNOWLEDGED,
+        )
         text = "\n".join(filter(None, (event.message, event.detail, event.hint)))
         say(f"stream-{event.kind}", text, level=logging.ERROR if bad else logging.INFO, server=self._server.name)
         report.heard(event)

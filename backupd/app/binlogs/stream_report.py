@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from backupd.alerts.conditions import Condition, Key
-from backupd.alerts.rules import DESTINATION, PURGE, SPOOL, STREAM
+from backupd.alerts.rules import ACKNOWLEDGE, DESTINATION, PURGE, SPOOL, STREAM
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
+from backupd.binlog.acknowledgement import Evidence
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 OUT_OF_REACH = timedelta(minutes=1)
 """A server that cannot be reached for so long is an incident; a restart of it takes less."""
+UNACKNOWLEDGED = timedelta(seconds=15)
+"""Commits that do not wait for so long are an incident, where the policy asks for that. A stream that begins anew, and
+a reconnection, take less."""
 LATE = timedelta(minutes=5)
 """A destination that is behind for so long is an incident, where no objective says less."""
 _CHECKPOINTS = 6
@@ -392,6 +396,8 @@ class StreamReport:
             holds.append(Condition(purging, Severity.ERROR, purge.message, purge.detail, purge.hint))
         elif purge is not None or status.state is StreamState.STREAMING:
             looked[purging] = purge.message if purge else f"no binary log of {name} is about to be lost"
+        if status.acknowledgement is not None:
+            self._acknowledged(status.acknowledgement, now, holds, looked)
         for destination, one in behind.items():
             lacking = Key(DESTINATION, name, destination)
             if one.since is None:
@@ -410,6 +416,25 @@ class StreamReport:
                     )
                 )
         return holds, looked
+
+    def _acknowledged(self, evidence: Evidence, now: datetime, holds: list[Condition], looked: dict[Key, str]) -> None:
+        name = self._server.name
+        key, lost_at = Key(ACKNOWLEDGE, name, SUBJECT), evidence.lost_at or self._started_at
+        lately = evidence.answered_at is not None and now - evidence.answered_at < SILENT
+        if lately or (evidence.why and now - lost_at >= UNACKNOWLEDGED):
+            since = evidence.answered_at if lately and not evidence.why else lost_at
+            holds.append(
+                Condition(
+                    key,
+                    Severity.ERROR,
+                    f"RPO 0 does not hold for {name} since {format_time(since or lost_at)}: "
+                    f"{evidence.why or 'commits were answered without an acknowledgement'}",
+                    "commits that the server answers meanwhile are lost if it is lost before they are copied",
+                    f"`backupd check {name}` names what to change at the server; backupd connects again by itself",
+                )
+            )
+        elif not evidence.why:
+            looked[key] = f"every commit of {name} waits again until backupd has it"
 
 
 def behind_limit(policy: Policy) -> timedelta:

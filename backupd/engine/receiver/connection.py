@@ -6,6 +6,8 @@ of PyMySQL's inner parts is in ``Session.begin_dump``.
 - Both families keep what they are told in variables of the session. They have two names each, of which a server reads
   the one that it knows and takes the other for a user's own.
 - Without a checksum variable, both end the dump at the first event. Its value concerns the artificial events alone.
+- A dump that begins after ``@rpl_semi_sync_replica`` was set is that of a semi-synchronous replica. **Its request is an
+  acknowledgement** of everything before its position, on both families: never ask for one that is not durable.
 - ``@mariadb_slave_capability=4`` and flag 2 (send annotations): with less, MariaDB rewrites or leaves out events. MySQL
   ignores both.
 """
@@ -23,6 +25,7 @@ HIGHEST_START = 2**32 - 1
 _COMMAND = struct.Struct("<IHI")
 _COM_BINLOG_DUMP = 0x12
 _ANSWER_SECONDS = 60.0
+_SEMI_SYNC = ", @rpl_semi_sync_slave = 1, @rpl_semi_sync_replica = 1"
 _END_WHERE_IT_ENDS, _ANNOTATIONS = 0x01, 0x02
 
 
@@ -31,7 +34,7 @@ class Request:
     """What is asked for: the server's ``file`` from byte ``start`` on, and all that follows. ``server_id``: of this
     end, no other replica's. ``heartbeat``: seconds after which the server speaks though it has nothing to send.
     ``ends``: the dump ends where the log ends now. ``source_id``: server id of the server that is meant, None for
-    whoever answers."""
+    whoever answers. ``semi_sync``: as a semi-synchronous replica, whose acknowledgements commits wait for."""
 
     file: str
     start: int
@@ -39,6 +42,7 @@ class Request:
     heartbeat: float
     ends: bool = False
     source_id: int | None = None
+    semi_sync: bool = False
 
 
 def begin(connection: Connection, request: Request) -> tuple[Session, socket.socket]:
@@ -49,7 +53,7 @@ def begin(connection: Connection, request: Request) -> tuple[Session, socket.soc
         session.execute(
             f"SET @master_heartbeat_period = {period}, @source_heartbeat_period = {period},"
             " @master_binlog_checksum = @@GLOBAL.binlog_checksum, @source_binlog_checksum = @@GLOBAL.binlog_checksum,"
-            " @mariadb_slave_capability = 4"
+            " @mariadb_slave_capability = 4" + (_SEMI_SYNC if request.semi_sync else "")
         )
         flags = _ANNOTATIONS | (_END_WHERE_IT_ENDS if request.ends else 0)
         command = _COMMAND.pack(request.start, flags, request.server_id) + request.file.encode()

@@ -7,6 +7,9 @@ A server sends the events of a file, and others that are in no file. Seen with M
 - the events of the file, each with the position where the next one begins. What is stored is them and nothing else, so
   it equals the file; the in-use flag is cleared on the way, and the archive clears it in everything it compares.
 
+To a semi-synchronous replica, each event comes behind two bytes more: 0xef, and whether it is to be acknowledged. It is
+where a transaction ends that a session waits for; while the server has given up waiting, each one is.
+
 With less than capability 4, MariaDB rewrites events: lengths, positions and checksums are right, bytes are not. The
 position of the next event and the checksum do not show that. So a file of MariaDB must begin with its GTID list.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from backupd.engine.binlog.events import (
     CRC_SIZE,
@@ -38,12 +41,20 @@ LONGEST = 2**30 + 2**16
 """Bytes of an event: the highest max_allowed_packet, and its header."""
 _ARTIFICIAL = 0x20
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
+_MAGIC, _ASKED = 0xEF, 0x01
 _FLAGS = 17
 _VERSION = slice(HEADER.size + 2, HEADER.size + 52)
 _CREATED = slice(_VERSION.stop, _VERSION.stop + 4)
 _SAID = 9
 """Where the words of an error begin: 0xff, its number, '#' and a state of five characters."""
 _U32 = struct.Struct("<I")
+
+
+class LogPlace(NamedTuple):
+    """A position in a binary log: behind an event."""
+
+    file: str
+    position: int
 
 
 class Sink(Protocol):
@@ -76,11 +87,19 @@ class LogBytes:
 
     ``strict``: nothing damaged is put. Else it is put as it came, for those who must see what a server sends.
     ``source_id``: server id of the server that is meant, None for whoever answers. A server begins each dump with a
-    Rotate event under the id that it has now.
+    Rotate event under the id that it has now. ``semi_sync``: as of Request.
     """
 
     def __init__(
-        self, sink: Sink, file: str, start: int, address: str, *, strict: bool, source_id: int | None = None
+        self,
+        sink: Sink,
+        file: str,
+        start: int,
+        address: str,
+        *,
+        strict: bool,
+        source_id: int | None = None,
+        semi_sync: bool = False,
     ) -> None:
         self._sink = sink
         self._file = file
@@ -88,6 +107,9 @@ class LogBytes:
         self._address = address
         self._strict = strict
         self._source_id = source_id
+        self._head = 3 if semi_sync else 1
+        """Bytes before each event."""
+        self._asked: LogPlace | None = None
         self._began = False
         self._checksums: bool | None = None
         self._mariadb = False
@@ -102,6 +124,11 @@ class LogBytes:
         """The file that is being received."""
         return self._file
 
+    def asked(self) -> LogPlace | None:
+        """Behind the last of the events that were put since this was asked before and are to be acknowledged."""
+        asked, self._asked = self._asked, None
+        return asked
+
     def take(self, pieces: Iterable[Piece]) -> None:
         """Raises EndedError, DamagedDumpError, MisnamedError, and what the sink raises."""
         self._size = self._sink.size
@@ -110,12 +137,14 @@ class LogBytes:
                 if not first:
                     self._go_on(data, last=last)
                 elif data and data[0] == _OK:
-                    event = data[1:]
+                    event, asked = data[self._head :], self._head > 1 and self._is_asked(data)
                     if last and self._is_next(event):
                         self._parts.append(event)
                         self._size += len(event)
+                        if asked:
+                            self._asked = LogPlace(self._file, self._size)
                     else:
-                        self._event(event, whole=last)
+                        self._event(event, whole=last, asked=asked)
                 else:
                     self._end(data)
         finally:
@@ -137,6 +166,11 @@ class LogBytes:
     def _damaged(self, what: str) -> DamagedDumpError:
         return DamagedDumpError(self._file, self._size, self._address, what)
 
+    def _is_asked(self, data: memoryview) -> bool:
+        if len(data) < self._head or data[1] != _MAGIC:
+            raise self._damaged("an event without the mark of those for a semi-synchronous replica")
+        return bool(data[2] & _ASKED)
+
     # --- one event
 
     def _is_next(self, event: memoryview) -> bool:
@@ -153,8 +187,8 @@ class LogBytes:
             and zlib.crc32(event[:-CRC_SIZE]) == _U32.unpack_from(event, size - CRC_SIZE)[0]
         )
 
-    def _event(self, event: memoryview, *, whole: bool) -> None:
-        """``whole``: it is all here, else its beginning."""
+    def _event(self, event: memoryview, *, whole: bool, asked: bool = False) -> None:
+        """``whole``: it is all here, else its beginning. ``asked``: it is to be acknowledged."""
         if len(event) < HEADER.size:
             raise self._damaged(f"an event of {len(event)} bytes")
         seconds, kind, server_id, length, following, flags = HEADER.unpack_from(event)
@@ -173,9 +207,11 @@ class LogBytes:
         if whole:
             self._parts.append(event)
             self._size += len(event)
+            if asked:
+                self._asked = LogPlace(self._file, self._size)
         else:
             self._flush()
-            self._long = _Long(self._size, length, kind)
+            self._long = _Long(self._size, length, kind, asked=asked)
             self._go_on(event, last=False)
 
     def _check(self, kind: int, event: memoryview, following: int, *, right: bool, whole: bool) -> None:
@@ -265,13 +301,16 @@ class LogBytes:
             self._sink.take_back(long.start)
             self._size = long.start
             raise self._damaged(why)
+        if long.asked:
+            self._asked = LogPlace(self._file, self._size)
 
 
 class _Long:
-    """An event of ``length`` bytes that begins at ``start`` and comes piece by piece."""
+    """An event of ``length`` bytes that begins at ``start`` and comes piece by piece. ``asked``: it is to be
+    acknowledged."""
 
-    def __init__(self, start: int, length: int, kind: int) -> None:
-        self.start, self.length, self.kind = start, length, kind
+    def __init__(self, start: int, length: int, kind: int, *, asked: bool) -> None:
+        self.start, self.length, self.kind, self.asked = start, length, kind, asked
         self.came = 0
         self._crc = 0
         self._told = b""

@@ -28,10 +28,11 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.server.probe import flavour_of, kept_for, position_of, read_dialect
+from backupd.engine.server.semi_sync import SemiSync, moment, read_semi_sync
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import is_log_name, plus
@@ -257,7 +258,8 @@ class SourceState:
     """A server at a moment. ``server_time``: its own clock, read before everything else; ``logs``: oldest first;
     ``position``: where it writes, with what is executed; ``lsn``: how far InnoDB has written, ``durable_lsn``: how far
     its log is on the disk, None where the account may not know. ``marker``: of the restore its datadir came from.
-    ``history``: the last GTID of every server in each of MariaDB's domains, what is executed elsewhere."""
+    ``history``: the last GTID of every server in each of MariaDB's domains, what is executed elsewhere.
+    ``semi_sync``: where it was asked for, read last."""
 
     server_time: datetime
     server_uuid: str
@@ -271,6 +273,7 @@ class SourceState:
     durable_lsn: int | None = None
     history: str = ""
     marker: str = ""
+    semi_sync: SemiSync | None = None
 
     @property
     def mariadb(self) -> bool:
@@ -288,12 +291,19 @@ class Expiry:
 
 class BinlogSource:
     """One server, asked again and again. ``marker``: gives the id of the restore that a local datadir (its path) came
-    from, "" for none. All methods raise ServerError; ``look`` UnloggedError where no binary log is written,
-    and MisnamedError for a name that none has."""
+    from, "" for none; ``semi_sync``: a look asks for that, too. All methods raise ServerError; ``look`` UnloggedError
+    where no binary log is written, and MisnamedError for a name that none has."""
 
-    def __init__(self, connection: Connection, *, marker: Callable[[str], str] = lambda _datadir: "") -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        marker: Callable[[str], str] = lambda _datadir: "",
+        semi_sync: bool = False,
+    ) -> None:
         self.connection = replace(connection, answer_timeout=connection.answer_timeout or _ANSWER_SECONDS)
         self._marker = marker
+        self._semi_sync = semi_sync
 
     @property
     def address(self) -> str:
@@ -317,7 +327,7 @@ class BinlogSource:
         """Everything at once. Without ``files`` no logs are listed: with thousands of them that takes a server time."""
         with self._session() as session:
             # The clock first: what is true of this moment is true of the position that is read after it.
-            server_time = _moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
+            server_time = moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
             variables = session.variables(
                 "version", "version_comment", "server_id", "server_uuid", "server_uid", "datadir"
             )
@@ -338,6 +348,7 @@ class BinlogSource:
                 durable_lsn=_status(session, _DURABLE),
                 history=_history(session, flavour, position),
                 marker=self._marker(variables.get("datadir", "")),
+                semi_sync=read_semi_sync(session) if self._semi_sync else None,
             )
 
     def size_of(self, name: str) -> int:
@@ -390,11 +401,6 @@ class BinlogSource:
             dialect = read_dialect(session)
             taken = {int(session.scalar("SELECT @@GLOBAL.server_id"))}
             return frozenset(taken | {int(row[0]) for row in session.permitted(dialect.replica_hosts) or ()})
-
-
-def _moment(value: datetime | str) -> datetime:
-    naive = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    return naive.replace(tzinfo=UTC)
 
 
 def _position(session: Session, dialect: Dialect) -> Position:

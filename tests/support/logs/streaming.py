@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.binlog.acknowledgement import OFF, Evidence
+from backupd.binlog.archive_state import Committed
 from backupd.binlog.continuity import without_flag
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
@@ -105,10 +107,14 @@ class Streaming:
         pace: Pace = FAST,
         installation: str = "test",
         given_up: GivenUp = lambda: (),
+        acknowledge: str = OFF,
+        evidence: Evidence | None = None,
+        committed: Callable[[], Committed | None] = lambda: None,
+        on_asked: Callable[[], None] = lambda: None,
     ) -> None:
         self.spool = Spool(folder)
         self.events: list[StreamEvent] = []
-        source = BinlogSource(connection or through_socket(server), marker=marker)
+        source = BinlogSource(connection or through_socket(server), marker=marker, semi_sync=acknowledge != OFF)
         self.streamer = Streamer(
             "db1",
             source,
@@ -121,6 +127,10 @@ class Streaming:
             archived_to=archived_to,
             given_up=given_up,
             pace=pace,
+            acknowledge=acknowledge,
+            evidence=evidence,
+            committed=committed,
+            on_asked=on_asked,
         )
         self._stop = threading.Event()
         self._error: BaseException | None = None
