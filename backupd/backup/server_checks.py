@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from backupd.backup.acknowledgement_checks import examine_acknowledgement
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.engine.binlog_program import binlog_program
 from backupd.engine.physical.live_datadir import READABLE, closed_links, is_folder, reader_of, survey
 from backupd.engine.receiver.receiver import connection_id, trial
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.server.probe import CLONE, ROCKSDB, kept_for, read_dialect, system_files, uncovered, unlogged
+from backupd.engine.server.semi_sync import read_semi_sync
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import Table
 from backupd.engine.toolset import NO_PATHS
@@ -273,9 +275,11 @@ SHORTEST = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """What the policy asks of the binary log. ``fulls``: the longest time between two full backups, None without."""
+    """What the policy asks of the binary log. ``fulls``: the longest time between two full backups, None without.
+    ``acknowledges``: do commits wait for it?"""
 
     fulls: timedelta | None = None
+    acknowledges: bool = False
 
 
 def examine_binary_log(
@@ -303,6 +307,8 @@ def examine_binary_log(
             warning(BINLOG, sentence, "make these sessions write to the binary log again, or take a backup after them")
             for sentence in unlogged(session, read_dialect(session))
         ]
+        if streaming.acknowledges:
+            problems += examine_acknowledgement(read_semi_sync(session), info.flavour, info.version)
     except ServerError as problem:
         problems.append(from_error(BINLOG, problem))
     yield from problems

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.engine.server.semi_sync import AFTER_SYNC, SemiSync
+from backupd.model.acknowledged import AcknowledgedWindow
 from backupd.model.document import Document, json_key
 
 OFF, SPOOL, DESTINATION = "off", "spool", "destination"
@@ -81,16 +82,6 @@ class Look(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Window(Document):
-    """From ``since`` to ``until`` no commit was answered before this end had it on its disk, or its destinations had
-    it."""
-
-    branch: str
-    since: datetime
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence(Document):
     """``windows``: the last ones, oldest first. ``why``: RPO 0 does not hold now, and why; "" while it does.
     ``lost_at``: since when it does not, as far as is known; None while it holds, or where it never did.
@@ -98,7 +89,7 @@ class Evidence(Document):
     next look is compared with."""
 
     mode: str
-    windows: tuple[Window, ...] = ()
+    windows: tuple[AcknowledgedWindow, ...] = ()
     why: str = "the server was not asked yet"
     lost_at: datetime | None = None
     answered_at: datetime | None = None
@@ -131,7 +122,7 @@ class Evidence(Document):
         if window is not None and (window.branch, window.until) == (branch, before.began_at):
             windows = (*self.windows[:-1], replace(window, until=look.began_at))
         else:
-            windows = (*self.windows, Window(branch, start, max(start, look.began_at)))
+            windows = (*self.windows, AcknowledgedWindow(branch, start, max(start, look.began_at)))
         return replace(self, windows=windows[-_WINDOWS:], why="", lost_at=None, last=look)
 
     def interrupted(self, why: str, at: datetime, look: Look | None = None) -> Evidence:

@@ -11,7 +11,9 @@ from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, gathered, owner_is_alive
+from backupd.binlog.acknowledgement import LONGEST_GAP, Evidence
 from backupd.binlog.stream_status import StreamState
+from backupd.model.acknowledged import Acknowledged
 from backupd.model.binlog import Branch, Run
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import BackupdError
@@ -49,7 +51,8 @@ class Held(Document):
 @dataclass(frozen=True, slots=True)
 class LogStatus(Document):
     """``state``: of the stream, ``off`` where the policy asks for none, ``not running`` where its process is gone.
-    ``stream``: what that said of itself last, at ``told_at``."""
+    ``stream``: what that said of itself last, at ``told_at``. ``acknowledgement``: since when RPO 0 holds; null where
+    no commit waits for it."""
 
     server: str
     state: str
@@ -59,6 +62,7 @@ class LogStatus(Document):
     destinations: tuple[Held, ...]
     told_at: datetime | None = field(metadata=json_key("updated_at"))
     stream: Mapping[str, Any] | None
+    acknowledgement: Acknowledged | None = None
 
     @property
     @computed("branch", after="state")
@@ -98,6 +102,7 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
         tuple(_held(name, runs.get(name, []), branches, rows.get(name, {}), worst.get(name), now) for name in names),
         told_at,
         stream,
+        acknowledged(said, now) if _is_streamed(wiring, server) else None,
     )
 
 
@@ -203,6 +208,32 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
     return (
         f"the server has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
         f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}"
+    )
+
+
+def acknowledged(said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Acknowledged | None:
+    """Since when RPO 0 holds, by the last row of the stream; None where no commit waits for it. It holds now only where
+    that was shown a moment ago."""
+    if said is None or not (known := said[0].get("acknowledgement")):
+        return None
+    row, at = said
+    try:
+        found = Evidence.from_json(known)
+    except (KeyError, TypeError, ValueError):
+        return None
+    why, until = found.why, found.until
+    if not why and not _is_running(row, at, now):
+        why = "the binary log is not streamed now"
+    elif not why and until is not None and now - until > LONGEST_GAP:
+        why = "the server was not asked since"
+    return Acknowledged(
+        found.mode,
+        holds=not why,
+        since=found.since if not why else None,
+        until=until,
+        why=why,
+        lost_at=(found.lost_at if found.why else until) if why else None,
+        windows=found.windows,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from backupd.app.alerting import sender
 from backupd.app.backup_records import STRANGE_HINT
+from backupd.app.binlogs.status import acknowledged
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context import api_address, file_rights, keys, trust
 from backupd.app.context import destination_identity as places
@@ -23,9 +24,11 @@ from backupd.app.copies import missing_copies as replicating
 from backupd.app.jobs import admission as queuewatch
 from backupd.app.retention import holds
 from backupd.app.views.capacity import room
+from backupd.backup.acknowledgement_checks import ACKNOWLEDGEMENT
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.backup.server_checks import BINLOG, Streaming
+from backupd.binlog.acknowledgement import OFF
 from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import examine
@@ -192,7 +195,7 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         str(row["trouble"]),
         *(f"{name}: {one['error']}" for name, one in sorted(row["destinations"].items()) if one["error"]),
     ]
-    return [
+    found_troubles = [
         warning(
             BINLOG,
             f"the stream of {server.name} is {row['state']}: {text}",
@@ -201,12 +204,20 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         for text in troubles
         if text
     ]
+    said = acknowledged(found, wiring.clock())
+    if said is None:
+        return found_troubles
+    words = said.words(server.name)
+    return [*found_troubles, fine(ACKNOWLEDGEMENT, words) if said.holds else warning(ACKNOWLEDGEMENT, words)]
 
 
 def _streaming(policy: Policy) -> Streaming | None:
     if not streams(policy):
         return None
-    return Streaming(distances(policy.physical.full)[1] if policy.physical is not None else None)
+    return Streaming(
+        distances(policy.physical.full)[1] if policy.physical is not None else None,
+        acknowledges=policy.binlog is not None and policy.binlog.acknowledge != OFF,
+    )
 
 
 def _secret_files(server: ServerSettings) -> tuple[Path, ...]:

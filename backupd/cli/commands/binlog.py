@@ -1,7 +1,8 @@
 """``backupd binlog``: the archived binary logs: how the streams are, and which transaction did it.
 
 Documents: ``status`` gives a list of ``{"server", "state", "branch", "branches", "gaps", "destinations", "updated_at",
-"stream"}``; each destination has ``name``, ``runs``, ``segments``, ``bytes``, ``bytes_stored``, ``from``, ``latest``,
+"stream", "acknowledgement"}``;
+each destination has ``name``, ``runs``, ``segments``, ``bytes``, ``bytes_stored``, ``from``, ``latest``,
 ``confirmed_at``, ``rpo_seconds``, ``worst_rpo_seconds_of_a_day``, ``bytes_behind``, ``error``. ``search`` gives a list
 of transactions: ``at``, ``precise``, ``gtid``, ``file``, ``pos``, ``end``, ``branch``, ``server_id``, ``changes``
 (``schema``, ``table``, ``kind``, ``rows``), ``statement``, ``state``, ``restore_before`` (a target).
@@ -57,6 +58,9 @@ def _show(screen: Screen, one: LogStatus) -> None:
         screen.line(f"  copied up to {stream['file']}:{stream.get('pos')}, {spooled} in the spool")
     if stream.get("error"):
         screen.line(f"  {stream['error']}", style="red")
+    if one.acknowledgement is not None:
+        words = one.acknowledgement.words(one.server)
+        screen.line(f"  {words}", style="" if one.acknowledgement.holds else "red")
     if one.branches > 1:
         screen.line(f"  {one.branches} branches of its history; it is on {one.branch.id if one.branch else 'none'}")
     if one.gaps:

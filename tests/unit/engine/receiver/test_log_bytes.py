@@ -317,3 +317,37 @@ def test_a_dump_of_another_server_than_the_one_that_was_asked_is_lost_before_any
     assert (ended.value.kind, sink.content) == (EndKind.LOST, MAGIC)
     takes(LogBytes(sink, NAME, 4, ADDRESS, strict=True, source_id=1), rotate(), description())
     assert sink.content == MAGIC + description()
+
+
+def for_replica(*events: tuple[bytes, bool]) -> Iterator[Piece]:
+    for one, asked in events:
+        yield Piece(True, True, memoryview(b"\0\xef" + bytes([asked]) + one))
+
+
+def test_the_last_event_that_is_to_be_acknowledged_is_known_once_it_is_put() -> None:
+    sink = Memory()
+    log = LogBytes(sink, NAME, 4, ADDRESS, strict=True, semi_sync=True)
+    log.take(for_replica((rotate(), False), (description(), False)))
+    assert log.asked() is None
+    at = sink.size
+    one = event(2, at, b"one")
+    two = event(2, at + len(one), b"two")
+    three = event(2, at + len(one + two), b"three")
+    log.take(for_replica((one, True), (two, True), (three, False), (event(27, 0, following=at), True)))
+    assert log.asked() == (NAME, at + len(one + two))
+    assert log.asked() is None
+    long = event(2, sink.size, b"l" * 5_000)
+    pieces = list(in_pieces(long))
+    first = memoryview(b"\0\xef\x01" + bytes(pieces[0].data[1:]))
+    log.take([Piece(True, False, first), *pieces[1:-1]])
+    assert log.asked() is None
+    log.take(pieces[-1:])
+    assert log.asked() == (NAME, sink.size)
+    assert sink.content == MAGIC + description() + one + two + three + long
+
+
+@pytest.mark.parametrize("head", [b"\0", b"\0\xef", b"\0\xee\x01"])
+def test_an_event_without_the_mark_of_those_for_a_replica_is_damaged(head: bytes) -> None:
+    log = LogBytes(Memory(), NAME, 4, ADDRESS, strict=True, semi_sync=True)
+    with pytest.raises(DamagedDumpError, match="is damaged"):
+        log.take([Piece(True, True, memoryview(head + (rotate() if len(head) != 2 else b"")))])
