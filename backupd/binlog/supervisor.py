@@ -8,39 +8,27 @@ server behind the same address.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.acknowledgement import DESTINATION, OFF, SPOOL, Evidence, Look
+from backupd.binlog.acknowledgement import OFF, Evidence
+from backupd.binlog.acknowledger import Acknowledger
 from backupd.binlog.archive_state import Committed
 from backupd.binlog.connection_start import Approach, Start
 from backupd.binlog.continuity import Comparison, first_moment
-from backupd.binlog.session import (
-    Acknowledging,
-    End,
-    PurgeAlarm,
-    Question,
-    Session,
-    Watch,
-    answered,
-    fetch,
-    purge_alarm,
-)
+from backupd.binlog.session import End, PurgeAlarm, Question, Session, Watch, answered, fetch, purge_alarm
 from backupd.binlog.spool_files import Doubt, Spool
 from backupd.binlog.spool_repair import Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.engine.receiver.endings import DamagedDumpError, EndKind, end_kind
 from backupd.engine.receiver.receiver import connection_id
-from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
+from backupd.engine.server.binary_logs import BinlogSource, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
-from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -53,9 +41,6 @@ from backupd.model.errors import (
 )
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
-
-_NEAR = 64 * 1024 * 1024
-"""Bytes that a commit may have to wait for when a stream begins to acknowledge: half a second on a fast network."""
 
 ArchivedTo = Callable[[], tuple[int, int] | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
@@ -138,7 +123,6 @@ class Streamer:
     evidence: Evidence | None = None
     committed: Callable[[], Committed | None] = lambda: None
     on_asked: Callable[[], None] = lambda: None
-    _alarm_fd: int = -1
     _id: int = 0
     _dump: int = 0
     _guard: threading.Lock = field(default_factory=threading.Lock)
@@ -160,6 +144,16 @@ class Streamer:
         self._approach = Approach(
             self.server, self.source, self.spool, self._fetch, self.wanted, self.ours, self.clock, self.on_event
         )
+        self._acknowledger = Acknowledger(
+            self.server,
+            self.acknowledge,
+            self.spool,
+            self.evidence,
+            committed=self.committed,
+            on_asked=self.on_asked,
+            clock=self.clock,
+            report=self.on_event,
+        )
         self._mender = Mender(
             self.server, self.source, self.spool, self._fetch, self._approach.look, self.clock, self.on_event
         )
@@ -168,35 +162,21 @@ class Streamer:
         """Stream until ``stop`` is set. Raises BusyError when another process streams this server, RefusedError when
         the spool cannot be used, DamagedError when its state cannot be read."""
         self._stop = stop
-        with self.spool.locked(), self._alarmed():
+        with self.spool.locked(), self._acknowledger:
             while not stop.is_set():
                 wait = self._attempt(stop)
                 if wait:
                     stop.wait(wait)
             self._set(StreamState.WAITING, "")
 
-    @contextlib.contextmanager
-    def _alarmed(self) -> Iterator[None]:
-        descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        with self._guard:
-            self._alarm_fd = descriptor
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._alarm_fd = -1
-            os.close(descriptor)
-
     def rouse(self) -> None:
         """From any thread: ``committed`` tells more."""
-        with self._guard:
-            if self._alarm_fd >= 0:
-                os.eventfd_write(self._alarm_fd, 1)
+        self._acknowledger.rouse()
 
     def status(self) -> StreamStatus:
         """From any thread."""
         with self._guard:
-            status = replace(self._status, acknowledgement=self.evidence)
+            status = replace(self._status, acknowledgement=self._acknowledger.evidence)
         newest = self.spool.newest()
         if newest is None:
             return replace(status, branch="", server_position=None, server_time=None)
@@ -241,7 +221,7 @@ class Streamer:
         start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
         self._look_for_given_up(start, state)
         self._lives += 1
-        acknowledging = self._acknowledging(start, state.logs)
+        acknowledging = self._acknowledger.how(start, state.logs)
         written = state.position.pos if state.position.file == start.name else None
         with self._guard:
             self._status = replace(self._status, server_position=None, server_time=None)
@@ -287,78 +267,6 @@ class Streamer:
         if dump:
             self.source.end_dump(dump)
 
-    # --- acknowledgement
-
-    def _acknowledging(self, start: Start, logs: Sequence[ListedLog]) -> Acknowledging | None:
-        """How a dump that begins with ``start`` acknowledges; ``logs``: of the server. None: not at all."""
-        if self.acknowledge == OFF:
-            return None
-        durable = self._durable(start)
-        behind = sum(log.size for log in logs if log.number >= start.number) - (durable or 0)
-        attached = durable is not None and behind <= _NEAR
-        if self.acknowledge == SPOOL:
-            return Acknowledging(attached)
-        return Acknowledging(attached, durable, self._stored_at, self.on_asked, self._alarm_fd)
-
-    def _durable(self, start: Start) -> int | None:
-        """Up to which byte of the first file a dump may acknowledge with its request; None: not even its beginning."""
-        if self.acknowledge == SPOOL:
-            return start.kept.size if start.kept is not None else FIRST_EVENT
-        stored = self.committed()
-        if stored is None or stored.branch != start.branch.id:
-            return FIRST_EVENT if start.number == start.branch.first_number else None
-        if stored.number >= start.number:
-            return max(stored.position, FIRST_EVENT)
-        before = [file for file in self.spool.files() if file.branch == stored.branch and file.number < start.number]
-        is_whole = all((file.number, file.size) <= (stored.number, stored.position) for file in before)
-        return FIRST_EVENT if is_whole else None
-
-    def _stored_at(self, branch: str) -> tuple[int, int] | None:
-        stored = self.committed()
-        return (stored.number, stored.position) if stored is not None and stored.branch == branch else None
-
-    def _may_attach(self, session: Session, watch: Watch) -> bool:
-        """Has a stream that does not acknowledge yet caught up?"""
-        if self.acknowledge == OFF or session.acknowledges or session.current is None or not watch.is_asked:
-            return False
-        number, size = session.received
-        at = watch.position
-        if (number, size) < (int(at.file.rpartition(".")[2]), at.pos):
-            return False
-        self.on_asked()
-        here = Start(session.start.branch, number, session.current.name, replace(session.current, size=size))
-        durable = self._durable(here)
-        return durable is not None and size - durable <= _NEAR // 2
-
-    def _look_into_evidence(self, question: Question, session: Session, state: SourceState) -> None:
-        if self.acknowledge == OFF or state.semi_sync is None:
-            return
-        attached = session.acknowledges and question.received != (0, 0)
-        with self._guard:
-            evidence = self.evidence or Evidence(self.acknowledge)
-            look = Look(state.server_time, attached, state.semi_sync)
-            self.evidence = evidence.after(look, session.start.branch.id)
-        self._tell_of_evidence(evidence)
-
-    def _interrupt_evidence(self, why: str) -> None:
-        if self.acknowledge == OFF:
-            return
-        with self._guard:
-            evidence = self.evidence or Evidence(self.acknowledge)
-            self.evidence = evidence.interrupted(why, self.clock())
-        self._tell_of_evidence(evidence)
-
-    def _tell_of_evidence(self, before: Evidence) -> None:
-        after = self.evidence
-        if after is None or (bool(before.why) is bool(after.why) and before.answered_at == after.answered_at):
-            return
-        if not after.why:
-            words = f"every commit of {self.server} waits until backupd has it"
-            self._tell(StreamEventKind.ACKNOWLEDGED, f"RPO 0: {words} (acknowledge: {self.acknowledge})")
-        else:
-            words = f"RPO 0 does not hold for {self.server}: {after.why}"
-            self._tell(StreamEventKind.UNACKNOWLEDGED, words)
-
     def _compare(self, start: Start) -> bool:
         """The server does not go on from what is here: what it has is fetched as a whole, and compared. False: the
         server itself cannot read it."""
@@ -392,10 +300,7 @@ class Streamer:
             session.receive(self.pace.tick)
             if session.diverged or session.end is not None:
                 return ""
-            if self.acknowledge == DESTINATION:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._alarm_fd)
-                session.acknowledge_stored()
+            self._acknowledger.acknowledge(session)
             if session.current is not None and self._set(StreamState.STREAMING, ""):
                 self._tell(
                     StreamEventKind.CONNECTED,
@@ -410,7 +315,7 @@ class Streamer:
             if question is not None and question.state.done():
                 watch.asked()
                 why, question = self._heed(question, session, watch), None
-                if why or self._may_attach(session, watch):
+                if why or self._acknowledger.may_begin(session, watch):
                     return why
             if watch.is_room_due() and self._is_full():
                 return ""
@@ -495,7 +400,7 @@ class Streamer:
             return ""
         if why := watch.contradiction(state, number, size):
             return why
-        self._look_into_evidence(question, session, state)
+        self._acknowledger.saw(state, session)
         at = state.position
         ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
         if ahead and watch.is_stalled():
@@ -558,7 +463,7 @@ class Streamer:
         return any(file.ended for file in self.spool.files()) and self.spool.bytes() > limit
 
     def _full(self) -> float:
-        self._interrupt_evidence("the spool is full")
+        self._acknowledger.interrupted("the spool is full")
         if self._set(StreamState.PAUSED, "the spool is full"):
             self._tell(
                 StreamEventKind.PAUSED,
@@ -571,7 +476,7 @@ class Streamer:
         return _ROOM_SECONDS
 
     def _no_room(self, detail: str) -> float:
-        self._interrupt_evidence(NO_ROOM)
+        self._acknowledger.interrupted(NO_ROOM)
         if self._set(StreamState.PAUSED, NO_ROOM):
             words = f"the stream of {self.server} pauses: {NO_ROOM}"
             self._tell(StreamEventKind.PAUSED, words, detail, _NO_ROOM_HINT)
@@ -609,13 +514,13 @@ class Streamer:
     # --- telling
 
     def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
-        self._interrupt_evidence(why)
+        self._acknowledger.interrupted(why)
         if self._set(StreamState.WAITING, why, away=away):
             self._tell(StreamEventKind.LOST, f"the stream of {self.server} is interrupted: {why}", detail, hint)
         return self._backoff(away=away)
 
     def _failed(self, error: BackupdError) -> float:
-        self._interrupt_evidence(error.message)
+        self._acknowledger.interrupted(error.message)
         if self._set(StreamState.FAILED, error.message):
             words = f"the stream of {self.server} has stopped: {error.message}"
             self._tell(StreamEventKind.FAILED, words, error.detail, error.hint)

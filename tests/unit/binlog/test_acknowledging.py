@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from backupd.binlog import session
-from backupd.binlog.acknowledgement import SPOOL
+from backupd.binlog.acknowledgement import DESTINATION, SPOOL
+from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spool
+from tests.support.logs.archived import Books, Faulty, QuickSealer
 from tests.support.logs.semi_sync import Commit, Writer, facts, switch_on, wait
 from tests.support.logs.streaming import (
     STREAMED,
     Streaming,
     assert_identical,
     insert,
+    log_status,
     make_server,
     until,
 )
@@ -101,3 +105,84 @@ def test_what_a_client_was_told_of_is_in_the_spool_when_its_server_is_killed(ser
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
     assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
+
+
+class Storing:
+    """Archives what ``streaming`` copies at one destination, which can hang, each time that somebody waits for it or a
+    moment has passed."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.destination = Faulty("one", lambda: datetime.now(UTC))
+        self.archiver = Archiver(
+            spool,
+            {"one": self.destination},
+            QuickSealer(),
+            Books(),
+            checkpoint=timedelta(hours=1),
+            clock=lambda: datetime.now(UTC),
+            patience=0.5,
+        )
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def urge(self) -> None:
+        self.archiver.urge()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(0.5)
+            self._wake.clear()
+            self.archiver.step(datetime.now(UTC))
+
+    def __enter__(self) -> Storing:
+        self.archiver.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.destination.hang is not None:
+            self.destination.hang.set()
+        self._stop.set()
+        self._thread.join()
+        self.archiver.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_a_commit_waits_until_the_destination_has_it_whoever_connects_again(server: Server, tmp_path: Path) -> None:
+    storing = Storing(Spool(tmp_path / "spool"))
+    streaming = Streaming(
+        server,
+        tmp_path / "spool",
+        acknowledge=DESTINATION,
+        committed=storing.archiver.committed,
+        on_asked=storing.urge,
+    )
+    storing.archiver.spool = streaming.spool
+    storing.archiver.on_committed = lambda _committed: streaming.streamer.rouse()
+    with storing, streaming:
+        attached(server)
+        insert(server, 3)
+        server.execute("FLUSH BINARY LOGS")
+        insert(server, 2)
+        stored = storing.archiver.committed()
+        assert stored is not None
+        assert (stored.number, stored.position) == (int(log_status(server)[0][-6:]), log_status(server)[1])
+        before = facts(server)
+        storing.destination.hang = threading.Event()
+        commit = Commit(server, "waits-for-the-destination")
+        assert not commit.is_over(1.0)
+        until(lambda: b"waits-for-the-destination" in received(streaming.spool), "it is in the spool")
+        lives = streaming.streamer.status().restarts
+        for (dump,) in server.query("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%%'"):
+            server.execute(f"KILL {dump}")
+        until(lambda: streaming.streamer.status().restarts > lives, "another connection")
+        attached(server)
+        assert not commit.is_over(1.0)
+        storing.destination.hang.set()
+        storing.destination.hang = None
+        assert commit.is_over(10.0)
+        assert commit.error is None
+        assert facts(server).fell_back == before.fell_back
+        assert commit.seconds < 30
+        streaming.has_all(server)
