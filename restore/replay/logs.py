@@ -86,7 +86,12 @@ def fetch_logs(server: str, spec: ReplaySpec, sources: Sources, folder: Path, co
     job.total = sum(file.size for _target, files in wanted for file in files)
     with ThreadPoolExecutor(max_workers=default_workers(), thread_name_prefix="logs") as pool:
         pending = [[pool.submit(job.bring, target, file) for file in files] for target, files in wanted]
-        legs = tuple(tuple(future.result() for future in futures) for futures in pending)
+        try:
+            legs = tuple(tuple(future.result() for future in futures) for futures in pending)
+        except CancelledError:
+            if job.failure is None:
+                raise
+            raise job.failure from None  # of another file: this one was only given up
     return Logs(legs, tuple(job.warnings))
 
 
@@ -147,6 +152,8 @@ def _hole(server: str, after: str, before: str) -> RefusedError:
 class _Job:
     total = 0
     """Bytes that are replayed."""
+    failure: BaseException | None = None
+    """What went wrong first."""
 
     def __init__(self, server: str, sources: Sources, context: RunContext) -> None:
         self._server, self._context = server, context
@@ -162,7 +169,9 @@ class _Job:
         """Make the file in ``folder`` hold exactly what it should; gives its path."""
         try:
             return self._bring(folder, file)
-        except BaseException:
+        except BaseException as error:
+            with self._lock:
+                self.failure = self.failure or error
             self._failed.set()
             raise
 

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest import mock
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
@@ -19,10 +20,14 @@ from backupd.engine.binlog.transactions import ScanContext
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
+from backupd.transfer.records import segment_documents
 from backupd.transfer.records.encryption import Sealer
 from backupd.transfer.records.segment_documents import Sealed, Sealing
 from tests.support.e2e.house import SERVER, House
 from tests.support.servers.server import Server
+
+PART_SIZE = 256 * 1024
+"""So small that replays begin in the middle of files of many parts."""
 
 
 @contextmanager
@@ -132,7 +137,7 @@ def store(
     sealing = Sealing(house.base / "sealing", sealer)
     for one in transactions:
         sealing.transaction(one)
-    with path.open("rb") as stream:
+    with path.open("rb") as stream, mock.patch.object(segment_documents, "PART_SIZE", PART_SIZE):
         stream.seek(draft.start)
         digest = sealing.plain(stream, draft.start, draft.end)
     segment = replace(draft, sha256=digest)

@@ -30,6 +30,7 @@ from tests.support.restores.rolling import (
     place,
     roll,
     running_copy,
+    with_hole,
 )
 from tests.support.servers.server import Server
 
@@ -189,8 +190,8 @@ def replayed(
     stop: Stop | None = None,
 ) -> tuple[Relatives, Replayed, dict[TableName, Any]]:
     """The tables rolled forward to ``stop``, or where the source is now: what had to come along, how it went, what
-    came out."""
-    what = logs(source, folder / "logs", base.start, stop or here(kind, source))
+    came out. What the first log holds before the base was not fetched."""
+    what = with_hole(logs(source, folder / "whole", base.start, stop or here(kind, source)), folder / "logs")
     needed = relatives_of(base, what, wanted)
     with narrowed_copy(kind, source, shelf, needed.tables, folder) as (server, info):
         got = roll(server, info, what, tables=needed.tables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import io
 import re
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
+from backupd.engine.binlog.hole import begin_behind_hole
+from backupd.engine.binlog.scan import scan
 from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.server.probe import probe
@@ -123,6 +126,19 @@ def logs(source: Server, folder: Path, start: Position, stop: Stop) -> Logs:
         (folder / name).write_bytes(data[: stop.pos] if name == stop.file else data)
         files.append(folder / name)
     return Logs(tuple(files), start, stop)
+
+
+def with_hole(what: Logs, folder: Path) -> Logs:
+    """The same logs, and of the first file only what is behind the start."""
+    one, *more = what.files
+    whole = one.read_bytes()
+    gtids = scan(io.BytesIO(whole), stop=what.start.pos).gtids_after
+    target = folder / one.name
+    folder.mkdir()
+    assert begin_behind_hole(target, whole[:4096], gtids, what.start.pos)
+    with target.open("ab") as stream:
+        stream.write(whole[what.start.pos :])
+    return replace(what, files=(target, *more))
 
 
 def _names(source: Server) -> list[str]:

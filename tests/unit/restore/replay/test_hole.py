@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 
 from backupd.engine.binlog.events import clear_flag
-from backupd.engine.binlog.hole import Hole, begin_behind_hole, hole_of
-from backupd.engine.binlog.scan import scan
+from backupd.engine.binlog.hole import hole_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
@@ -41,6 +39,7 @@ from tests.support.restores.rolling import (
     logs,
     roll,
     running_copy,
+    with_hole,
 )
 from tests.support.restores.shelved import BASE, branch
 from tests.support.servers.server import Server
@@ -77,23 +76,6 @@ def _change(source: Server) -> None:
     )
 
 
-def with_hole(what: Logs, folder: Path) -> tuple[Logs, Hole]:
-    """The same logs, and of the first only what is behind the start."""
-    one, *more = what.files
-    whole = one.read_bytes()
-    gtids = scan(io.BytesIO(whole), stop=what.start.pos).gtids_after
-    target = folder / one.name
-    folder.mkdir()
-    assert begin_behind_hole(target, whole[:4096], gtids, what.start.pos)
-    with target.open("ab") as stream:
-        stream.write(whole[what.start.pos :])
-    found = hole_of(target)
-    assert found is not None
-    assert found.end == what.start.pos
-    assert target.stat().st_blocks * 512 < one.stat().st_size - found.size + MIB // 4
-    return replace(what, files=(target, *more)), found
-
-
 def _options(kind: Kind, checksum: str, others: Mapping[str, str] = {}) -> dict[str, str]:
     return {"binlog_checksum": checksum, "max_allowed_packet": "64M", **others}
 
@@ -112,8 +94,11 @@ def test_a_replay_that_begins_behind_a_hole_gives_what_the_source_has(
         with running_copy(kind, source, empty_copy(kind, short_tmp / "c"), max_allowed_packet="64M") as (server, info):
             roll(server, info, logs(source, short_tmp / "all", first(kind), middle))
             whole = logs(source, short_tmp / "rest", middle.position, end)
-            lazy, hole = with_hole(whole, short_tmp / "lazy")
+            lazy = with_hole(whole, short_tmp / "lazy")
+            hole = hole_of(lazy.files[0])
+            assert hole is not None
             assert hole.size > 3 * MIB
+            assert lazy.files[0].stat().st_blocks * 512 < whole.files[0].stat().st_size - hole.size + MIB // 4
             got = roll(server, info, lazy, method=method)
             with asking(server) as ask:
                 assert content(kind, ask) == wanted
@@ -222,7 +207,7 @@ def test_what_is_left_out_and_who_may_not_begin_behind_a_hole(kind: Kind, short_
         end, wanted = here(kind, source), content(kind, source.query)
         copied = empty_copy(kind, short_tmp / "c")
         with running_copy(kind, source, copied, max_allowed_packet="64M", **modes) as (server, info):
-            lazy, _hole = with_hole(logs(source, short_tmp / "rest", middle.position, end), short_tmp / "lazy")
+            lazy = with_hole(logs(source, short_tmp / "rest", middle.position, end), short_tmp / "lazy")
             for start in (first(kind), replace(middle.position, pos=lazy.start.pos - 1)):
                 with pytest.raises(RefusedError, match="was not fetched"):
                     roll(server, info, replace(lazy, start=start))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -22,6 +22,7 @@ from restore.replay.logs import COPIES, Logs, refuse_no_room_for
 from storage import layout
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
+from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 from tests.support.restores.shelved import BASE, BRANCH, SERVER, content, segment, shelve
@@ -163,6 +164,45 @@ def test_pieces_that_were_replaced_since_the_plan_was_made_are_read_out_of_what_
         again = fetch_logs(SERVER, planned, places, Unsealer(keys.secret_home), folder, report=silent)
         assert again.legs == logs.legs
         assert second.read_bytes() == content(2, 2500)
+
+
+class Waiting(ForwardingDestination):
+    """Gives the first piece of the first file only when another file cannot be read."""
+
+    def __init__(self, inner: Destination, failed: Event) -> None:
+        super().__init__(inner)
+        self._failed = failed
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        if "/0000000001-000000000000" in key and "/part-" in key:
+            assert self._failed.wait(60)
+        return super().get(key, offset=offset, length=length)
+
+
+def test_what_cannot_be_read_is_reported_and_not_that_other_files_were_given_up(
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    keys: Keys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafts = [
+        segment(1, 0, 1000, Ending.OPEN, (), before="", after="0-1-4"),
+        segment(1, 1000, SIZE, Ending.ROTATED, (), before="0-1-4", after="0-1-5"),
+        segment(2, 0, 3000, Ending.ROTATED, (), before="0-1-5", after="0-1-7"),
+    ]
+    stored = [shelve(draft, (), places[:1], keys, tmp_path) for draft in drafts]
+    (tmp_path / "local" / layout.segment_folder(SERVER, stored[2].key) / layout.part_name(0)).unlink()
+    failed = Event()
+    monkeypatch.setattr(replay_logs, "Event", lambda: failed)
+    with pytest.raises(DamagedError, match=r"of binary log bin\.000002 cannot be read"):
+        fetch_logs(
+            SERVER,
+            spec(stored),
+            [Waiting(places[0], failed)],
+            Unsealer(keys.secret_home),
+            tmp_path / "logs",
+            report=silent,
+        )
 
 
 def test_what_is_nowhere_is_named_and_no_older_place_is_advised(
