@@ -14,11 +14,11 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from api.auth import Acting, CurrentActor, OnSite, still_allowed
+from api.auth import Acting, OnSite, still_allowed
 from api.events import Broadcaster, Wanted, stream
 from api.routes.answers import ADMIN, OPERATOR, VERSION, VIEWER, accepted, cut, id_of, listed, one, page, router_of
 from api.schemas.backups import ReplicationRequest, TestRestoreRequest, VerificationRequest
-from api.schemas.base import Name, Page
+from api.schemas.base import LABELS, Label, Name, Page
 from api.schemas.jobs import (
     Accepted,
     AcceptedJobs,
@@ -78,6 +78,7 @@ class ThawsQuery(Page):
     """Which thaws."""
 
     server: Name | None = Field(None, description="Only those of this server.")
+    label: list[Label] = Field([], max_length=20, description=LABELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
 @work_routes.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
 def list_thaws(request: Request, query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
     """What is being thawed, and what was, newest first."""
-    found = service.listings.thaws(query.server, limit=query.limit, after=query.after)
+    listings = service.labelled(query.label, query.server).listings
+    found = listings.thaws(query.server, limit=query.limit, after=query.after)
     return page(request, Listed(tuple(_Thaw(*one) for one in found.items), found.next))
 
 
@@ -151,7 +153,6 @@ async def _broadcaster(request: Request) -> Broadcaster:
 async def list_events(
     request: Request,
     query: Annotated[EventsQuery, Query()],
-    actor: CurrentActor,
     service: Acting,
     site: OnSite,
     broadcaster: Annotated[Broadcaster, Depends(_broadcaster)],
@@ -163,6 +164,7 @@ async def list_events(
     named `event`, whose id is the event's number, and `job`, whenever the state or the progress of a job changes; of
     one `job` also as it is now. `Last-Event-ID` goes on where an earlier stream ended; `limit`, `after`, `kind`,
     `severity`, `since` and `until` are of the list alone."""
+    service = await run_in_threadpool(service.labelled, query.label, query.server)
     accept = request.headers.get("accept", "")
     if "application/json" in accept and "text/event-stream" not in accept:
         return await run_in_threadpool(listed, request, query, service.listings.events)
@@ -171,7 +173,7 @@ async def list_events(
     pieces = stream(
         broadcaster,
         site.wiring,
-        Wanted(actor, query.server, query.job),
+        Wanted(service.actor, query.server, query.job),
         None if last_event_id is None else int(last_event_id),
         still=partial(still_allowed, request),
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Dated, Name, OfServer, Query, Shape, Text, of
+from api.schemas.base import LABELS, Dated, Label, Name, OfServer, Query, Shape, Text, of
 from backupd.model import event, proof
 from backupd.model.event import MessageState, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -75,6 +75,7 @@ class JobsQuery(OfServer):
 
 class EventsQuery(Dated):
     server: Name | None = Field(None, description="Only what concerns this server.")
+    label: list[Label] = Field([], max_length=20, description=LABELS)
     job: Text | None = Field(None, max_length=64, description="Only what concerns this job.")
     kind: Text | None = Field(None, max_length=64, description="Only events of this kind.", examples=["job-failed"])
     severity: Severity | None = Field(None, description="Only those of this severity.")

@@ -64,7 +64,8 @@ LISTS = {
 }
 OF_SERVERS = {
     "/v1/servers": "name",
-    **dict.fromkeys(("/v1/jobs", "/v1/backups", "/v1/proofs", "/v1/restores", "/v1/alerts"), "server"),
+    **dict.fromkeys(("/v1/jobs", "/v1/backups", "/v1/proofs", "/v1/restores", "/v1/events", "/v1/alerts"), "server"),
+    "/v1/thaws": "job",
 }
 """Lists that take labels, and by which key their items name a server."""
 DATED = {
@@ -143,7 +144,8 @@ def test_a_list_is_of_the_servers_with_all_labels_that_are_asked_for(viewer: htt
     key = OF_SERVERS[path]
 
     def names(*labels: str) -> set[str]:
-        return {one[key] for one in pages(viewer, path, label=labels, limit=2)}
+        found = [one[key] for one in pages(viewer, path, label=labels, limit=2)]
+        return {one if isinstance(one, str) else one["server"] for one in found}
 
     of_each = {name for name in ("db1", "db2") if viewer.get(path, params={"server": name}).json()}
     of_each = of_each if path != "/v1/servers" else {"db1", "db2"}
