@@ -342,7 +342,7 @@ ONE_READ, DECISION, PAGE = (0.5, 150), (None, 200), (2.0, None)
 CLI: Mapping[str, tuple[str, ...]] = {
     "cli backups": ("backups", "SERVER", "--json"),
     "cli timeline": ("timeline", "SERVER", "--json"),
-    "cli plan": ("plan", "SERVER", "--to", "latest", "--json"),
+    "cli plan": ("plan", "SERVER", "--to", "latest", "--accept-older", "--json"),
     "cli retention": ("retention", "SERVER", "--json"),
     "cli jobs": ("jobs", "list", "SERVER", "--json"),
 }

@@ -491,16 +491,21 @@ class Foreground(Facade):
         proof: Proof = done.outcome
         return proof
 
-    def verify(self, server: str | None, subset: float | None, report: Report) -> VerifyOutcome:
-        """Read stored objects of ``server``, or of all, again. ``subset``: the share of them to read, more than 0 and
-        at most 1; None for all. Raises NotFoundError, CancelledError, CatalogError."""
+    def verify(
+        self, server: str | None, subset: float | None, report: Report, labels: Collection[str] = ()
+    ) -> VerifyOutcome:
+        """Read stored objects of ``server``, of those with ``labels`` one after the other, or of all, again.
+        ``subset``: the share of them to read, more than 0 and at most 1; None for all. Raises NotFoundError,
+        CancelledError, CatalogError."""
+        from backupd.app.verify.verification import together
+
         if server is not None:
             self._wiring.settings.server(server)
         arguments = {"subset": subset} if subset else {}
-        outcome: VerifyOutcome = self._do(
-            "verify-requested", "", JobKind.VERIFY, server or "", report, arguments
-        ).outcome
-        return outcome
+        return together(
+            self._do("verify-requested", "", JobKind.VERIFY, one or "", report, arguments).outcome
+            for one in (self._wiring.settings.labelled(labels, server) if labels else (server,))
+        )
 
     def replicate(
         self, server: str | None, place: str | None, report: Report, labels: Collection[str] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +53,16 @@ class VerifyOutcome(Document):
     def ok(self) -> bool:
         """Is nothing damaged that could not be put right, and does no backup lack tables?"""
         return all(damage.repaired_from for damage in self.damages) and not self.lacking
+
+
+def together(outcomes: Iterable[VerifyOutcome]) -> VerifyOutcome:
+    """Of several servers, as one."""
+    whole = VerifyOutcome((), 0, 0, ())
+    for one in outcomes:
+        whole = VerifyOutcome(
+            **{each.name: getattr(whole, each.name) + getattr(one, each.name) for each in fields(one)}
+        )
+    return whole
 
 
 def verify(

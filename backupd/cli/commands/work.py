@@ -91,12 +91,13 @@ def verify(
             parser=parse_subset,
         ),
     ] = None,
+    label: Labels = None,
 ) -> None:
     """Read stored objects again and compare them with their hashes."""
     from backupd.cli.progress import reporting
 
     with reporting() as report:
-        outcome = run.service.foreground.verify(server, subset, report)
+        outcome = run.service.foreground.verify(server, subset, report, label or ())
     document = outcome.as_json()
     run.screen.document(document)
     from backupd.cli.render import show_damages

@@ -234,8 +234,8 @@ class FakeService:
             error="shop.orders differs" if failed else "",
         )
 
-    def verify(self, server: str | None, subset: float | None, report: Report) -> Document:
-        self._note("verify", server, subset)
+    def verify(self, server: str | None, subset: float | None, report: Report, labels: Sequence[str] = ()) -> Document:
+        self._note("verify", server, subset, *labels)
         damage = {
             "destination": "local", "key": "objects/ab/abcd", "problem": "its SHA-256 differs",
             "backups": [record().id], "repaired_from": None, "trouble": "no other copy",

@@ -56,6 +56,7 @@ COMMANDS: list[tuple[list[str], tuple[Any, ...]]] = [
     (["test-restore", "shop-db1", "--to", "random"], ("test_restore", "shop-db1", "random")),
     (["verify"], ("verify", None, None)),
     (["verify", "shop-db1", "--subset", "10%"], ("verify", "shop-db1", 0.1)),
+    (["verify", "--label", "env=prod"], ("verify", None, None, "env=prod")),
     (["runbook", ID], ("runbook", ID)),
     (["fsck"], ("fsck", False)),
     (["fsck", "--repair"], ("fsck", True)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.service.dispatch import of_verification
-from backupd.app.verify.verification import VerifyOutcome, fsck, verify
+from backupd.app.verify.verification import VerifyOutcome, fsck, together, verify
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.cli.output import Screen
 from backupd.cli.render import show_damages, show_disagreements
@@ -307,3 +307,13 @@ def test_a_sample_that_went_cold_unread_is_asked_for_again_and_one_that_rots_is_
     done = look(shelf)
     assert "is damaged" in done.samples[0]
     assert [damage.repaired_from for damage in done.damages] == ["local"]
+
+
+def test_what_was_read_of_several_servers_is_one_report(shelf: Shelf) -> None:
+    shelf.add(1, days=1)
+    one = look(shelf)
+    assert (one.backups, one.ok) == (tuple(one.backups), True)
+    both = together([one, replace(one, damages=(Damage("local", "k", "rotten", ("b",)),), unseen=3)])
+    assert (both.backups, both.objects, both.bytes) == (one.backups * 2, one.objects * 2, one.bytes * 2)
+    assert (both.unseen, both.ok) == (one.unseen + 3, False)
+    assert together([one]) == one
