@@ -296,9 +296,11 @@ def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
     try:
         lay_out(leg.folder, config.user)
         empty_system(data, config.program, installer=installer, user=config.user, templates=leg.context.templates)
-        names = _put(leg, data, config.user)
+        closed = leg.closed
+        names = _put(leg, data, config.user, closed)
         for path, at in left_out(found, leg.tables):
-            _leave_out(data / path.name, _served(leg, path, at), skipped_statement(leg.tables))
+            here = at - closed if path == leg.files[0] else at
+            _leave_out(data / path.name, here, skipped_statement(leg.tables))
         port, password = _port(), secrets.token_hex(16)
         source = LaunchedServer(
             ServerConfig(
@@ -322,8 +324,8 @@ def log_source(copy: LaunchedServer, leg: Leg) -> Iterator[LogSource]:
         )
         try:
             source.start()
-            _refuse_other_files(source, leg)
-            yield LogSource(source, port, password, leg.closed)
+            _refuse_other_files(source, leg, closed)
+            yield LogSource(source, port, password, closed)
         finally:
             source.kill()  # nothing of it is kept
     finally:
@@ -408,24 +410,19 @@ def lay_out(folder: Path, user: str) -> None:
     give(folder, user, PASSABLE)
 
 
-def _put(leg: Leg, data: Path, user: str) -> list[str]:
+def _put(leg: Leg, data: Path, user: str, closed: int) -> list[str]:
     names = [path.name for path in leg.files]
     for path in leg.files:
         copy_log(path, data / path.name)
         clear_in_use(data / path.name)
         for marked, at in leg.found.marks:
             if marked == path:
-                _unmark(data / path.name, _served(leg, path, at))
+                _unmark(data / path.name, at - closed if path == leg.files[0] else at)
         give(data / path.name, user)
     index = data / f"{names[0].rpartition('.')[0]}.index"
     write_anew(index, "".join(f"./{name}\n" for name in names).encode())
     give(index, user)
     return names
-
-
-def _served(leg: Leg, path: Path, at: int) -> int:
-    """Where byte ``at`` of ``path`` is in the copy that is served."""
-    return at - leg.closed if path == leg.files[0] else at
 
 
 def copy_log(source: Path, target: Path) -> None:
@@ -442,13 +439,13 @@ def copy_log(source: Path, target: Path) -> None:
     target.chmod(0o640)
 
 
-def _refuse_other_files(source: LaunchedServer, leg: Leg) -> None:
+def _refuse_other_files(source: LaunchedServer, leg: Leg, closed: int) -> None:
     """Does it serve what it was given, byte for byte as long? Behind that it has opened a new file of its own."""
     with source.connection.connect() as session:
         served = [(str(row[0]), int(row[1])) for row in session.query("SHOW BINARY LOGS")]
     given = leg.sizes
     if given:
-        given[0] = (given[0][0], given[0][1] - leg.closed)
+        given[0] = (given[0][0], given[0][1] - closed)
     if served[:-1] != given:
         missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in given if (name, size) not in served)
         raise ToolError(

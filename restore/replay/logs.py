@@ -27,6 +27,7 @@ from backupd.model.errors import (
     StreamError,
 )
 from backupd.model.job import Progress
+from backupd.model.manifest import PART_SIZE
 from backupd.process.folders import digest_of, write_private
 from backupd.process.run_context import RunContext
 from backupd.transfer import log_segments as segments
@@ -42,6 +43,8 @@ T = TypeVar("T")
 COPIES = 3
 """How many copies of the logs are on the disk while they are replayed: fetched, served, and as relay logs of the
 copy."""
+_NO_HOLE = 2 * PART_SIZE
+"""A replay that begins before reads its first file from the first byte: no part can be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,12 @@ class Logs:
 
 def refuse_no_room_for(spec: ReplaySpec, folder: Path) -> None:
     """Raises RefusedError when the logs of ``spec`` do not fit at ``folder`` (or the nearest one above it)."""
+    size = spec.size + sum(min(leg.since, _NO_HOLE) for leg in spec.legs)
     refuse_full(
         folder,
-        spec.size * COPIES + RESERVE,
+        size * COPIES + RESERVE,
         "the binary logs",
-        detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
+        detail=f"{size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
         hint="free some space there, or choose a target closer to a backup",
     )
 
