@@ -2,7 +2,7 @@
 
 ``Doorkeeper`` finds out who before anything else is looked at; a route states who may use it by ``allowed(Role.X)`` or
 ``anybody``, and one that states neither keeps the program from starting. On the web page a token becomes a session,
-which the browser's cookie stands for (``enter``, ``leave``).
+which the browser's cookie represents (``enter``, ``leave``).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def by_token(site: Site, secret: str, address: str, via: Via = Via.API) -> Actor
 
 
 def failed(site: Site, address: str, via: Via = Via.API) -> None:
-    """A wrong token came; the first of a row stands in the audit, and each that costs time. Raises TooManyError while
-    wrong ones from ``address`` are not even told that they are wrong; the login page uses this, too, and ``passed``."""
+    """A wrong token came; the first of a row is in the audit, and each that costs time. Raises TooManyError while
+    wrong ones from ``address`` do not even learn that they are wrong; the login page uses this, too, and ``passed``."""
     seconds = site.throttle.wait(address)
     if seconds > 0:
         raise TooManyError(
@@ -123,7 +123,7 @@ def _note_use(wiring: Wiring, token_id: str) -> None:
     try:
         wiring.catalog.tokens.used(token_id, wiring.clock())
     except CatalogError:
-        return  # when a token was used last is told only as far as that is known
+        return  # when a token was used last is shown only as far as that is known
 
 
 def _check_csrf(request: HTTPConnection, session: Session) -> None:
@@ -247,7 +247,7 @@ async def _site(request: Request) -> Site:
 
 CurrentActor = Annotated[Actor, Depends(_current_actor)]
 Acting = Annotated[Service, Depends(_acting)]
-"""The service, acting for who asks: sees and does what they may, and stands in the audit under their name."""
+"""The service, acting for who asks: sees and does what they may, and is in the audit under their name."""
 Wired = Annotated[Wiring, Depends(_wiring)]
 OnSite = Annotated[Site, Depends(_site)]
 

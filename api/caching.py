@@ -49,7 +49,7 @@ class _Holding:
             self._parts.append(message.get("body", b""))
             self._size += len(self._parts[-1])
             if not message.get("more_body", False):
-                await self._tell(self._start)
+                await self._send_part(self._start)
             elif self._size > LONGEST:
                 start, self._start = self._start, None
                 await self._send(start)
@@ -60,7 +60,7 @@ class _Holding:
         kind = Headers(raw=message["headers"]).get("content-type", "")
         return bool(message["status"] == 200 and kind.partition(";")[0] == "application/json")
 
-    async def _tell(self, start: Message) -> None:
+    async def _send_part(self, start: Message) -> None:
         body = b"".join(self._parts)
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = MutableHeaders(scope=start)
@@ -79,7 +79,7 @@ class _Holding:
 
 
 FRESH = 1.0
-"""Seconds after which it is asked anew in any case: answers tell ages, and what a destination says."""
+"""Seconds after which it is asked anew in any case: answers show ages, and what a destination says."""
 LARGEST = 512 * 1024
 """Bytes of an answer that is kept."""
 MOST = 64
@@ -102,7 +102,7 @@ class _Answer:
 
 class SharedAnswers(Layer):
     """Behind the door: who asks was let in already, and shares answers only with itself. An answer counts while
-    ``version`` tells the number that it told before the work on it began; where it tells none, nothing is shared."""
+    ``version`` gives the number that it gave before the work on it began; where it gives none, nothing is shared."""
 
     def __init__(self, app: ASGIApp, version: Version) -> None:
         super().__init__(app)

@@ -26,7 +26,7 @@ from backupd.model.job import JobRecord
 BEAT = 15.0
 """Seconds after which a comment shows both sides that the other one is there."""
 ASKED_AGAIN = 5.0
-"""Seconds after which nothing more is told before it is known that whoever listens still may."""
+"""Seconds after which nothing more is sent before it is known that whoever listens still may."""
 MOST = 500
 """Listeners at a time."""
 MOST_OF_ONE = 20
@@ -96,8 +96,8 @@ class Broadcaster:
         self._closed = False
 
     def listen(self, listener: Listener) -> None:
-        """From now on it is told. Raises RefusedError when too many listen, or nobody is to any more; TooManyError when
-        too many do with its token; CatalogError."""
+        """From now on it receives events. Raises RefusedError when too many listen, or nobody is to any more;
+        TooManyError when too many do with its token; CatalogError."""
         # Not with the lock: the catalog may be slow.
         news = CatalogChanges(self._wiring) if self._thread is None else None
         with self._lock:
@@ -128,7 +128,7 @@ class Broadcaster:
         with self._lock:
             self._closed = True
             for listener in self._listeners:
-                _tell(listener, listener.end)
+                _hand_to(listener, listener.end)
             thread = self._thread
         self._wake.set()
         if thread is not None:
@@ -163,10 +163,10 @@ def _pass_on(listener: Listener, change: Change) -> None:
     events = [event for event in change.events if listener.wanted.has_event(event)]
     jobs = [job for job in change.jobs if listener.wanted.has_job(job)]
     if events or jobs:
-        _tell(listener, lambda: listener.put(events, jobs))
+        _hand_to(listener, lambda: listener.put(events, jobs))
 
 
-def _tell(listener: Listener, what: Callable[[], None]) -> None:
+def _hand_to(listener: Listener, what: Callable[[], None]) -> None:
     try:
         listener.loop.call_soon_threadsafe(what)
     except RuntimeError:
@@ -184,34 +184,34 @@ async def stream(
     again: float = ASKED_AGAIN,
 ) -> AsyncGenerator[bytes, None]:
     """The text of an event stream, for ``wanted``: what came after the event ``last``, then what comes. It ends when
-    ``still`` says that whoever listens may not do so any more; nothing is told where that was asked longer than
+    ``still`` says that whoever listens may not do so any more; nothing is sent where that was asked longer than
     ``again`` seconds ago. Raises what ``listen`` raises before the first piece."""
     listener = Listener(wanted, asyncio.get_running_loop())
     await run_in_threadpool(broadcaster.listen, listener)
     try:
         yield b"retry: 2000\n\n"
-        told: set[int] = set()
+        sent: set[int] = set()
         permission = _Permission(still, again)
         while last is not None:
             page = await run_in_threadpool(wiring.catalog.events.since, last)
             if not await permission.lasts():
                 return
             for event in page:
-                told.add(event.number)
+                sent.add(event.number)
                 if wanted.has_event(event):
                     yield _event(event)
             last = page[-1].number if page else None
         if wanted.job is not None:
             yield _job(await run_in_threadpool(wiring.catalog.jobs.get, wanted.job))
         while not listener.over:
-            silent = not await _is_told(listener, beat)
+            silent = not await _has_event(listener, beat)
             if not await permission.lasts(anew=silent):
                 return
             if silent:
                 yield b": still here\n\n"
             events, jobs = listener.take()
             for event in events:
-                if event.number not in told:
+                if event.number not in sent:
                     yield _event(event)
             for job in jobs:
                 yield _job(job)
@@ -219,7 +219,7 @@ async def stream(
         broadcaster.leave(listener)
 
 
-async def _is_told(listener: Listener, seconds: float) -> bool:
+async def _has_event(listener: Listener, seconds: float) -> bool:
     """Within so long."""
     try:
         return await asyncio.wait_for(listener.there.wait(), seconds)
@@ -242,7 +242,7 @@ class _Permission:
 
 
 def _still(still: Callable[[], bool]) -> bool:
-    """A catalog that does not answer ends no stream: nothing is told meanwhile."""
+    """A catalog that does not answer ends no stream: nothing is sent meanwhile."""
     try:
         return still()
     except CatalogError:

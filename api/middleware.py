@@ -87,13 +87,13 @@ class Hosts(Layer):
         if self._is_ours(HTTPConnection(scope)):
             await self._app(scope, receive, send)
             return
-        told = document(
+        body = document(
             "misdirected-request",
             421,
             "the Host header names another host",
             hint="use its address, or set api.url in the configuration to the name that people use",
         )
-        await JSONResponse(told, 421, media_type=MEDIA_TYPE)(scope, receive, send)
+        await JSONResponse(body, 421, media_type=MEDIA_TYPE)(scope, receive, send)
 
     def _is_ours(self, request: HTTPConnection) -> bool:
         found = request.headers.getlist("host")
@@ -197,7 +197,7 @@ class Limits(Layer):
         async def sending(message: Message) -> None:
             nonlocal begun
             if trouble is not None and not begun:
-                return  # whatever is made of half a body is not what is told
+                return  # whatever is made of half a body is not what is reported
             begun = True
             try:
                 async with asyncio.timeout(self._taking):
@@ -212,7 +212,7 @@ class Limits(Layer):
                 await self._app(scope, receiving, sending)
             except _GoneError:
                 return  # the server ends a connection whose answer is not whole
-            except ClientDisconnect:  # what half a body looks like to a route: why it is half is told below
+            except ClientDisconnect:  # what half a body looks like to a route: why it is half is reported below
                 if trouble is None or begun:
                     raise
         if trouble is not None and not begun:

@@ -52,7 +52,7 @@ _OWN = (Problem, Plan, RefusedRestore, ValidationRequest)
 
 
 def describe(app: FastAPI) -> None:
-    """Let ``app`` tell of its routes in this way; it is made when it is asked for first."""
+    """Let ``app`` describe its routes in this way; it is made when it is asked for first."""
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -105,8 +105,8 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
     if not path.startswith("/v1/"):
         responses.pop("422", None)
         return
-    told = dict(_PROBLEMS) if method == "get" else {**_PROBLEMS, **_PROBLEMS_OF_CHANGES}
-    for status, description in sorted(told.items()):
+    problems = dict(_PROBLEMS) if method == "get" else {**_PROBLEMS, **_PROBLEMS_OF_CHANGES}
+    for status, description in sorted(problems.items()):
         shape = RefusedRestore if (path, method, status) == ("/v1/restores", "post", 409) else Problem
         responses[str(status)] = {
             "description": description,

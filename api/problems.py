@@ -78,7 +78,7 @@ def status_of(error: BackupdError) -> int:
 
 
 def problem(error: BackupdError, status: int | None = None) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The status, the document and the headers that tell ``error``."""
+    """The status, the document and the headers of ``error``."""
     status = status or status_of(error)
     headers = {}
     if isinstance(error, UnauthenticatedError):
@@ -87,10 +87,10 @@ def problem(error: BackupdError, status: int | None = None) -> tuple[int, dict[s
         headers["Retry-After"] = str(max(1, round(error.seconds + 0.5)))
     elif (error.retryable and status in (409, 502, 503)) or isinstance(error, CatalogError):
         headers["Retry-After"] = str(RETRY_SECONDS)
-    told = document(
+    body = document(
         error.problem_type, status, error.message, detail=error.detail, hint=error.hint, errors=_errors(error)
     )
-    return status, told, headers
+    return status, body, headers
 
 
 def document(
@@ -108,13 +108,13 @@ def document(
     }
 
 
-def answer(request: HTTPConnection, status: int, told: dict[str, Any], headers: Mapping[str, str]) -> Response:
+def answer(request: HTTPConnection, status: int, body: dict[str, Any], headers: Mapping[str, str]) -> Response:
     """As JSON, or as a page for who came with a browser; who is not known there is asked to log in."""
     if wants_page(request):
         if status == 401:
             return RedirectResponse(login_address(request), 303)
-        return site_of(request).page(request, status, told, headers)
-    return JSONResponse(told, status, headers, MEDIA_TYPE)
+        return site_of(request).page(request, status, body, headers)
+    return JSONResponse(body, status, headers, MEDIA_TYPE)
 
 
 def wants_page(request: HTTPConnection) -> bool:
@@ -154,7 +154,7 @@ def _invalid(request: Request, error: Exception) -> Response:
         for one in error.errors()
     ]
     count = len(errors)
-    told = document(
+    body = document(
         "invalid-request",
         422,
         f"{count} problem{'s' if count != 1 else ''} in the request",
@@ -162,7 +162,7 @@ def _invalid(request: Request, error: Exception) -> Response:
         hint="/docs describes each request, with an example",
         errors=errors,
     )
-    return answer(request, 422, told, {})
+    return answer(request, 422, body, {})
 
 
 def _of_http(request: Request, error: Exception) -> Response:
@@ -195,7 +195,7 @@ def _errors(error: BackupdError) -> list[dict[str, Any]]:
 
 
 class Unforeseen(Layer):
-    """The outermost layer: whatever nobody foresaw is told with an id that stands beside its traceback in the log."""
+    """The outermost layer: whatever nobody foresaw is reported with an id that is beside its traceback in the log."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -207,7 +207,7 @@ class Unforeseen(Layer):
 
         try:
             await self._app(scope, receive, sending)
-        except Exception as error:  # noqa: BLE001  the last resort of a request; all is told
+        except Exception as error:  # noqa: BLE001  the last resort of a request; all is reported
             number = secrets.token_hex(6)
             say(
                 "api-trouble",
@@ -216,10 +216,10 @@ class Unforeseen(Layer):
             )
             if begun:
                 return  # the server ends a connection whose answer is not whole
-            told = document(
+            body = document(
                 "internal",
                 500,
                 f"internal error {number}",
                 hint=f"report this with the lines of the service's log about {number}",
             )
-            await JSONResponse(told, 500, media_type=MEDIA_TYPE)(scope, receive, sending)
+            await JSONResponse(body, 500, media_type=MEDIA_TYPE)(scope, receive, sending)

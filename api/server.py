@@ -50,7 +50,7 @@ THREADS = 24
 
 
 def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) -> FastAPI:
-    """``service`` stands on ``wiring``. ``reload``: asks the service that follows the policies to read its
+    """``service`` is built on ``wiring``. ``reload``: asks the service that follows the policies to read its
     configuration anew. Raises TypeError for a route without a stated role."""
     ours = Site(wiring, service, Throttle(), reload, _error_page)
     changes = wiring.catalog.changes()
@@ -86,8 +86,8 @@ def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) 
     return app
 
 
-def _error_page(request: HTTPConnection, status: int, told: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-    error = BackupdError(told["message"], detail=told["detail"], hint=told["hint"])
+def _error_page(request: HTTPConnection, status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    error = BackupdError(body["message"], detail=body["detail"], hint=body["hint"])
     return site.render_error(Request(request.scope), error, status, headers=headers)
 
 
@@ -293,13 +293,13 @@ def run(config: Path, descriptor: int, *, held: Path | None = None, ready: int |
         wiring = Wiring(settings, catalog)
         app = create_app(Service(wiring, ""), wiring, reload=_reloader(settings, os.getppid() if held else None))
 
-        def tell() -> None:
+        def report_ready() -> None:
             say("api-started", f"process {os.getpid()} answers at {settings.api.listen}")
             if ready is not None:
                 os.write(ready, b"!")
                 os.close(ready)
 
-        server_of(app, settings.api.tls, tell).run(sockets=[listener])
+        server_of(app, settings.api.tls, report_ready).run(sockets=[listener])
 
 
 @contextmanager

@@ -26,7 +26,7 @@ VERSION = "/v1"
 
 def _asking(role: Role) -> Any:
     async def asked(request: Request, _actor: Actor = Depends(allowed(role))) -> None:  # noqa: B008  FastAPI's way
-        """Only what the route has a name for: a filter that is not known is told, and not ignored."""
+        """Only what the route has a name for: a filter that is not known is reported, and not ignored."""
         route: APIRoute = request.scope["route"]
         if not route.dependant.query_params and (strange := tuple(request.query_params)):
             raise RequestValidationError([{"loc": ("query", name), "msg": "is not known here"} for name in strange])
@@ -98,7 +98,7 @@ def listed(request: Request, query: Page | Whole, found: Callable[..., Listed[An
 
 
 def cut(values: Iterable[Any], limit: int) -> Listed[Any]:
-    """``values``: one more than ``limit`` where there is another page; they are told apart by their ``id``."""
+    """``values``: one more than ``limit`` where there is another page; they are distinguished by their ``id``."""
     return Listed.of(tuple(values), limit, lambda value: str(value.id))
 
 

@@ -23,7 +23,7 @@ router = APIRouter(tags=["health"])
 
 _NOT_READY = 503
 _PRESENCES: weakref.WeakKeyDictionary[Catalog, dict[str, tuple[bool, str]]] = weakref.WeakKeyDictionary()
-"""What was told of each server last, of each open catalog."""
+"""What was reported of each server last, of each open catalog."""
 _NO_STORE = {"Cache-Control": "no-store"}
 _PROBED: dict[str, Any] = {"include_in_schema": False, "dependencies": [Depends(anybody)]}
 """The same answer by another method."""
@@ -64,7 +64,7 @@ def readyz(site: OnSite) -> Response:
         site.wiring.catalog.holds.all()
         if not site.trial.works(site.wiring.catalog):
             reasons.append("the catalog cannot be written (is its disk full? the service's log says why)")
-    except CatalogError:  # its message may tell where the catalog is, and anybody may ask
+    except CatalogError:  # its message may reveal where the catalog is, and anybody may ask
         reasons.append("the catalog does not answer (the service's log says why)")
     return JSONResponse({"ready": not reasons, "reasons": reasons}, _NOT_READY if reasons else 200, headers=_NO_STORE)
 
@@ -85,7 +85,9 @@ def presence(server: ServerName, site: OnSite) -> Response:
     """For the health checks of load balancers: 503 while a backup wants the server to be left alone. While the catalog
     does not answer it is what it was last: an outage of the catalog takes no server out of rotation."""
     if server not in site.wiring.settings.servers:
-        raise NotFoundError("there is no such server", hint="name one of the configuration")  # and tell no other's name
+        raise NotFoundError(
+            "there is no such server", hint="name one of the configuration"
+        )  # and reveal no other's name
     known = _PRESENCES.setdefault(site.wiring.catalog, {})
     try:
         known[server] = site.service.listings.server_is_present(server)

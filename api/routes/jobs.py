@@ -169,7 +169,7 @@ async def list_events(
     if "application/json" in accept and "text/event-stream" not in accept:
         return await run_in_threadpool(listed, request, query, service.listings.events)
     if query.job is not None:
-        await run_in_threadpool(service.jobs.get, query.job)  # one that is not there is told at once
+        await run_in_threadpool(service.jobs.get, query.job)  # one that is not there is reported at once
     pieces = stream(
         broadcaster,
         site.wiring,

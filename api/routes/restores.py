@@ -96,5 +96,5 @@ def _request(asked: PlanRequest | RestoreAtOnce) -> RestoreRequest:
 
 
 def _refused(error: PlanChangedError | UnconfirmedError, more: dict[str, Any]) -> JSONResponse:
-    status, told, headers = problem(error)
-    return JSONResponse({**told, **more}, status, headers, MEDIA_TYPE)
+    status, body, headers = problem(error)
+    return JSONResponse({**body, **more}, status, headers, MEDIA_TYPE)

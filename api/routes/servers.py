@@ -159,8 +159,8 @@ def list_destinations(
 ) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
-    places = service.installation.destinations() if actor.sees("") else ()
-    found = (one for one in places if query.status in (None, one.status))
+    destinations = service.installation.destinations() if actor.sees("") else ()
+    found = (one for one in destinations if query.status in (None, one.status))
     return part(request, found, query, lambda one: str(one.name))
 
 

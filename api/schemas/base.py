@@ -66,7 +66,7 @@ class Shape(BaseModel):
 
 S = TypeVar("S", bound=Shape)
 _SHAPES: dict[Any, Any] = {datetime: Time, timedelta: float, date: str}
-"""What stands for a type of the application in a shape."""
+"""What represents a type of the application in a shape."""
 
 
 def of(record: Any) -> Callable[[type[S]], type[S]]:

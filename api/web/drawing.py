@@ -1,4 +1,4 @@
-"""A server's timeline as a drawing: what lies where, in percent of its width. Pure: values in, values out.
+"""A server's timeline as a drawing: what is where, in percent of its width. Pure: values in, values out.
 
 Texts keep their size however wide the drawing is shown, so everything is placed by percent and nothing is scaled.
 """
@@ -58,7 +58,7 @@ class View:
         return self.end - self.begin
 
     def percent(self, moment: datetime) -> float:
-        """Where a moment lies, 0 to 100; what is outside lies on the edge."""
+        """Where a moment is, 0 to 100; what is outside is at the edge."""
         return min(max((moment - self.begin) / self.length * 100, 0.0), 100.0)
 
     def at(self, percent: float) -> datetime:
@@ -81,7 +81,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """``kind``: full, increment, logical or proof; ``ids``: what it stands for; ``begin``, ``end``: the time between
+    """``kind``: full, increment, logical or proof; ``ids``: what it represents; ``begin``, ``end``: the time between
     them, where they are several."""
 
     x: float
@@ -103,7 +103,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece of the drawing that leads to ``moment``; ``exact``: to that one alone, no other lies in it."""
+    """A piece of the drawing that leads to ``moment``; ``exact``: to that one alone, no other is in it."""
 
     x: float
     width: float
@@ -132,7 +132,7 @@ def view_of(
     between: tuple[datetime, datetime] | None = None,
     around: datetime | None = None,
 ) -> View:
-    """What to show: what lies ``between`` two moments, else ``span`` of it (unknown words count as none) with
+    """What to show: what is ``between`` two moments, else ``span`` of it (unknown words count as none) with
     ``around`` in the middle, else up to now."""
     now = timeline.now
     if between is not None:
@@ -270,7 +270,7 @@ _WORST: Callable[[Mark], int] = lambda mark: ("good", "warning", "bad").index(ma
 
 
 def _gathered(marks: Iterable[Mark], view: View, what: str) -> Iterator[Mark]:
-    """Those in ``view``; marks that would lie upon each other as one, which looks like the worst of them."""
+    """Those in ``view``; marks that would cover each other as one, which looks like the worst of them."""
     group: list[Mark] = []
     for mark in sorted((one for one in marks if view.shows(one.begin, one.end)), key=lambda mark: mark.begin):
         if group and mark.x - group[0].x >= _CLOSE:

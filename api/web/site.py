@@ -152,7 +152,7 @@ def notice_of(request: HTTPConnection) -> str | None:
 
 
 def back_to(path: str, word: str = "") -> RedirectResponse:
-    """To a page of ours by GET, which then tells ``word`` of ``NOTICES``."""
+    """To a page of ours by GET, which then shows ``word`` of ``NOTICES``."""
     return RedirectResponse(f"{path}?{urlencode({PARAMETER: word})}" if word else path, status_code=303)
 
 
@@ -173,7 +173,7 @@ _STATIC = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MenuEntry:
     """One entry of the navigation: shown to ``role`` and those above it."""
 
     title: str
@@ -182,15 +182,15 @@ class Place:
 
 
 NAVIGATION = (
-    Place("Servers", "/"),
-    Place("Restore", "/restore"),
-    Place("Jobs", "/jobs"),
-    Place("Proofs", "/proofs"),
-    Place("Destinations", "/destinations"),
-    Place("Alerts", "/alerts"),
-    Place("Policies", "/policies"),
-    Place("Audit", "/audit", Role.ADMIN),
-    Place("Tokens", "/tokens", Role.ADMIN),
+    MenuEntry("Servers", "/"),
+    MenuEntry("Restore", "/restore"),
+    MenuEntry("Jobs", "/jobs"),
+    MenuEntry("Proofs", "/proofs"),
+    MenuEntry("Destinations", "/destinations"),
+    MenuEntry("Alerts", "/alerts"),
+    MenuEntry("Policies", "/policies"),
+    MenuEntry("Audit", "/audit", Role.ADMIN),
+    MenuEntry("Tokens", "/tokens", Role.ADMIN),
 )
 
 router = APIRouter(include_in_schema=False)
@@ -217,7 +217,7 @@ def render(
         "here": request.url.path,
         "notice": notice_of(request),
         "problem": problem_of(refused) if refused is not None else None,
-        "menu": [place for place in NAVIGATION if actor is not None and actor.has(place.role)],
+        "menu": [entry for entry in NAVIGATION if actor is not None and actor.has(entry.role)],
         **values,
     }
     text = _TEMPLATES.get_template(template).render(context)

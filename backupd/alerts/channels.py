@@ -3,7 +3,7 @@
 Chats and webhooks are reached by the library Apprise, from a file with one of its URLs a line. The URLs are secrets: a
 channel is called by its kind and a digest of its URL, and no error names it otherwise.
 
-A sign of life for a watcher elsewhere, which tells somebody when it stops.
+A sign of life for an external watcher, which notifies somebody when it stops.
 """
 
 from __future__ import annotations

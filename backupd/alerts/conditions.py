@@ -8,13 +8,13 @@ destination); a job that knows of one thing only looks at exactly one key. ``set
     no     yes     (implied)       one event opens it
     yes    yes     (implied)       the open incident says from now on what the condition says; no event
     yes    no      yes             one event closes it
-    yes    no      no              nothing: somebody else looks at it, or this look could not tell
+    yes    no      no              nothing: somebody else looks at it, or this look could not determine it
     yes    gone                    one event closes it, which does not call it well: nobody looks at it any more
 
 What is open is in the catalog's events, so that a restart neither repeats nor forgets anything: the newest event of a
 key is the one that opened it, or one that closed it (``app.context.incidents`` reads and writes them, and nothing else
 does). ``gone`` are keys whose watcher went: their server or destination left the configuration, or the policy promises
-nothing more of the sort (``Need`` says what a kind needs to have a watcher). When somebody is told of an open or a
+nothing more of the sort (``Need`` says what a kind needs to have a watcher). When somebody is notified of an open or a
 closed incident is decided from the events alone (``alerts.ledger``): reminders, pauses, what comes and goes.
 """
 
@@ -57,7 +57,7 @@ class Kind:
 
 
 def unwatched(broken: str) -> str:
-    """The kind of event that tells that nobody looks any more whether it is mended."""
+    """The kind of event which says that nobody looks any more whether it is mended."""
     return f"{broken}-unwatched"
 
 

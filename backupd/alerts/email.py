@@ -46,7 +46,7 @@ def as_mail(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
     Never raises: news that nobody can write down would be lost, and all that come after them with them."""
     try:
         return _whole(letter, email, envelope, host)
-    except Exception as error:  # noqa: BLE001  the library fails on odd headers in ways of its own; it is told in the mail
+    except Exception as error:  # noqa: BLE001  the library fails on odd headers in ways of its own; it is reported in the mail
         return _bare(letter, email, envelope, f"{type(error).__name__}: {error}")
 
 
@@ -146,13 +146,13 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError(
-            f"the mail server {_place(email)} does not support an extension that is required",
+            f"the mail server {_endpoint(email)} does not support an extension that is required",
             detail=str(error),
             hint="enable it there (STARTTLS, AUTH or SMTPUTF8), or change starttls, user or addresses in alerts.email",
         ) from None
     except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
         raise DeliveryError(
-            f"the mail server {_place(email)} refused the connection",
+            f"the mail server {_endpoint(email)} refused the connection",
             detail=_said(error),
             hint="check that it accepts mail from this host; its log shows the reason",
         ) from None
@@ -166,7 +166,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except ssl.SSLError as error:
         raise DeliveryError(
-            f"TLS handshake with the mail server {_place(email)} failed",
+            f"TLS handshake with the mail server {_endpoint(email)} failed",
             detail=str(error),
             hint="check the host name in its certificate and the CA in alerts.email.ca_file",
         ) from None
@@ -178,7 +178,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except (smtplib.SMTPException, OSError) as error:
         raise DeliveryError(
-            f"the mail server {_place(email)} does not answer",
+            f"the mail server {_endpoint(email)} does not answer",
             detail=_reason(error),
             hint="check that it runs and listens at the address in alerts.email.smtp",
         ) from None
@@ -230,7 +230,7 @@ def _reason(error: Exception) -> str:
     return one_line(str(error) or type(error).__name__, 300)
 
 
-def _place(email: Email) -> str:
+def _endpoint(email: Email) -> str:
     parts = urlsplit(email.smtp)
     return f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
 

@@ -1,5 +1,6 @@
-"""From events to incidents: which one each opens, adds to or closes, when somebody has to be told, and which news go
-into one message: many about one destination, one server or one sort of trouble at once are told together. No I/O."""
+"""From events to incidents: which one each opens, adds to or closes, when somebody has to be notified, and which news
+go into one message: many about one destination, one server or one sort of trouble at once are reported together. No
+I/O."""
 
 from __future__ import annotations
 
@@ -37,15 +38,15 @@ _AHEAD = timedelta(minutes=1)
 
 
 def quiet_after(often: int) -> timedelta:
-    """How long what was over ``often`` within a day has to stay well until that is told again."""
+    """How long what was over ``often`` within a day has to stay well until that is reported again."""
     return min(QUIET * (1 << min(often - AT_ONCE, 8)), LONGEST_QUIET) if often >= AT_ONCE else timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Something to tell: the incident as it is now, and why. ``news``: of a recovery, what makes it well again;
-    ``begins``: nothing was told of it before; ``well`` False, of a recovery: nobody looks after it any more;
-    ``often``: it comes and goes, and was told to be over so many times within a day."""
+    """Something to report: the incident as it is now, and why. ``news``: of a recovery, what makes it well again;
+    ``begins``: nothing was reported of it before; ``well`` False, of a recovery: nobody looks after it any more;
+    ``often``: it comes and goes, and was reported to be over that many times within a day."""
 
     kind: MessageKind
     incident: Incident
@@ -79,7 +80,7 @@ class Ledger:
         return tuple(self._open.values())
 
     def take(self, event: Event) -> list[Turn]:
-        """What there is to tell because of ``event``."""
+        """What there is to report because of ``event``."""
         rule = rule_of(event)
         if rule.act is Act.CLOSES:
             turns = [
@@ -149,7 +150,7 @@ class Ledger:
                 )
 
     def cover(self, incident: Incident, now: datetime, news: str, *, well: bool = True) -> list[Turn]:
-        """``incident`` is over for a reason that no event tells; ``well`` False: nobody looks after it any more."""
+        """``incident`` is over for a reason that no event records; ``well`` False: nobody looks after it any more."""
         rule = rule_of_incident(incident)
         return self._close(incident, now, news, mailed=rule.act is Act.OPENS, well=well)
 
@@ -208,7 +209,7 @@ class Ledger:
         return [incident for incident in self.open if _key(incident) == (topic, event.server, event.subject)]
 
     def _come_back(self, event: Event) -> Incident | None:
-        """What came and went before, and of which nobody was told that it is over."""
+        """What came and went before, and of whose end nobody was notified."""
         key = (topic_of(event.kind), event.server, event.subject)
         for incident in self._settling():
             if _key(incident) == key:
@@ -248,7 +249,7 @@ class Ledger:
         ]
 
     def _is_paused(self, event: Event) -> bool:
-        """Does a run only not start because somebody paused everything? The pause is told, and reminded of."""
+        """Does a run only not start because somebody paused everything? The pause is reported, and reminded of."""
         return event.kind == _SKIPPED and any(
             incident.kind == PAUSE and incident.server in ("", event.server) for incident in self.open
         )
@@ -256,7 +257,7 @@ class Ledger:
     # -- one incident
 
     def _end(self, incident: Incident, event: Event, rule: Rule) -> list[Turn]:
-        """Because ``event`` says so: told at once, or later where it comes and goes."""
+        """Because ``event`` says so: reported at once, or later where it comes and goes."""
         if rule_of_incident(incident).act is Act.TELLS:
             return self._close(incident, event.at, event.message, mailed=False)
         quiet = quiet_after(self._often(incident, event.at))
@@ -304,8 +305,8 @@ def _key(incident: Incident) -> tuple[str, str, str]:
 
 
 MANY = 5
-"""So many that have something in common go into one letter. Fewer are told each by itself: a backup that failed and a
-proof that never started are two things to do."""
+"""So many that have something in common go into one letter. Fewer are reported each by itself: a backup that failed and
+a proof that never started are two things to do."""
 LETTERS = 5
 """With more letters than this at once, all go into one."""
 
@@ -314,7 +315,7 @@ def grouped(turns: Sequence[Turn], destinations: Collection[str]) -> list[list[T
     """Each group is one letter; in the order in which they came."""
     groups: list[list[Turn]] = []
     left = list(turns)
-    for common in (partial(_place, destinations), _server, _trouble):
+    for common in (partial(_shared_destination, destinations), _server, _trouble):
         for what in dict.fromkeys(map(common, left)):
             about = [turn for turn in left if common(turn) == what]
             if what is not None and len(about) >= MANY:
@@ -325,7 +326,7 @@ def grouped(turns: Sequence[Turn], destinations: Collection[str]) -> list[list[T
     return [list(turns)] if len(groups) > LETTERS else groups
 
 
-def _place(destinations: Collection[str], turn: Turn) -> str | None:
+def _shared_destination(destinations: Collection[str], turn: Turn) -> str | None:
     return turn.incident.subject if turn.incident.subject in destinations else None
 
 

@@ -34,7 +34,7 @@ _SUBJECT = 160
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One thing that is told. ``tone``: ``error``, ``warning``, ``good`` or empty; ``facts``: pairs of label and
+    """One thing that is reported. ``tone``: ``error``, ``warning``, ``good`` or empty; ``facts``: pairs of label and
     value."""
 
     heading: str
@@ -326,7 +326,7 @@ def _block(turn: Turn, now: datetime) -> Block:
 
 
 def _next_step(incident: Incident) -> str:
-    """Where whoever recorded it had none to tell."""
+    """Where whoever recorded it had none."""
     steps = [f"to see its log: backupd jobs log {incident.job_id}"] if incident.job_id else []
     return "; ".join([*steps, f"to find the cause: backupd check {incident.server}".rstrip()])
 
@@ -360,7 +360,7 @@ class ServerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceLine:
+class DestinationLine:
     """One destination; ``forecast``: when it will be full."""
 
     name: str
@@ -371,7 +371,7 @@ class PlaceLine:
 
 def report(
     servers: Sequence[ServerLine],
-    places: Sequence[PlaceLine],
+    destinations: Sequence[DestinationLine],
     incidents: Sequence[Incident],
     site: Site,
     now: datetime,
@@ -426,12 +426,12 @@ def report(
                 ),
             )
         )
-    if places:
+    if destinations:
         grids.append(
             Grid(
                 "Destinations",
                 ("DESTINATION", "STATUS", "WHAT"),
-                tuple((one.name, one.status, one.why or one.forecast) for one in places),
+                tuple((one.name, one.status, one.why or one.forecast) for one in destinations),
             )
         )
     if noted:

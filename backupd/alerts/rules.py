@@ -1,7 +1,7 @@
 """What each kind of event means to people: what it opens or closes, and how a mail about it is called.
 
-Every kind that the program writes stands here. One that does not is still told when it is a warning or an error: an
-unknown trouble is a trouble.
+Every kind that the program writes is listed here. One that is not is still reported when it is a warning or an error:
+an unknown trouble is a trouble.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rule:
 
 _DAY = timedelta(days=1)
 _TWICE_TOLD = 15 * _DAY
-"""Longer than two weeks: what is told once a week, and was not, is over."""
+"""Longer than two weeks: what is reported once a week, and was not, is over."""
 _SILENT = Rule(Act.SILENT)
 _UNKNOWN = Rule(Act.OPENS, lasts=_DAY)
 JOB = "job"
@@ -225,7 +225,7 @@ def kinds_of(incident: Incident) -> tuple[Kind, ...]:
 
 
 def is_reminded(incident: Incident) -> bool:
-    """Is anybody to be told again while it lasts? Not of what ends by itself."""
+    """Is anybody to be notified again while it lasts? Not of what ends by itself."""
     rule = rule_of_incident(incident)
     return rule.act is Act.OPENS and (rule.lasts is None or rule.repeats)
 

@@ -59,7 +59,7 @@ def run(descriptor: int, kinds: Sequence[str]) -> int:
         return 0
     from backupd.cli.main import main
 
-    sys.argv = ["backupd", *words]  # as who holds a lock is told
+    sys.argv = ["backupd", *words]  # what is reported as the holder of a lock
     return main()
 
 

@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt as interrupt:
         return 128 + (interrupt.number if isinstance(interrupt, StoppedError) else signal.SIGINT)
-    except Exception as error:  # noqa: BLE001  last resort, such as --help on a full stdout; all is told
+    except Exception as error:  # noqa: BLE001  last resort, such as --help on a full stdout; all is reported
         if sys.stdout is not None:
             mute(sys.stdout)
         Screen(as_json=False).error(explained(error, "backupd"))

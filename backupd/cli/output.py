@@ -68,9 +68,9 @@ def reason_of(error: OSError) -> str:
 
 def _of_system(error: OSError, what: str) -> BackupdError:
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
-    place = f"{' -> '.join(paths)}: " if paths else ""
+    location = f"{' -> '.join(paths)}: " if paths else ""
     hint = _HINTS.get(error.errno or 0, "")
-    return BackupdError(f"{what} failed: {place}{reason_of(error)}", hint=hint or _kept(error))
+    return BackupdError(f"{what} failed: {location}{reason_of(error)}", hint=hint or _kept(error))
 
 
 def _first_line(error: Exception) -> str:
@@ -80,7 +80,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _kept(error: Exception) -> str:
-    """Write the traceback to a private file (mkstemp makes it 0600); tells where it is."""
+    """Write the traceback to a private file (mkstemp makes it 0600); says where it is."""
     from backupd.process.output import redact
 
     lines = "".join(traceback.format_exception(error)).splitlines()
@@ -333,7 +333,7 @@ class Screen:
             lines.append((f"hint: {error.hint}", "cyan"))
         complain(lines)
         if not self._lost and not self._is_open:
-            # The error is told already; that stdout fails too is no news that anybody could use.
+            # The error is reported already; that stdout fails too is no news that anybody could use.
             with contextlib.suppress(BackupdError, typer.Exit):
                 self.document({"error": error_as_json(error)})
 

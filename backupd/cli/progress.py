@@ -32,7 +32,7 @@ class PhaseState:
     started: float
     latest: Progress
     seen: float = 0.0
-    told: float = 0.0
+    shown: float = 0.0
     samples: deque[tuple[float, int]] = field(default_factory=deque)
 
     def update(self, progress: Progress, now: float) -> None:
@@ -146,7 +146,7 @@ def plain_line(name: str, state: PhaseState) -> str:
 class _Forgiving(io.TextIOBase):
     """A stream that nobody may be reading: after its first failure, writing to it does nothing.
 
-    Progress is told by the threads that do the work, and no backup may fail because its terminal went away.
+    Progress is reported by the threads that do the work, and no backup may fail because its terminal went away.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -212,21 +212,21 @@ def reporting(stream: TextIO | None = None, clock: Callable[[], float] = time.mo
         return
 
     def write(name: str, state: PhaseState, now: float) -> None:
-        state.told = now
+        state.shown = now
         stream.write(plain_line(name, state) + "\n")
         stream.flush()
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         now = clock()
         with phases.lock:
             state, new = phases.update(progress, now)
-            if new or now - state.told >= PLAIN_SECONDS:
+            if new or now - state.shown >= PLAIN_SECONDS:
                 write(progress.phase, state, now)
 
     try:
-        yield tell
+        yield report
     finally:
         with phases.lock:
             for name, state in phases.states.items():
-                if state.seen > state.told:
+                if state.seen > state.shown:
                     write(name, state, state.seen)

@@ -31,16 +31,16 @@ def backup_row(record: BackupRecord) -> tuple[str, ...]:
         _state_text(record),
         format_size(record.stats.bytes_source),
         format_size(record.stats.bytes_new),
-        _places_text(record),
+        _copies_text(record),
     )
 
 
-def _places_text(record: BackupRecord) -> str:
+def _copies_text(record: BackupRecord) -> str:
     """``local,offsite*``: ``*`` is a copy that was read again, ``!`` one that is damaged or deleted. A backup with as
     many verified copies as its policy wants is ``+protected``."""
     marks = ("!" if copy.state != "complete" else "*" if copy.verified_at is not None else "" for copy in record.copies)
-    places = ",".join(copy.destination + mark for copy, mark in zip(record.copies, marks, strict=True))
-    return places + (" +protected" if record.protected else "")
+    copies = ",".join(copy.destination + mark for copy, mark in zip(record.copies, marks, strict=True))
+    return copies + (" +protected" if record.protected else "")
 
 
 def _kind_text(record: BackupRecord) -> str:
@@ -292,7 +292,7 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     screen.line(
         f"{outcome['objects']} objects, {format_size(outcome['bytes'])} read, {len(damages)} damaged"
         + (f", {len(damages) - len(left)} of them repaired" if len(left) < len(damages) else "")
-        + (f"; NOT READ: {', '.join(place['destination'] for place in unread)}" if unread else ""),
+        + (f"; NOT READ: {', '.join(destination['destination'] for destination in unread)}" if unread else ""),
         style="bold red" if left or unread else "yellow" if damages else "green",
     )
     for one in outcome.get("lacking", ()):
@@ -331,9 +331,9 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         )
     if any(not damage["problem"].endswith(_UNSIGNED) for damage in left):
         screen.line("-> these backups are marked as damaged; take a full backup now, it stores the data afresh")
-    for place in unread:
-        screen.line(f"  {place['destination']}: {place['problem']}")
-        screen.line(f"    copies there: {', '.join(place['backups'])}")
+    for destination in unread:
+        screen.line(f"  {destination['destination']}: {destination['problem']}")
+        screen.line(f"    copies there: {', '.join(destination['backups'])}")
     if unread:
         screen.line("-> the state of these copies is unknown. When the destination is reachable: backupd verify")
 
@@ -345,9 +345,9 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
     for finding in outcome["findings"]:
         if not _is_kept(finding, unread):
             screen.line(_finding_text(finding), style="yellow" if finding["repairable"] else "bold red")
-    for place, count in sorted(kept.items()):
+    for destination, count in sorted(kept.items()):
         screen.line(
-            f"{place}: {count} objects are not referenced by any readable manifest; backupd does not remove them"
+            f"{destination}: {count} objects are not referenced by any readable manifest; backupd does not remove them"
         )
     if unread:
         screen.line(
@@ -363,7 +363,7 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
 
 
 def _is_kept(finding: Mapping[str, Any], unread: Collection[str]) -> bool:
-    """Is it one of the many objects whose manifest is there, and is told itself?"""
+    """Is it one of the many objects whose manifest is there, and is reported itself?"""
     return (
         finding["invariant"] == _ORPHAN
         and not finding["repairable"]
@@ -378,8 +378,8 @@ def _finding_text(finding: Mapping[str, Any]) -> str:
 
 def position_text(file: str, pos: int, gtid: str) -> str:
     """``binlog.000003:4711, GTID 0-1-99``; empty for a server without a binary log."""
-    place = f"{file}:{pos}" if file else ""
-    return ", ".join(part for part in (place, f"GTID {gtid}" if gtid else "") if part)
+    position = f"{file}:{pos}" if file else ""
+    return ", ".join(part for part in (position, f"GTID {gtid}" if gtid else "") if part)
 
 
 def show_mapping(screen: Screen, document: Mapping[str, Any]) -> None:

@@ -40,7 +40,8 @@ def flag(name: str, what: str) -> Any:
 
 
 def one_of(words: Iterable[str], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
-    """An option that takes one of a few words; ``what``: its help. Another word is told as a name that nobody knows."""
+    """An option that takes one of a few words; ``what``: its help. Another word is reported as a name that nobody
+    knows."""
 
     def read(text: str) -> str:
         from policies.document import suggestion  # whoever writes it right need not wait for that
@@ -88,7 +89,7 @@ TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... |
 
 @dataclass(frozen=True)
 class Before:
-    """What stood before the command: ``backupd --config FILE --json backup ...``"""
+    """What was given before the command: ``backupd --config FILE --json backup ...``"""
 
     config: Path | None = None
     json: bool = False
@@ -171,7 +172,7 @@ class Run:
             self.screen.line(nothing)
 
     def follow_up(self) -> None:
-        """Do what follows from the jobs of this command, if nobody else does. What goes wrong is told, and changes
+        """Do what follows from the jobs of this command, if nobody else does. What goes wrong is reported, and changes
         nothing of how the command ends."""
         if self.follows is None or "service" not in vars(self):
             return
@@ -182,7 +183,7 @@ class Run:
             self.screen.warn(
                 "the removal of expired backups was interrupted; the next backup, or the service, continues it"
             )
-        except Exception as error:  # noqa: BLE001  told; the job that was asked for has ended, and well or ill as it says
+        except Exception as error:  # noqa: BLE001  reported; the job that was asked for has ended, and well or ill as it says
             self.screen.warn(f"expired backups were not removed: {explained(error, 'the removal').line}")
 
     def ends(self, *, well: bool) -> None:
@@ -224,10 +225,10 @@ def _shown(context: typer.Context, screen: Screen) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001  last resort; told, or written to a file that is named
-        told = explained(error, context.command_path)
-        screen.error(told)
-        raise typer.Exit(told.exit_code) from None
+    except Exception as error:  # noqa: BLE001  last resort; reported, or written to a file that is named
+        explanation = explained(error, context.command_path)
+        screen.error(explanation)
+        raise typer.Exit(explanation.exit_code) from None
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, StoppedError) else 2
         complain([("interrupted", ""), *((note, "") for note in getattr(interrupt, "__notes__", ()))])

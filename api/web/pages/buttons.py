@@ -1,4 +1,4 @@
-"""What the buttons on other pages do. Each leads back to a page that tells what was done, or to the job it queued."""
+"""What the buttons on other pages do. Each leads back to a page that shows what was done, or to the job it queued."""
 
 from __future__ import annotations
 

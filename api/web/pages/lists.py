@@ -34,7 +34,7 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.V
 @router.get("/backups/{backup_id}")
 def backup(request: Request, service: Acting, backup_id: str, read: str = "") -> HTMLResponse:
     """As the catalog has it; with ``read`` also what only a destination knows (manifest and runbook), which may take
-    its time and is told as far as it answers."""
+    its time and is shown as far as it answers."""
     record = service.listings.backup(backup_id)
     family = service.listings.family(record)
     detail, runbook, problem = _stored(service, backup_id) if read else (None, "", None)
@@ -64,7 +64,7 @@ def _chain(record: BackupRecord, family: Sequence[BackupRecord]) -> tuple[Backup
     try:
         return chain_of(record.id, family)
     except BackupdError:
-        return ()  # the page says what it builds on; a restore would tell that this is not there
+        return ()  # the page says what it builds on; a restore would say that this is not there
 
 
 @router.get("/proofs")
@@ -101,13 +101,15 @@ def proof(request: Request, service: Acting, proof_id: str) -> HTMLResponse:
 def destinations(request: Request, service: Acting) -> HTMLResponse:
     found = service.installation.destinations()
     return render(
-        request, "destinations.html", places=sorted(found, key=lambda place: (-place.status.rank, place.name))
+        request,
+        "destinations.html",
+        places=sorted(found, key=lambda destination: (-destination.status.rank, destination.name)),
     )
 
 
 @router.get("/alerts")
 def alerts(request: Request, service: Acting, server: str = "", before: str = "") -> HTMLResponse:
-    """What is wrong now, the worst first; what is over, page by page; and who was told, for those who see all."""
+    """What is wrong now, the worst first; what is over, page by page; and who was notified, for those who see all."""
     now = [] if before else sorted(service.alerts.list(server or None, limit=1000), key=_urgency)
     over = service.alerts.list(server or None, is_open=False, before=before or None, limit=PAGE)
     actor: Actor = request.state.actor
@@ -163,7 +165,9 @@ def servers(request: Request, service: Acting, q: str = "", status: str = "", pa
         nothing=sum(server.latest is None for server in everyone),
         oldest_proof=min(proofs, default=None),
         running=sum(len(server.running) for server in everyone),
-        troubled=[place for place in service.installation.destinations() if place.status is not Status.GOOD],
+        troubled=[
+            destination for destination in service.installation.destinations() if destination.status is not Status.GOOD
+        ],
     )
 
 

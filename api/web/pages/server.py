@@ -39,7 +39,7 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.V
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A moment that was chosen: ``target`` as it was asked for, ``moment`` where that can be told, and what came of
+    """A moment that was chosen: ``target`` as it was asked for, ``moment`` where that is known, and what came of
     planning a restore to it. ``near``: where that cannot be done, the nearest moments before and after to which it can.
     """
 
@@ -89,7 +89,7 @@ def server_page(
 ) -> HTMLResponse:
     """``to``: a target; ``at``: a time of the form's field, UTC without saying so; ``begin`` and ``end`` of what is
     drawn; ``chains``: ``all``, or how many are left out, as the pages before have them. What cannot be read of these is
-    left out or told, never an error of the page."""
+    left out or reported, never an error of the page."""
     (shown,) = service.servers.overview([server])
     timeline = service.servers.timeline(server)
     backups = service.backups.list(server)
@@ -145,7 +145,7 @@ def _moved(view: View, direction: int) -> tuple[datetime, datetime]:
 def _choice(
     service: Service, timeline: Timeline, backups: Iterable[BackupRecord], target: str, field: str
 ) -> Choice | None:
-    """Of a target, else of what stands in the form's field."""
+    """Of a target, else of what is in the form's field."""
     if not target and not field:
         return None
     moment = None

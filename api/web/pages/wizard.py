@@ -38,7 +38,7 @@ _HINT = "fill in what is missing; nothing was done"
 
 @dataclass(frozen=True, slots=True)
 class Question(RestoreRequest):
-    """The fields of a request as the form has them, with two choices in the place of ``mode`` and ``target``. ``what``:
+    """The fields of a request as the form has them, with two choices instead of ``mode`` and ``target``. ``what``:
     whole or tables; ``when``: latest, time (then ``at``) or target (then ``target``). What belongs to the other choice
     is kept, so that one may change one's mind."""
 

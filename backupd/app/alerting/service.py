@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
-from backupd.alerts.message import Letter, PlaceLine, ServerLine, letter_of_test, report
+from backupd.alerts.message import DestinationLine, Letter, ServerLine, letter_of_test, report
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.sender import (
     CHANNELS,
@@ -114,9 +114,9 @@ def _server(one: ServerOverview) -> ServerLine:
     )
 
 
-def _place(one: DestinationView) -> PlaceLine:
+def _place(one: DestinationView) -> DestinationLine:
     why = next(iter(one.reasons), None)
-    return PlaceLine(one.name, str(one.status), why.text if why else "", one.forecast)
+    return DestinationLine(one.name, str(one.status), why.text if why else "", one.forecast)
 
 
 TICK = 1.0

@@ -9,7 +9,7 @@ Documents: ``retention`` gives ``{"server", "applied", "destinations": [Decision
 ``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable`` (``from``, ``to``, ``base``), ``stopped`` (ids that
 only a hold or the newest proof keeps), ``warnings``. ``hold`` and ``pause`` give the hold (``server``, ``kind``,
 ``reason``, ``by``, ``since``), without a server the list of them; ``hold`` and its ``--release`` also ``problems``:
-destinations that could not be told.
+destinations that could not be notified.
 """
 
 from __future__ import annotations

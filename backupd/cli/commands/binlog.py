@@ -51,8 +51,8 @@ def status(run: Run, server: AnyServer = None, label: Labels = None) -> None:
 
 def _show(screen: Screen, one: LogStatus) -> None:
     stream = one.stream or {}
-    told = f", last report at {format_time(one.told_at)}" if one.told_at is not None else ""
-    screen.line(f"{one.server}: {one.state}{told}", style="bold")
+    reported = f", last report at {format_time(one.told_at)}" if one.told_at is not None else ""
+    screen.line(f"{one.server}: {one.state}{reported}", style="bold")
     if stream.get("file"):
         spooled = format_size(stream.get("spool_bytes") or 0)
         screen.line(f"  copied up to {stream['file']}:{stream.get('pos')}, {spooled} in the spool")
@@ -136,10 +136,10 @@ def search(
         ):
             found.append(one)
     except (DamagedError, DestinationError) as error:
-        failure = error  # told after what was found
+        failure = error  # reported after what was found
     run.screen.document([one.as_json() for one in found[:limit]])
     for one in found[:limit]:
-        _tell(run.screen, server, one)
+        _show_found(run.screen, server, one)
     if len(found) > limit:
         run.screen.line(f"... and more: only the first {limit} are shown (--limit)", style="yellow")
     if not found and failure is None:
@@ -152,13 +152,13 @@ _NAMED = 5
 """Tables in the command that a search proposes."""
 
 
-def _tell(screen: Screen, server: str, one: Found) -> None:
+def _show_found(screen: Screen, server: str, one: Found) -> None:
     transaction = one.transaction
     shown = ", ".join(_change(change.kind, change.schema, change.name, change.rows) for change in one.changes)
     moment = format_time(transaction.at) + ("" if transaction.precise else " (to the second)")
     name = transaction.gtid or "without a GTID"
-    place = f"{one.file}:{transaction.start}"
-    screen.line(visible(f"{moment}  {name}  {shown or 'no table'}  {place}"), style="bold")
+    position = f"{one.file}:{transaction.start}"
+    screen.line(visible(f"{moment}  {name}  {shown or 'no table'}  {position}"), style="bold")
     if transaction.state:
         screen.line(visible(f"    part of XA transaction {transaction.xid}: {transaction.state}"))
     if transaction.statement:
@@ -253,7 +253,7 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
                     str(branch.reason),
                     _time(branch.noticed_at),
                     _time(end) if end else "now",
-                    f"{branch.parent} at {_place(branch.fork)}" if branch.parent else "",
+                    f"{branch.parent} at {_position_text(branch.fork)}" if branch.parent else "",
                 )
                 for branch, end in found.branch_ends()
             ),
@@ -320,8 +320,8 @@ def _gaps(screen: Screen, found: Timeline) -> None:
     _cut(screen, len(found.gaps))
     for gap in found.gaps[-_MOST:]:
         where = f"at {gap.destination}" if gap.destination else "everywhere"
-        until = _place(gap.before) if gap.before else "nothing follows"
-        screen.line(f"  {_place(gap.after)} ── {until}, {where}: {gap.reason}", style="yellow")
+        until = _position_text(gap.before) if gap.before else "nothing follows"
+        screen.line(f"  {_position_text(gap.after)} ── {until}, {where}: {gap.reason}", style="yellow")
 
 
 def _promises(screen: Screen, found: Timeline) -> None:
@@ -357,7 +357,7 @@ def _cut(screen: Screen, count: int) -> None:
         screen.line(f"... {count - _MOST} older ones; --json lists them all")
 
 
-def _place(position: Position | None) -> str:
+def _position_text(position: Position | None) -> str:
     if position is None:
         return "an unknown position"
     return f"{position.file}:{position.pos}" if position.file else f"GTID {position.gtid}"

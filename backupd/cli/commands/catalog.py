@@ -1,6 +1,6 @@
 """``backupd catalog``: its upgrade, its copies at the destinations, and making it anew from one of them.
 
-``backupd bring-back``: what was deleted or overwritten at a place that keeps versions is what is seen again.
+``backupd bring-back``: what was deleted or overwritten at a destination that keeps versions is what is seen again.
 
 Document: ``destination``, ``since``, ``returns`` (each ``key``, ``kind``, ``bytes``, ``since``, ``was``, ``version``),
 ``lost`` and ``left`` (by key: why), ``hidden_before``, ``marks`` (marks of deletion that are withdrawn, each
@@ -106,12 +106,12 @@ def adopt(
     done = run.service.maintenance.adopt(names)
     run.screen.document([one.as_json() for one in done])
     for one in done:
-        told = {
+        result = {
             True: "its clear manifest agrees with the encrypted one",
             False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
             None: "its clear manifest was not compared with the encrypted one: no private key is available",
         }[one.bound]
-        run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
+        run.screen.line(f"{one.id} of {one.server} is adopted: {result}", style="" if one.bound else "yellow")
     if not done:
         run.screen.line("no foreign backup was found")
 
@@ -122,14 +122,14 @@ def copy(run: Run) -> None:
 
     Jobs do this automatically: the catalog at most once per hour, the rest after each change.
     """
-    told = run.service.maintenance.copy()
-    run.screen.document([one.as_json() for one in told])
-    for one in told:
+    result = run.service.maintenance.copy()
+    run.screen.document([one.as_json() for one in result])
+    for one in result:
         new = [key for key in (one.catalog, one.configuration, "RECOVER.md" if one.recover else "") if key]
         new += [f"{one.proofs} proofs and witnesses"] if one.proofs else []
         text = f"{one.destination}: {', '.join(new) or 'nothing has changed'}"
         run.screen.line(f"{text}; {one.problem}" if one.problem else text, style="yellow" if one.problem else "")
-    run.ends(well=not any(one.problem for one in told))
+    run.ends(well=not any(one.problem for one in result))
 
 
 @app.command()
@@ -230,19 +230,19 @@ def bring_back(
 
     if yes:
         with reporting() as report:
-            told = run.service.maintenance.bring_back(place, since, report)
+            result = run.service.maintenance.bring_back(place, since, report)
     else:
-        told = run.service.maintenance.look_back(place, since)
-    run.screen.document(told.as_json())
-    _recover_versions_show(run.screen, told)
-    run.ends(well=told.ok)
+        result = run.service.maintenance.look_back(place, since)
+    run.screen.document(result.as_json())
+    _recover_versions_show(run.screen, result)
+    run.ends(well=result.ok)
 
 
-def _recover_versions_show(screen: Screen, told: RecoveredVersions) -> None:
-    found, done = told.found, told.done
+def _recover_versions_show(screen: Screen, result: RecoveredVersions) -> None:
+    found, done = result.found, result.done
     begin = format_time(found.since)
     if not found.returns:
-        screen.line(f"no required object was deleted or overwritten at {told.destination} since {begin}")
+        screen.line(f"no required object was deleted or overwritten at {result.destination} since {begin}")
     else:
         screen.table(
             ("WHAT", "HIDDEN", "OVERWRITTEN", "BYTES", "FIRST", "LAST"),

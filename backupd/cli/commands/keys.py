@@ -136,9 +136,9 @@ def rotate_signing(
         )
     done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
     run.screen.document(done.as_json())
-    for name, place in done.places.items():
-        run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")
-        for text in place.left:
+    for name, destination in done.places.items():
+        run.screen.line(f"{name}: {destination.signed} documents were signed with {done.key}")
+        for text in destination.left:
             run.screen.line(f"not signed: {text}", style="yellow")
     for name, why in done.silent.items():
         run.screen.line(f"{name}: {why}; nothing more was signed there", style="yellow")

@@ -1,4 +1,4 @@
-"""``backupd thaw``: ask for what lies in archive classes before a restore, list what was asked for, make it faster.
+"""``backupd thaw``: ask for what is in archive classes before a restore, list what was asked for, make it faster.
 
 Documents: with ``--to`` ``server``, ``target``, ``chain``, ``needed`` (as ``thaw`` of a plan), ``job`` and ``thaw``
 (``objects``, ``bytes``, ``ready``, ``bytes_ready``, ``failed``, ``not_asked_yet``, ``expected_at``, ``ready_until``,

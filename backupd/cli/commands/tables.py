@@ -177,12 +177,12 @@ def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, ke
 def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     """A finished restore of tables: its JSON document. ``keys``: the most that are shown of rows that differ."""
 
-    place = outcome["position"]
+    position = outcome["position"]
     screen.facts(
         (
             ("restore", outcome["id"]),
             ("backup", f"{outcome['backup']} ({outcome['way']})"),
-            ("state of", position_text(place["file"], place["pos"], place["gtid"])),
+            ("state of", position_text(position["file"], position["pos"], position["gtid"])),
             ("into", outcome["into"] or outcome["folder"] or ""),
             (
                 "replaced",

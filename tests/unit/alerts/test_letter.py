@@ -13,8 +13,8 @@ import pytest
 from backupd.alerts.email import Envelope, as_mail
 from backupd.alerts.ledger import Turn
 from backupd.alerts.message import (
+    DestinationLine,
     Letter,
-    PlaceLine,
     ServerLine,
     Site,
     letter_about,
@@ -213,7 +213,7 @@ def test_the_report_begins_with_what_is_wrong_and_names_what_can_be_restored() -
             "bad1", "bad", "nothing can be restored", "take a full backup: backupd backup bad1", None, None, "", None
         ),
     ]
-    letter = report(servers, [PlaceLine("local", "warning", "nearly full", "")], [incident(3)], SITE, NOW)
+    letter = report(servers, [DestinationLine("local", "warning", "nearly full", "")], [incident(3)], SITE, NOW)
     assert letter.subject_line == "[backupd] BAD report of backup1: 2 servers, 1 bad, 1 good"
     text = letter.as_text()
     assert text.index("nothing can be restored") < text.index("good1")

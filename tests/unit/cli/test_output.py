@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from backupd.app.binlogs.transactions import Found
-from backupd.cli.commands.binlog import _tell
+from backupd.cli.commands.binlog import _show_found
 from backupd.cli.output import Screen, visible
 from backupd.model.binlog import Change, ChangeKind, Ending, Segment, Transaction
 from backupd.model.errors import BackupdError
@@ -63,7 +63,7 @@ def test_a_transaction_with_hostile_names_stays_on_its_lines(capsys: pytest.Capt
         "db1", "b", "bin 'log.000001", 1, 0, 90, Ending.OPEN, "", "", 1, now, now, True, (1,), "mariadb", "", ""
     )
     found = Found(one, segment.file, "b", segment, (change,), f"{segment.file}:4")
-    _tell(Screen(as_json=False), "db1", found)
+    _show_found(Screen(as_json=False), "db1", found)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert f"in sho\\np.{WRITTEN_OUT}" in lines[0]
