@@ -64,9 +64,9 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
     """Write a row for every backup with an intact manifest at ``destination`` that has none, or none for this copy;
     gives their ids.
 
-    Such a backup was committed by a process that died before it could write the row, or by somebody else. Of damaged
-    manifests fsck tells. One of another server that has the same name is taken in, too, and told: it can be restored by
-    its id.
+    Such a backup was committed by a process that died before it could write the row, or by somebody else. Damaged
+    manifests are reported by fsck. A backup of another server that has the same name is taken in, too, and reported: it
+    can be restored by its id.
     """
     adopted = []
     taken: set[str] = set()
@@ -103,11 +103,11 @@ def report_foreign(wiring: Wiring, server: str) -> None:
     if not found:
         wiring.settle(looked={key: f"there is no foreign backup of {server} any more"})
         return
-    places = sorted({copy.destination for one in found for copy in one.copies})
+    destinations = sorted({copy.destination for one in found for copy in one.copies})
     wiring.alert(
         key,
         Severity.WARNING,
-        f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
+        f"{len(found)} backups of {server} at {', '.join(destinations)} were not taken by this installation",
         detail=", ".join(one.id for one in found),
         hint="retention, test restores and restores ignore them. If they are yours (restored catalog, replaced "
         "host): backupd catalog adopt ID. If not, find out who writes to the destination",
@@ -116,7 +116,7 @@ def report_foreign(wiring: Wiring, server: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Adopted(Document):
-    """``bound``: is what it tells in the clear what was sealed? None where no private key is here to look."""
+    """``bound``: does its clear manifest agree with the sealed one? None where no private key is here to look."""
 
     id: str
     server: str
@@ -183,7 +183,7 @@ def of_first_copy(wiring: Wiring, record: BackupRecord, read: Callable[[Destinat
 
 
 def report_strangers(wiring: Wiring, server: str) -> None:
-    """Say, once, that backups of another server lie under the name of ``server``, and when they are gone."""
+    """Say, once, that backups of another server are stored under the name of ``server``, and when they are gone."""
     records = wiring.catalog.backups.list(server, foreign=True)
     found = [one for one in strangers(records) if not one.former and not one.apart]
     key = Key(FOREIGN, server)
@@ -272,7 +272,7 @@ def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], cop
 
 def find_lost(wiring: Wiring, target: Destination, server: str) -> tuple[BackupRecord, ...]:
     """Backups of ``server`` of which the catalog knows a copy at ``target``, where their manifests are not, nor a mark;
-    each after what it builds on. Their copies count as damaged from then on, and an event tells of those that are new.
+    each after what it builds on. Their copies count as damaged from then on, and an event reports those that are new.
     One listing. Raises DestinationError, CatalogError."""
     known = wiring.catalog.backups.list(server)  # before the listing: a row comes after its manifest
     there = {name for _server, name in backup_ids(target, server)}
@@ -334,14 +334,14 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
         for destination in spec.destinations:
             try:
                 found = hashlib.sha256(get_bytes(destination, key)).hexdigest()
-                told = "" if found == record.manifest else f"SHA-256 {found} where {record.manifest} was stored"
+                difference = "" if found == record.manifest else f"SHA-256 {found} where {record.manifest} was stored"
             except TamperedError as error:
-                told = error.detail
-            if told:
+                difference = error.detail
+            if difference:
                 raise RefusedError(
                     f"backup {record.id} is in the catalog already, and its manifest at destination "
                     f"{destination.name} differs from the one just stored",
-                    detail=told,
+                    detail=difference,
                     hint="find out who else writes there, then take the backup again",
                 ) from None
         known = wiring.catalog.backups.get(record.id)

@@ -56,13 +56,13 @@ HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 COVERED = 20.0
 """Seconds between two looks for backups that end incidents."""
-_TOLD = (MessageKind.ALERT, MessageKind.REMINDER, MessageKind.RECOVERY)
+_NOTICES = (MessageKind.ALERT, MessageKind.REMINDER, MessageKind.RECOVERY)
 _ENDS = (JobKind.FULL, JobKind.LOGICAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast people are told. ``settle``: seconds that news wait for more; ``bursts`` of letters within a minute,
+    """How fast people are notified. ``settle``: seconds that news wait for more; ``bursts`` of letters within a minute,
     then they wait for the minute to end, and so they do after one about many things; ``limit``: letters within an hour.
     """
 
@@ -95,8 +95,8 @@ class AlertNotifier:
         self._covered = None
 
     def begin(self) -> None:
-        """Before the first event is written: what happened before there was such a service is told to nobody. Raises
-        CatalogError."""
+        """Before the first event is written: what happened before there was such a service is reported to nobody.
+        Raises CatalogError."""
         catalog = self._wiring.catalog
         self._cursors = dict(catalog.cursors.all())
         if READ not in self._cursors:
@@ -167,8 +167,8 @@ class AlertNotifier:
         return self._covered is None or self._passing() - self._covered >= COVERED
 
     def _ended(self, ledger: Ledger, now: datetime) -> list[Turn]:
-        """Incidents that a backup has ended since, and those that nobody looks after any more. Of the latter an event
-        tells whoever would tell that it is broken: should it be looked after again, it is told again."""
+        """Incidents that a backup has ended since, and those that nobody looks after any more. The latter are settled
+        by an event, too: should one be looked after again, and be broken still, it is reported again."""
         if not self._covers():
             return []
         self._covered = self._passing()
@@ -253,7 +253,7 @@ class AlertNotifier:
         if not groups:
             return [], None
         limit = self._pace.limit
-        if self._wiring.catalog.messages.made_since(now - HOUR, _TOLD) + len(groups) >= limit:
+        if self._wiring.catalog.messages.made_since(now - HOUR, _NOTICES) + len(groups) >= limit:
             turns = [turn for group in groups for turn in group]
             letter = letter_of_silence(turns, site, now, limit=limit, until=now + HOUR)
             return [(letter, MessageKind.ALERT, turns)], now
@@ -306,20 +306,20 @@ def _hearing(channels: Sequence[str], turns: Sequence[Turn]) -> list[str]:
 def _kind(turns: Sequence[Turn]) -> MessageKind:
     """Of a letter about several: the most urgent."""
     kinds = {turn.kind for turn in turns}
-    return next(kind for kind in _TOLD if kind in kinds)
+    return next(kind for kind in _NOTICES if kind in kinds)
 
 
 def why_unwatched(wiring: Wiring, incident: Incident) -> str:
     """Why nobody looks any more whether it is over; empty where somebody does. Raises CatalogError."""
     settings, server = wiring.settings, incident.server
-    topic, place, needs = topic_of(incident.kind), incident.subject, rule_of_incident(incident).needs
+    topic, subject, needs = topic_of(incident.kind), incident.subject, rule_of_incident(incident).needs
     if topic == HOOK.broken and wiring.catalog.absences.of(server) is not None:
         return ""  # whatever the configuration says, the service brings it back
     if server and server not in settings.servers:
         return f"{server} is no longer configured"
-    if needs in (Need.DESTINATION, Need.COPIES) and place and place not in settings.destinations:
-        return f"destination {place} is no longer configured"
-    return _of_policy(settings, incident, topic) if server else _of_service(settings, topic, place)
+    if needs in (Need.DESTINATION, Need.COPIES) and subject and subject not in settings.destinations:
+        return f"destination {subject} is no longer configured"
+    return _of_policy(settings, incident, topic) if server else _of_service(settings, topic, subject)
 
 
 def _of_service(settings: Settings, topic: str, subject: str) -> str:
@@ -333,18 +333,18 @@ def _of_service(settings: Settings, topic: str, subject: str) -> str:
 
 
 def _of_policy(settings: Settings, incident: Incident, topic: str) -> str:
-    server, place, needs = settings.server(incident.server), incident.subject, rule_of_incident(incident).needs
+    server, destination, needs = settings.server(incident.server), incident.subject, rule_of_incident(incident).needs
     if not server.usable:
         return ""
-    if topic == JOB and place.startswith(LEG):
-        place, needs = place.removeprefix(LEG), Need.COPIES
-    name, promised, named = server.name, server.policy.objectives, place in server.preferred
+    if topic == JOB and destination.startswith(LEG):
+        destination, needs = destination.removeprefix(LEG), Need.COPIES
+    name, promised, named = server.name, server.policy.objectives, destination in server.preferred
     gone = {
         f"objectives.rpo of {name} is no longer set": topic in (RPO.broken, PLACE_RPO.broken) and promised.rpo is None,
         f"objectives.rto of {name} is no longer set": topic == RTO.broken and promised.rto is None,
-        f"{place} is no longer one of several destinations of {name}": topic == PLACE_RPO.broken
+        f"{destination} is no longer one of several destinations of {name}": topic == PLACE_RPO.broken
         and not (named and len(server.preferred) > 1),
-        f"{place} is no longer a destination of {name}": needs is Need.COPIES and not named,
+        f"{destination} is no longer a destination of {name}": needs is Need.COPIES and not named,
         f"the binary log of {name} is no longer streamed": needs is Need.STREAM and not streams(server.policy),
     }
     return next((why for why, holds in gone.items() if holds), "")
@@ -359,7 +359,7 @@ def _of_channel(settings: Settings, channel: str) -> str:
     if settings.alerts.channels_file is None:
         return "alerts.channels_file is no longer set"
     if channel != CHANNELS:
-        with suppress(DeliveryError):  # told by whoever sends
+        with suppress(DeliveryError):  # whoever sends reports it
             return "" if channel in names(settings) else f"channel {channel} is no longer in alerts.channels_file"
     return ""
 

@@ -1,6 +1,6 @@
 """The ways to people that the settings name: what a letter becomes on each, and handing it over.
 
-Sending what is queued: each channel in a thread of its own, so that nothing waits for a mail server.
+Sending what is queued: one thread for each channel, so that nothing waits for a mail server.
 
 Pings a watcher elsewhere while the service does its rounds: a service that is dead, stuck or without its catalog
 sends no mail, and this way somebody hears of it.
@@ -145,7 +145,7 @@ def deliver(settings: Settings, message: Message) -> Delivered:
 
 
 def findings(wiring: Wiring) -> list[Finding]:
-    """What `backupd check` says about telling people: is anybody told, and can be read what is needed for it? Raises
+    """What `backupd check` says about notifying people: is there a channel, and are its files readable? Raises
     CatalogError."""
     alerts = wiring.settings.alerts
     email, file, heartbeat = alerts.email, alerts.channels_file, alerts.heartbeat
@@ -195,7 +195,7 @@ def _some(channels: Mapping[str, str], file: Path) -> Mapping[str, str]:
 
 
 def _private(file: Path | None) -> Iterator[Finding]:
-    """Nothing about a file that cannot be read: that is told already."""
+    """Nothing about a file that cannot be read: that is reported already."""
     with suppress(OSError):
         if file is not None and (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
             yield warning(
@@ -204,14 +204,14 @@ def _private(file: Path | None) -> Iterator[Finding]:
 
 
 LEASE = timedelta(minutes=30)
-"""So long has a command that sends a message itself. Should it die, the service sends it then."""
+"""How long a command has that sends a message itself. Should it die, the service sends it then."""
 TICK = 5.0
 """Seconds between two looks when nobody calls: another process may have queued something."""
 REST = 5.0
 """Seconds that a channel is left alone after it failed."""
 _BATCH = 20
 _TRIED = 2
-"""So many tries in vain are told."""
+"""Failed attempts after which the channel is reported."""
 
 
 class Sender:
@@ -331,11 +331,11 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         say("message-refused", f"{message.subject}: not for everybody\n{done.problem}", level=logging.WARNING)
     if _mended(wiring, message.channel):
         catalog.messages.hurry(now, message.channel)
-    _tell_recipients(wiring, message, done, gone=() if again else done.again)
+    _report_recipients(wiring, message, done, gone=() if again else done.again)
     return True
 
 
-def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Sequence[str]) -> None:
+def _report_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Sequence[str]) -> None:
     """Of those that mail servers do not take a message for, for good or (``gone``) for days, and of those that they
     take one for again."""
     refused = dict.fromkeys(gone, done.problem) | dict(done.refused)
@@ -362,7 +362,7 @@ _PULSE = Key(HEARTBEAT, subject="heartbeat")
 STALE = 120.0
 """Seconds after which a service that has ended no round counts as stuck."""
 FAILURES = 3
-"""So many pings in a row in vain are told."""
+"""Failed pings in a row after which the heartbeat is reported."""
 _IDLE = 5.0
 
 
@@ -386,7 +386,7 @@ class Heartbeat:
         self._wiring = wiring
 
     def stop(self, seconds: float) -> None:
-        """End; a ping that is under way gets at most so many ``seconds``."""
+        """End; a ping that is under way gets at most ``seconds``."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(seconds)

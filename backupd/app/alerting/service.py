@@ -44,7 +44,7 @@ REPORTED = "report"
 
 
 def report_if_due(wiring: Wiring, now: datetime) -> bool:
-    """Queue one where one is due; True when it did. However many were missed, one stands for them. Raises
+    """Queue one where one is due; True when it did. One report covers all that were missed. Raises
     CatalogError."""
     settings = wiring.settings
     wanted = settings.alerts.report
@@ -62,7 +62,7 @@ def report_if_due(wiring: Wiring, now: datetime) -> bool:
     )
     if due is None or due > now:
         return False
-    channels, _trouble = working(settings)  # the trouble is told by who looks after it
+    channels, _trouble = working(settings)  # whoever watches the channels reports the trouble
     messages = written(settings, channels, report_now(wiring, now), MessageKind.REPORT, now)
     wiring.catalog.incidents.record((), messages, {REPORTED: int(now.timestamp())})
     return True
@@ -72,7 +72,7 @@ def report_now(wiring: Wiring, now: datetime) -> Letter:
     """Raises CatalogError."""
     return report(
         [_server(one) for one in overview(wiring, now)],
-        [_place(one) for one in places(wiring, now)],
+        [_destination_line(one) for one in places(wiring, now)],
         wiring.catalog.incidents.open(),
         site_of(wiring.settings),
         now,
@@ -114,7 +114,7 @@ def _server(one: ServerOverview) -> ServerLine:
     )
 
 
-def _place(one: DestinationView) -> DestinationLine:
+def _destination_line(one: DestinationView) -> DestinationLine:
     why = next(iter(one.reasons), None)
     return DestinationLine(one.name, str(one.status), why.text if why else "", one.forecast)
 
@@ -166,7 +166,7 @@ class AlertWatch:
         self._heartbeat.reload(wiring)
 
     def stop(self) -> None:
-        """What is not told or sent yet waits in the catalog."""
+        """What is not reported or sent yet waits in the catalog."""
         self._ending.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(LAST_WORDS)
@@ -177,13 +177,13 @@ class AlertWatch:
         seldom = float("-inf")
         self._guarded(self._sender.wake)  # what the service before left
         while not self._ending.is_set():
-            self._guarded(self._tell)
+            self._guarded(self._notify)
             if time.monotonic() - seldom >= SELDOM:
                 seldom = time.monotonic()
                 self._seldom(self._look)
             self._ending.wait(TICK)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._notifier.step():
             self._sender.wake()
         else:

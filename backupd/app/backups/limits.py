@@ -1,6 +1,6 @@
 """What a policy's limits do to a running backup: it reads no faster than it may, and pauses under pressure.
 
-A pause means that we do not read from the physical tool. Its pipe fills and the tool stands still, the thread that
+A pause means that we do not read from the physical tool. Its pipe fills and the tool stops, the thread that
 copies the redo log too, since both write to the same pipe: a server that writes much meanwhile can overwrite redo that
 was not copied yet, and then the tool itself gives up and says so. That is why pauses are bounded by
 ``limits.max_pause``, and why a redo log for an hour of writes is worth its room. The same holds for a low
@@ -40,7 +40,7 @@ _TICK_SECONDS = 1.0
 
 
 class PressureThrottle:
-    """The throttle of one run. ``pressure`` gives the reason to wait, or nothing; ``tell`` gets the reason of each
+    """The throttle of one run. ``pressure`` gives the reason to wait, or nothing; ``report`` gets the reason of each
     pause. ``warnings``: what the backup's record should say about limits. For one thread."""
 
     def __init__(
@@ -49,7 +49,7 @@ class PressureThrottle:
         run: JobRun,
         *,
         pressure: Callable[[], str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         warnings: tuple[str, ...] = (),
         bucket: Throttle | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ class PressureThrottle:
     ) -> None:
         self._run, self._limits = run, limits
         self._max_pause = limits.max_pause.total_seconds()
-        self._pressure, self._tell, self._clock = pressure, tell, clock
+        self._pressure, self._report, self._clock = pressure, report, clock
         self._wait = wait or run.cancel.wait
         self._bucket: Throttle = bucket or (TokenBucket(limits.read, cancel=run.cancel) if limits.read else Unlimited())
         self._warnings = warnings
@@ -98,7 +98,7 @@ class PressureThrottle:
         before = self.paused
         self.pauses += 1
         self._first_reason = self._first_reason or reason
-        self._tell(reason)
+        self._report(reason)
         while reason:
             self.paused = before + self._clock() - began
             if self.paused > self._max_pause:
@@ -144,7 +144,7 @@ def throttled(
 
     bound = format_duration(limits.max_pause.total_seconds())
 
-    def tell(reason: str) -> None:
+    def report(reason: str) -> None:
         wiring.note(
             "limits-paused",
             Severity.WARNING,
@@ -156,7 +156,7 @@ def throttled(
         )
 
     with PressureWatch(watched) as watch:
-        yield PressureThrottle(limits, run, pressure=lambda: watch.pressure, tell=tell, warnings=tuple(warnings))
+        yield PressureThrottle(limits, run, pressure=lambda: watch.pressure, report=report, warnings=tuple(warnings))
 
 
 def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], Callable[[], Connection]]:

@@ -68,7 +68,7 @@ class Made:
 
 def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> Made:
     """Take one backup now, as ``run``, and give its record. Where an increment cannot be built on what there is, a full
-    backup is taken in its place, and ``reason`` of the record says why.
+    backup is taken instead, and ``reason`` of the record says why.
 
     Raises NotFoundError (server), RefusedError (a backup of it runs already) and whatever made the backup fail; then
     nothing of it is left. Where a destination is full, what the rules have expired there makes room, and the backup is
@@ -251,9 +251,9 @@ def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
         seconds=(header.finished_at - header.started_at).total_seconds(),
         prepare_seconds=rate.estimate(header.stats.bytes_source),
         limits={
-            name: place.max_upload
-            for name, place in wiring.settings.destinations.items()
-            if place.max_upload is not None
+            name: destination.max_upload
+            for name, destination in wiring.settings.destinations.items()
+            if destination.max_upload is not None
         },
     )
 

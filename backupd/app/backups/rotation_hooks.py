@@ -46,7 +46,7 @@ def presence(wiring: Wiring, server: str) -> tuple[bool, str]:
 @contextmanager
 def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
     """Around a backup: the policy's program ``before``, and ``after``, however the block ends. Raises ToolError where
-    ``before`` fails; where ``after`` does, an event tells, and the service runs it again."""
+    ``before`` fails; where ``after`` does, an event reports it, and the service runs it again."""
     hooks = server.policy.hooks
     if hooks is None:
         yield
@@ -61,7 +61,7 @@ def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
     finally:
         try:
             bring_back(wiring, absence, job.kind, hooks.timeout, log=run.log)
-        except CatalogError as error:  # it stands there as away: the service brings it back again
+        except CatalogError as error:  # it is recorded as away: the service brings it back again
             say("hook-trouble", str(error), level=logging.ERROR, server=server.name, job=job.id)
 
 

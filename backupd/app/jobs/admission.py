@@ -18,7 +18,7 @@ from backupd.model.text import format_duration
 
 _COPY = JobKind.REPLICATE
 _APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL, JobKind.SWEEP)
-"""Kinds that take none of the places of the others."""
+"""Kinds that take none of the slots of the others."""
 _NO_POLICY = (JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that a person asked for and that no policy has a say in, nor in where they read and write."""
 _SWEEP = JobKind.SWEEP
@@ -29,8 +29,8 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
     """What keeps ``job`` from starting beside ``running``, in words; empty when nothing does. ``paused``: servers,
     ``*`` for all; of those only what a person asked for starts."""
     limits = settings.configuration.concurrency
-    # Copies to a slow place may take a day, and somebody waits for a restore, or for room: each of these kinds has as
-    # many places as all the others, and takes none of theirs.
+    # Copies to a slow destination may take a day, and somebody waits for a restore, or for room: each of these kinds
+    # has as many slots as all the others, and takes none of theirs.
     alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
     if job.kind == _SWEEP:
         here = _sweeps_beside(job, running)
@@ -40,7 +40,7 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
     if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
     if job.kind == JobKind.RETENTION and (sweeps := _sweeps_beside(job, running)):
-        # It would take the place of a backup, and wait there for the lock until it fails.
+        # It would take the slot of a backup, and wait there for the lock until it fails.
         return f"{_named(sweeps)} holds the lock of removals"
     return _of_server(settings, job, running) if job.server else ""
 
@@ -88,7 +88,7 @@ def _crowd(settings: Settings, name: str, running: Sequence[JobRecord]) -> str:
 class Admission:
     """Which queued jobs may start, for one look at the queue, whose jobs are asked about from the oldest on.
 
-    A place at a destination is kept for an older job that waits for it: a steady stream of younger ones, each content
+    A slot at a destination is kept for an older job that waits for it: a steady stream of younger ones, each content
     with fewer destinations, would keep it waiting for ever.
     """
 
@@ -127,7 +127,7 @@ class Admission:
         taken = [*running, *self._waiting.values()]
         if full := {name for name in settings.destinations if _crowd(settings, name, taken)}:
             found.append(Bar(kinds={_COPY}, destinations=full))
-            # Who waits for a full one and for others keeps a place at those, so it has to be asked.
+            # A job that waits for a full one and for others keeps a slot at those, so it has to be asked.
             needs = {
                 name: (set(one.destinations.required), set(one.destinations.others))
                 for name, one in settings.policies.items()
@@ -144,7 +144,7 @@ def _named(running: Sequence[JobRecord]) -> str:
 
 
 def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
-    """Where a job writes or reads, as far as that can be told."""
+    """Where a job writes or reads, as far as that is known."""
     if job.kind in _NO_POLICY:
         return frozenset()
     if job.kind == _COPY:
@@ -159,11 +159,11 @@ def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
 
 
 NOTED = timedelta(minutes=1)
-"""A job that has waited for so long has the reason in its row."""
+"""A job that has waited longer has the reason in its row."""
 LONG = timedelta(hours=1)
-"""A job that has waited for so long deserves a look."""
+"""A job that has waited longer deserves a look."""
 _OLDEST = 1000
-"""Of a long queue, the jobs that have waited longest are told with their reasons."""
+"""Of a long queue, how many of the jobs that have waited longest are reported with their reasons."""
 
 NOTHING = "nothing blocks it, the service has not started it yet"
 
@@ -171,7 +171,7 @@ _HINT = "to list running jobs: backupd jobs --state running; the limits are unde
 
 
 class QueueWatch:
-    """Looks at the queue now and then, and tells of each job once."""
+    """Looks at the queue now and then, and reports each job once."""
 
     def __init__(self) -> None:
         self._reported: frozenset[str] = frozenset()
@@ -183,8 +183,8 @@ class QueueWatch:
             if job.message != message:
                 wiring.catalog.jobs.say_waiting(job.id, message, _HINT)
             if now - _since(job) >= LONG and job.id not in self._reported:
-                told = BackupdError(_sentence(job, message, now), hint=_HINT)
-                wiring.catalog.events.add(event_of(job, now, "job-waiting", told, Severity.WARNING))
+                trouble = BackupdError(_sentence(job, message, now), hint=_HINT)
+                wiring.catalog.events.add(event_of(job, now, "job-waiting", trouble, Severity.WARNING))
                 self._reported |= {job.id}
         self._reported &= {job.id for job, _message in late}
 

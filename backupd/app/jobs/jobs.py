@@ -1,6 +1,6 @@
 """What becomes of jobs: queued, closed with their event and the jobs that follow, cancelled, abandoned where their
 process is gone, forgotten after a while; and the event that one succeeded again, once, after the last one reported was
-bad. And the heartbeat of one that runs (``Pulse``): it tells the catalog how far it is, and hears from it that somebody
+bad. And the heartbeat of one that runs (``Pulse``): it records in the catalog how far it is, and learns from it that somebody
 wants it to stop.
 """
 
@@ -48,7 +48,7 @@ DAEMON_STOP = "the daemon's stop"
 _OWN_SPEED = 5.0
 """Seconds after which a phase's own speed says more than that of earlier runs."""
 _PHASE_RATES = {"copy": "backup", "fetch": "fetched", "prepare": "prepared", "verify": "verified"}
-"""Which recorded phase tells how fast the work of a reported one goes."""
+"""Which recorded phase gives the speed of a reported one."""
 RECOVERED = "job-recovered"
 BAD = (
     "job-failed",
@@ -62,7 +62,7 @@ BAD = (
     "schedule-broken",
 )
 _MANNER = ("retry", "request", "confirm", "keys")
-"""Arguments that do not tell what a job does, or tell it once more."""
+"""Arguments that do not describe what a job does, or repeat it."""
 _REMEMBERED = 1000
 _FORGOTTEN = timedelta(days=1)
 """How long a failure of what was asked for by hand counts as trouble."""
@@ -81,7 +81,7 @@ _SWEEPS = 3
 """How often a sweep whose process is killed is begun."""
 _LONGEST_LEG = 64
 """Characters that the catalog has room for."""
-_TELL_THEMSELVES = (JobKind.REPLICATE,)
+_REPORT_THEMSELVES = (JobKind.REPLICATE,)
 """Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
 
 
@@ -114,11 +114,11 @@ def close(
     result: Result | None = None,
     again: bool = False,
 ) -> JobRecord:
-    """Record the end of ``job``, the event that tells of it, and the jobs that follow from it, all at once.
+    """Record the end of ``job``, the event that reports it, and the jobs that follow from it, all at once.
 
     ``again``: trying once more may help. Raises RefusedError when the job is over or somebody else's.
     """
-    came_to, now = result or Result(), wiring.clock()
+    outcome, now = result or Result(), wiring.clock()
     shown = None
     if error is not None:
         shown = BackupdError(redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
@@ -131,9 +131,9 @@ def close(
     except Exception as unforeseen:  # noqa: BLE001  reported as an event: no job may stay open because of what follows
         trouble = f"the jobs that follow this one cannot be determined: {type(unforeseen).__name__}: {unforeseen}"
     severity = Severity.INFO if state is JobState.CANCELLED else Severity.ERROR
-    if state is JobState.PARTIAL and came_to.accepted:
+    if state is JobState.PARTIAL and outcome.accepted:
         severity = Severity.WARNING
-    quiet = state is JobState.FAILED and (job.kind in _TELL_THEMSELVES or came_to.told)
+    quiet = state is JobState.FAILED and (job.kind in _REPORT_THEMSELVES or outcome.reported)
     events = [] if shown is None or quiet else [event_of(job, now, f"job-{state}", shown, severity)]
     if state is JobState.SUCCEEDED:
         events += recovered(wiring, job, now)
@@ -147,9 +147,9 @@ def close(
         now,
         token=job.token,
         error=shown,
-        result=came_to.id,
-        bytes=came_to.bytes,
-        phases=came_to.phases,
+        result=outcome.id,
+        bytes=outcome.bytes,
+        phases=outcome.phases,
         then=then,
         events=events,
     )
@@ -158,7 +158,7 @@ def close(
         for follower in then:
             wiring.catalog.restores.requeue(str(follower.arguments["restore"]), follower.id)
     bad = state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED)
-    text = str(shown) if shown else f"{came_to.bytes} bytes"
+    text = str(shown) if shown else f"{outcome.bytes} bytes"
     say_of(job, f"job-{state}", text, level=logging.ERROR if bad else logging.INFO)
     for follower in then:
         unless = ", unless one waits already" if follower.kind == JobKind.SWEEP else ""
@@ -236,7 +236,7 @@ def _rested(wiring: Wiring, leg: str) -> datetime | None:
 
 
 def sweep_leg(destination: str) -> str:
-    """What sweeps of ``destination`` are told by."""
+    """What sweeps of ``destination`` are identified by."""
     leg = SWEEP_LEG + destination
     if len(leg) <= _LONGEST_LEG:
         return leg
@@ -291,7 +291,7 @@ def repetition(wiring: Wiring, job: JobRecord, *, attempt: int, wait: timedelta 
 def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
     """End jobs whose process is gone, with an event each; those of a schedule are tried again. Gives them.
 
-    Each by itself: one that cannot be ended is told, and the next one is looked at.
+    Each on its own: one that cannot be ended is reported, and the next one is looked at.
     """
     wiring.catalog.restores.settle(wiring.clock())
     gone = BackupdError(
@@ -309,7 +309,7 @@ def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
                 ended.append(close(wiring, job, JobState.ABANDONED, error=gone))
             mark.unlink(missing_ok=True)
         except RefusedError:
-            continue  # it ended by itself, or another process was faster
+            continue  # it ended meanwhile, or another process was faster
         except CatalogError:
             raise
         except (BackupdError, OSError) as error:

@@ -1,6 +1,6 @@
 """Writing into the catalog without ever waiting long for it.
 
-A stream must not stand still because the catalog does. One thread asks the catalog; who wants something from it waits a
+A stream must not stop because the catalog does. One thread asks the catalog; who wants something from it waits a
 moment, and hears after that moment, or at once while the thread still hangs, that the catalog does not answer.
 
 Child processes of the service: each with the settings in force, and watched to its end by a thread.
@@ -109,7 +109,7 @@ class CatalogWriter:
         return answer
 
     def _said(self, error: CatalogError) -> CatalogError:
-        """Tell it once, until it is over."""
+        """Log it once, until it is over."""
         self._failed_at = time.monotonic()
         if not self._trouble:
             say("catalog-trouble", str(error), level=logging.WARNING)
@@ -253,7 +253,7 @@ def watched(make: Callable[[int], Child], held: Path | None, log: Path | None) -
 
 
 def open_log(path: Path) -> Path | None:
-    """Make a log that a process may complain into before it has one of its own, once a long one was put aside; None
+    """Make a log that a process may complain into before it has its own, once a long one was put aside; None
     where that cannot be."""
     with suppress(OSError):  # there is none yet, or it grows on
         if path.stat().st_size > LOG_SIZE:
@@ -301,8 +301,8 @@ class HeldSettings:
 
 
 class ProcessWatch(ABC):
-    """At work from entering the block until leaving it, or ``stop``. ``name``: the thread's; trouble in looking is told
-    in the log as ``NAME-trouble``. ``grace``: seconds that a process has to end before it is killed."""
+    """At work from entering the block until leaving it, or ``stop``. ``name``: the thread's; trouble in looking is
+    logged as ``NAME-trouble``. ``grace``: seconds that a process has to end before it is killed."""
 
     def __init__(self, name: str, wiring: Wiring, *, grace: float) -> None:
         self._wiring, self._grace = wiring, grace
@@ -342,7 +342,7 @@ class ProcessWatch(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One look. Raises CatalogError where the catalog could not be asked or told."""
+        """One look. Raises CatalogError where the catalog could not be read or written."""
 
     @abstractmethod
     def _pause(self) -> float:

@@ -28,7 +28,7 @@ ANSWER = 5.0
 IMPORTING = 10.0
 """Seconds that a fork server may take to begin until processes are started without it."""
 PAUSE = 60.0
-"""Seconds without a fork server after one that ended by itself, or did not answer."""
+"""Seconds without a fork server after one that ended unasked, or did not answer."""
 
 
 class ForkServer:

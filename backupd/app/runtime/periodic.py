@@ -1,5 +1,5 @@
 """Work of the service that is repeated and survives trouble: one guarded round, and a check of several things from time
-to time in a thread of its own.
+to time in its thread.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from backupd.model.errors import BackupdError
 
 
 class GuardedLoop:
-    """A watch that outlives every trouble of one look: the next one may go well. The same trouble is told once, until
-    it is another one or over; ``kind`` is what such a log line is called. ``well_at``: the monotonic time at which a
+    """A watch that outlives every trouble of one look: the next one may go well. The same trouble is logged once,
+    until it is another one or over; ``kind`` is what such a log line is called. ``well_at``: the monotonic time at which a
     look last ended well."""
 
     def __init__(self, kind: str) -> None:
@@ -33,7 +33,7 @@ class GuardedLoop:
             work()
         except BackupdError as error:
             trouble = str(error)
-        except Exception as error:  # noqa: BLE001  a watch that died would be missed by nobody; all is told
+        except Exception as error:  # noqa: BLE001  a watch that died would be missed by nobody; all is logged
             trouble = "".join(traceback.format_exception(error))
         if trouble and trouble != self._trouble:
             say(self._kind, trouble, level=logging.ERROR)
@@ -43,11 +43,11 @@ class GuardedLoop:
 
 
 class PeriodicCheck(ABC):
-    """Looks in a thread of its own, so that the service goes on meanwhile. ``what``: the thread's name, and how its
-    trouble is called in the log; ``every``: the time from one look to the next."""
+    """Looks in its own thread, so that the service goes on meanwhile. ``name``: the thread's, and what its trouble is
+    called in the log; ``every``: the time from one look to the next."""
 
-    def __init__(self, what: str, every: timedelta) -> None:
-        self._what, self._every = what, every
+    def __init__(self, name: str, every: timedelta) -> None:
+        self._name, self._every = name, every
         self._due: datetime | None = None
         self._thread: threading.Thread | None = None
         self._trouble = ""
@@ -59,7 +59,7 @@ class PeriodicCheck(ABC):
             return
         self._due = now + self._every
         # A daemon thread: the service may end in the middle, and the next one looks again.
-        self._thread = threading.Thread(target=self.step, args=(wiring, now), name=self._what, daemon=True)
+        self._thread = threading.Thread(target=self.step, args=(wiring, now), name=self._name, daemon=True)
         self._thread.start()
 
     def step(self, wiring: Wiring, now: datetime) -> None:
@@ -74,11 +74,11 @@ class PeriodicCheck(ABC):
                 self._look(wiring, name, now)
             except BackupdError as error:
                 troubles.append(f"{name}: {error}")
-            except Exception as error:  # noqa: BLE001  what is wrong with one must not be the others' trouble; all is told
+            except Exception as error:  # noqa: BLE001  what is wrong with one must not be the others' trouble; all is logged
                 troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
         trouble = "\n".join(troubles)
         if trouble and trouble != self._trouble:
-            say(f"{self._what}-trouble", trouble, level=logging.WARNING)
+            say(f"{self._name}-trouble", trouble, level=logging.WARNING)
         self._trouble = trouble
 
     @abstractmethod

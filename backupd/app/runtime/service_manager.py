@@ -111,7 +111,7 @@ class SystemdNotifier:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
-        # "@" stands for the NUL byte of an abstract socket; anything else but a path is of no kind that we speak.
+        # "@" means the NUL byte of an abstract socket; anything else but a path is of no kind that we speak.
         self._address = "\0" + address[1:] if address.startswith("@") else address if address.startswith("/") else ""
         self._watchdog = _watchdog_seconds(environ)
 
@@ -133,7 +133,7 @@ class SystemdNotifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str) -> None:
-        """The service ends by itself."""
+        """The service is about to end."""
         self._send("STOPPING=1", f"STATUS={status}")
 
     def alive(self) -> None:
@@ -149,7 +149,7 @@ class SystemdNotifier:
                 sender.settimeout(1.0)
                 sender.sendto(message.encode(), self._address)
         except OSError:
-            # Nobody to tell it to: systemd's own time limits are what notices. The work does not depend on it.
+            # Nobody listens: systemd's own time limits are what notices. The work does not depend on it.
             return
 
 

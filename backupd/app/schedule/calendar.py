@@ -5,7 +5,7 @@ The calendar is pure. A cadence is wall-clock time in a zone: crontab(5)'s five 
 spring comes in the moment after the gap, one that they repeat in autumn comes the first time only.
 
 The only importer of APScheduler, and only where a time is computed. Its CronTrigger is asked about a calendar without
-time zones (in UTC), where it is right; by itself it would fire twice in a repeated hour or an hour late after a skipped
+time zones (in UTC), where it is right; alone it would fire twice in a repeated hour or an hour late after a skipped
 one, counts weekdays from Monday, and demands day of the month *and* weekday where crontab wants either.
 """
 
@@ -279,7 +279,7 @@ def _moment(wall: datetime, zone: ZoneInfo) -> datetime:
     early = wall.replace(tzinfo=zone).astimezone(UTC)
     if early.astimezone(zone).replace(tzinfo=None) == wall:
         return early
-    before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)  # in a gap, fold 1 lies before it and fold 0 behind
+    before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)  # in a gap, fold 1 is before it and fold 0 behind
     offset = early.astimezone(zone).utcoffset()
     low, high = 0, int((early - before).total_seconds())
     while low < high:
@@ -295,7 +295,7 @@ def _moment(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _share(server: str, leg: str, jitter: timedelta) -> timedelta:
-    """This leg's place within ``jitter``, in whole seconds: always the same, spread evenly over all legs."""
+    """This leg's offset within ``jitter``, in whole seconds: always the same, spread evenly over all legs."""
     digest = hashlib.sha256(f"{server}/{leg}".encode()).digest()
     return int.from_bytes(digest[:8]) % (int(jitter.total_seconds()) + 1) * SECOND
 
@@ -331,7 +331,7 @@ def _end(window: WindowTimes, moment: datetime, zone: ZoneInfo) -> datetime | No
 
 
 class AlarmClock:
-    """Calls ``ring`` from a thread of its own when one of the moments set has come. It decides nothing.
+    """Calls ``ring`` from its thread when one of the moments set has come. It decides nothing.
 
     A ring may come late or not at all when the machine sleeps or its clock is moved: whoever is woken looks at the
     clock and the calendar, and looks at them now and then without being woken.

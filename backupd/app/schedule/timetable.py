@@ -57,7 +57,7 @@ STARTING = frozenset({Outcome.START, Outcome.CATCH_UP})
 @dataclass(frozen=True, slots=True)
 class Action:
     """``due``: the newest due time that this is about. ``not_before``: a run made up for waits until then.
-    ``routine``: nobody has to look at it. ``replaces``: repetitions of older runs that wait; this one stands for them.
+    ``routine``: nobody has to look at it. ``replaces``: repetitions of older runs that wait; this one covers them.
     """
 
     outcome: Outcome
@@ -73,8 +73,8 @@ class Action:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What is known beside the clock. ``why`` runs were not started at their time; ``open_job``: the leg's run that is
-    queued or going on; ``waiting``: repetitions of the leg and runs made up for, which wait for a moment of their own;
-    ``paused``: why nothing of the server starts by itself, None without a pause."""
+    queued or going on; ``waiting``: repetitions of the leg and runs made up for, which wait for their moment;
+    ``paused``: why nothing of the server starts by schedule, None without a pause."""
 
     why: str
     open_job: JobRecord | None = None
@@ -112,8 +112,8 @@ def conclude(leg: Leg, handled: datetime, now: datetime, standing: Standing) -> 
         return (*found, _overtaken(leg, rest, newest, standing.open_job))
     begun = next((action for action in found if action.outcome in STARTING), None)
     if begun is not None:
-        stands = f"the one due at {format_time(begun.due)} covers them"
-        message = f"{_runs(rest, newest, 'did not start')} because {stands}"
+        covered = f"the one due at {format_time(begun.due)} covers them"
+        message = f"{_runs(rest, newest, 'did not start')} because {covered}"
         return (*found, Action(Outcome.SKIPPED, leg, newest, message, routine=True))
     return (*found, Action(Outcome.START, leg, newest, not_before=start_of(leg, newest), replaces=standing.waiting))
 
@@ -149,8 +149,8 @@ def _on_time(leg: Leg, handled: datetime, newest: datetime, standing: Standing) 
     if standing.open_job is not None:
         return (*found, _overtaken(leg, joined, newest, standing.open_job))
     if len(joined) > 1:
-        stands = f"the one due at {format_time(newest)} covers them"
-        message = f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the blackout: {stands}"
+        covered = f"the one due at {format_time(newest)} covers them"
+        message = f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the blackout: {covered}"
         found = (*found, Action(Outcome.SKIPPED, leg, joined[-2], message, routine=True))
     return (*found, Action(Outcome.START, leg, newest, replaces=standing.waiting))
 
@@ -172,7 +172,7 @@ def _late(
 
 
 def absorb(actions: Iterable[Action]) -> tuple[Action, ...]:
-    """A full backup that is about to be taken stands for the increments of its server that would start beside it."""
+    """A full backup that is about to be taken covers the increments of its server that would start beside it."""
     found = tuple(actions)
     fulls = {action.leg.server for action in found if action.leg.kind is JobKind.FULL and action.outcome in STARTING}
     kept = []
@@ -208,7 +208,7 @@ class Records:
 
 
 def records(actions: Sequence[Action], now: datetime, name: Callable[[datetime], str] = new_id) -> Records:
-    """Rows for ``actions``; a run that makes up for missed ones, or takes the place of a repetition, names their row as
+    """Rows for ``actions``; a run that makes up for missed ones, or replaces a repetition, names their row as
     ``previous``."""
     jobs: list[JobRecord] = []
     skipped: dict[str, str] = {}
@@ -294,7 +294,7 @@ FULL = "physical.full"
 class Timetable:
     """One daemon uses one. It keeps in mind what the catalog says, and what comes next for each leg.
 
-    A leg that cannot be computed stops no other: it is told once, and tried again.
+    A leg that cannot be computed stops no other: it is reported once, and tried again.
     """
 
     def __init__(self, catalog: Catalog, runs_on: Callable[[], str] = str) -> None:
@@ -365,7 +365,7 @@ class Timetable:
             pulled = self._catalog.jobs.pull_back(now, AHEAD)
             changes |= {row.key: replace(row, since=min(row.since, now), handled=now) for row in wrong}
             if wrong or pulled:
-                # What was pulled back is written already, so that it is told even when the rest has to be tried again.
+                # What was pulled back is written already, so that it is reported even when the rest is tried again.
                 (self._events if pulled else events).append(_corrected(wrong, pulled, now))
         due = [key for key, moment in self._next.items() if moment is not None and moment <= now and key not in changes]
         actions: tuple[Action, ...] = ()
@@ -434,7 +434,7 @@ class Timetable:
             return work()
         except BackupdError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever a cadence can bring about; all is told
+        except Exception as error:  # noqa: BLE001  whatever a cadence can bring about; all is reported
             problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             if self._broken.get(key) != problem:
                 self._broken[key] = problem

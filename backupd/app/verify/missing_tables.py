@@ -1,7 +1,7 @@
 """Stored physical backups that lack files of tables which the server had: what one of them lacks is marked in the
 catalog, its proofs are withdrawn, and one incident of its server names them all.
 
-Manifests that list the tables of their moment say it themselves. For older ones the witness of the backup tells which
+Manifests that list the tables of their moment say it themselves. For older ones the witness of the backup says which
 tables there were, so each is looked at once. That needs the private key, since file names are sealed: where it is not
 configured nothing is looked at here, and a test restore elsewhere finds it.
 
@@ -38,11 +38,11 @@ from storage import layout
 
 _ENGINE, _SEQUENCE, _REASONS = "engine ", "a sequence", ("not reached within", "the server's history list")
 _INNODB = "InnoDB"
-_TOLD = 20
+_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking(Document):
+class IncompleteBackup(Document):
     """``tables`` of which files are not in the backup, as people write them; ``doubtful``: see ``BackupRecord``."""
 
     server: str
@@ -51,16 +51,16 @@ class Lacking(Document):
     doubtful: str = ""
 
     def __str__(self) -> str:
-        names = f"{len(self.tables)} tables are not in it: {few(self.tables, _TOLD)}"
+        names = f"{len(self.tables)} tables are not in it: {few(self.tables, _NAMED)}"
         if not self.tables:
             names = ""
         return f"{self.backup} of {self.server}: {'; '.join(filter(None, (names, self.doubtful)))}"
 
 
-def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:
+def look_back(wiring: Wiring, server: str | None = None) -> tuple[IncompleteBackup, ...]:
     """Look at each backup (of ``server``) that nobody looked at; gives every one that is known to lack tables, or to be
     doubtful. What cannot be read now is looked at the next time. Raises CatalogError."""
-    found: list[Lacking] = []
+    found: list[IncompleteBackup] = []
     for name in [server] if server is not None else wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(name)
         for record in records:
@@ -71,7 +71,7 @@ def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:
             ):
                 _examine(wiring, record, records)
         known = [
-            Lacking(name, one.id, one.missing or (), one.doubtful)
+            IncompleteBackup(name, one.id, one.missing or (), one.doubtful)
             for one in wiring.catalog.backups.list(name)
             if one.state is not BackupState.DELETED and (one.missing or one.doubtful)
         ]
@@ -86,7 +86,7 @@ def doubt(wiring: Wiring, backup_id: str, error: BackupdError) -> None:
     if isinstance(error, UnrestorableError):
         record = wiring.catalog.backups.get(backup_id)
         wiring.catalog.backups.set_missing(
-            record.id, record.missing or (), f"a restore of it failed: {', '.join(error.damages[:_TOLD])}"
+            record.id, record.missing or (), f"a restore of it failed: {', '.join(error.damages[:_NAMED])}"
         )
 
 
@@ -99,7 +99,7 @@ def settle_doubts(wiring: Wiring, chain: Iterable[str]) -> None:
 
 
 def witnessed(witness: Witness) -> Iterator[BaseTable]:
-    """Base tables that a witness names, with their engines where it tells them. Tables of a witness that was lost from
+    """Base tables that a witness names, with their engines where it names them. Tables of a witness that was lost from
     sight while it was read (dropped, renamed) are left out: nobody knows whether they were there."""
     if witness.definitions is not None:
         for kind in ("table", "sequence"):
@@ -115,9 +115,9 @@ def witnessed(witness: Witness) -> Iterator[BaseTable]:
             yield BaseTable(TableName.parse(name), _INNODB)
 
 
-def lacking_tables(body: Body, witness: Witness | None) -> tuple[BaseTable, ...] | None:
+def missing_tables(body: Body, witness: Witness | None) -> tuple[BaseTable, ...] | None:
     """Those that the backup's moment had, by its own list or the witness, and of which it lacks files; None where
-    nothing tells which tables there were."""
+    nothing says which tables there were."""
     facts = body.facts
     if facts.inventory is None and witness is None:
         return None
@@ -129,7 +129,7 @@ def lacking_tables(body: Body, witness: Witness | None) -> tuple[BaseTable, ...]
 
 def exchanged(body: Body) -> tuple[str, ...]:
     """Tables that were renamed while the tool ran, and whose old names are those of tables again, where there are two
-    of them: they may have changed places. Only where definitions are files."""
+    of them: they may have been exchanged. Only where definitions are files."""
     paths = {entry.path for entry in body.entries}
     renamed = sorted(path.removesuffix(".ren") for path in paths if path.endswith(".ren"))
     found = [stem for stem in renamed if f"{stem.partition('#')[0]}.frm" in paths and f"{stem}.new" not in paths]
@@ -140,14 +140,14 @@ def _examine(wiring: Wiring, record: BackupRecord, records: Sequence[BackupRecor
     body = _body(wiring, record)
     if body is None:
         return
-    lacking = lacking_tables(body, wiring.catalog.witnesses.of_backup(record.id))
-    names = tuple(table.name.shown for table in lacking or ())
+    missing = missing_tables(body, wiring.catalog.witnesses.of_backup(record.id))
+    names = tuple(table.name.shown for table in missing or ())
     doubtful = ""
-    if any(table.engine == _INNODB for table in lacking or ()):
+    if any(table.engine == _INNODB for table in missing or ()):
         doubtful = "InnoDB tables are missing from it: prepare will probably fail"
     elif record.kind is BackupKind.PHYSICAL_INCREMENTAL and body.facts.inventory is None and (pairs := exchanged(body)):
         doubtful = (
-            f"{', '.join(pairs[:_TOLD])} were renamed while it was taken and may have exchanged their names, "
+            f"{', '.join(pairs[:_NAMED])} were renamed while it was taken and may have exchanged their names, "
             "which the tool may not be able to prepare"
         )
     if doubtful and _worked(wiring, record, records):
@@ -157,7 +157,7 @@ def _examine(wiring: Wiring, record: BackupRecord, records: Sequence[BackupRecor
         _withdraw(
             wiring,
             record,
-            f"{len(names)} tables of the server are not in backup {record.id}: {', '.join(names[:_TOLD])}",
+            f"{len(names)} tables of the server are not in backup {record.id}: {', '.join(names[:_NAMED])}",
         )
 
 
@@ -180,7 +180,7 @@ def _body(wiring: Wiring, record: BackupRecord) -> Body | None:
 
 
 def _worked(wiring: Wiring, record: BackupRecord, records: Sequence[BackupRecord]) -> bool:
-    """Was it prepared before, by itself or below what builds on it?"""
+    """Was it prepared before, alone or below what builds on it?"""
     family = {record.id, *(one.id for one in dependants(record.id, records))}
     return any(proof.is_good and proof.backup_id in family for proof in wiring.catalog.proofs.list(record.server))
 
@@ -193,7 +193,7 @@ def _withdraw(wiring: Wiring, record: BackupRecord, why: str) -> None:
                 wiring.catalog.deposits.forget(name, [layout.proof_key(record.server, proof.id)])
 
 
-def _report(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
+def _report(wiring: Wiring, server: str, known: Sequence[IncompleteBackup]) -> None:
     key = Key(PARTIAL, server)
     if not known:
         wiring.settle(looked={key: f"every backup of {server} that is left holds all its tables"})

@@ -1,6 +1,6 @@
 """Reading again what is stored of one server at one destination, in rotation, and what the catalog learns from it.
 
-Everything stored belongs to one of ``SHARES`` shares, by its name. When each was last read stands in the catalog. A run
+Everything stored belongs to one of ``SHARES`` shares, by its name. When each was last read is in the catalog. A run
 reads the oldest ones, as many as the time since the last run calls for; so after a run that was missed the next one
 reads more, and a changed period or schedule loses nothing.
 
@@ -256,20 +256,22 @@ def repair_logs(wiring: Wiring, destination: Destination) -> None:
     for server in _servers(wiring, destination):
         at_work = is_at_work(wiring, server)
         Reconciliation(wiring.catalog, destination, server, wiring.clock).settle(at_work=at_work)
-        if not at_work:  # else it tells by itself
-            _tell_gaps(wiring, server)
+        if not at_work:  # else its stream records them
+            _record_gaps(wiring, server)
 
 
-def _tell_gaps(wiring: Wiring, server: str) -> None:
+def _record_gaps(wiring: Wiring, server: str) -> None:
     """Those that the spool remembers, if it is one of this host."""
     known = {branch.id for branch in wiring.catalog.binlogs.branches(server)}
-    told = {(gap.branch, gap.destination, gap.after.file, gap.after.pos) for gap in wiring.catalog.binlogs.gaps(server)}
+    recorded = {
+        (gap.branch, gap.destination, gap.after.file, gap.after.pos) for gap in wiring.catalog.binlogs.gaps(server)
+    }
     try:
         gaps = Spool(spool_folder(wiring.settings, server)).gaps()
     except (DamagedError, RefusedError):
         return  # the stream of this server fails with it, and says so
     for gap in gaps:
-        if gap.branch in known and (gap.branch, gap.destination, gap.after.file, gap.after.pos) not in told:
+        if gap.branch in known and (gap.branch, gap.destination, gap.after.file, gap.after.pos) not in recorded:
             wiring.catalog.binlogs.add_gap(gap)
 
 
@@ -302,9 +304,9 @@ def _is_fresh(wiring: Wiring, destination: Destination, server: str, key: Segmen
 @dataclass(frozen=True, slots=True)
 class Read:
     """What one run found at one destination: ids of ``backups``, how many ``objects``, ``bytes`` and ``binlogs`` were
-    read, every damage with what became of it. ``cold``: how many objects lie in an archive class, where only the
-    place's own checksum could be compared; ``unseen``: how many of them have none; ``sample``: what is said of the one
-    that is thawed to be read; ``unbound``: backups that are not bound to what they tell in the clear."""
+    read, every damage with what became of it. ``cold``: how many objects are in an archive class, where only the
+    destination's own checksum could be compared; ``unseen``: how many of them have none; ``sample``: what is said of the one
+    that is thawed to be read; ``unbound``: backups that are not bound to their clear manifests."""
 
     backups: tuple[str, ...]
     objects: int
@@ -354,7 +356,7 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
             if not damage.repaired_from and damage.key.rpartition("/")[2] in (layout.MANIFEST, layout.SEGMENT)
         ),
     )
-    told = sample(wiring, destination, server, key, scrubbed.cold, {damage.key for damage in found})
+    sampled = sample(wiring, destination, server, key, scrubbed.cold, {damage.key for damage in found})
     return Read(
         tuple(sorted(names)),
         scrubbed.objects + logs.objects,
@@ -363,7 +365,7 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
         count,
         len(scrubbed.cold) + len(logs.cold),
         len(scrubbed.unseen) + len(logs.unseen),
-        told,
+        sampled,
         tuple(header.backup_id for header in headers if not header.is_bound),
     )
 
@@ -406,15 +408,15 @@ def _still_there(destination: Destination, server: str, damages: Iterable[Damage
 
 def _quarantined(wiring: Wiring, destination: Destination, damages: Iterable[Damage]) -> tuple[Damage, ...]:
     """Put damaged objects that nothing could repair into quarantine, where the destination can still be written."""
-    told = []
+    described = []
     for damage in damages:
         if damage.key.startswith(layout.OBJECTS) and not damage.repaired_from:
             try:
                 objects.quarantine(destination, layout.name_in(damage.key), damage.problem, wiring.clock())
             except DestinationError as error:
-                damage = replace(damage, problem=f"{damage.problem}; not put into quarantine: {error.message}")  # noqa: PLW2901  the same damage, told better
-        told.append(damage)
-    return tuple(told)
+                damage = replace(damage, problem=f"{damage.problem}; not put into quarantine: {error.message}")  # noqa: PLW2901  the same damage, described better
+        described.append(damage)
+    return tuple(described)
 
 
 def _record_copies(
@@ -460,14 +462,14 @@ def _release(destination: Destination, headers: Iterable[Header], damages: Itera
             objects.release(destination, name)
 
 
-def _stored_before(wiring: Wiring, backup_id: str, place: str, moment: datetime) -> bool:
+def _stored_before(wiring: Wiring, backup_id: str, destination: str, moment: datetime) -> bool:
     """Was the copy there by then, and is nothing newer known of it?"""
     try:
         record = wiring.catalog.backups.get(backup_id)
     except NotFoundError:
         return False  # a backup that the catalog does not know yet: fsck says so
     return any(
-        copy.destination == place
+        copy.destination == destination
         and copy.stored_at <= moment
         and (copy.verified_at is None or copy.verified_at <= moment)
         for copy in record.copies

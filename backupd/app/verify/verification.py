@@ -14,7 +14,7 @@ from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.catalog_copies import read_copies
 from backupd.app.metacopies.recover_document import mend_marker, noted_marker, texts_problems
 from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
-from backupd.app.verify.missing_tables import Lacking, look_back
+from backupd.app.verify.missing_tables import IncompleteBackup, look_back
 from backupd.app.verify.scrubbing import Read, Rotation, examine_logs, repair_logs, scrub_server
 from backupd.model.backup_record import BackupState
 from backupd.model.document import Document, computed
@@ -32,10 +32,10 @@ from storage.destination import Destination, exists
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome(Document):
     """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
-    of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
-    checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
+    of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the destination's
+    own checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
     ``lacking``: backups without tables that the server had; ``unbound``: those of a format in which nothing shows
-    whether what they tell in the clear was changed."""
+    whether their clear manifest was changed."""
 
     backups: tuple[str, ...]
     binlogs: int = field(default=0, kw_only=True)
@@ -45,7 +45,7 @@ class VerifyOutcome(Document):
     cold: int = 0
     unseen: int = 0
     samples: tuple[str, ...] = ()
-    lacking: tuple[Lacking, ...] = ()
+    lacking: tuple[IncompleteBackup, ...] = ()
     unbound: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ def verify(
 
 
 def _markers(wiring: Wiring, usable: Iterable[Destination]) -> tuple[Damage, ...]:
-    """Markers of places that are not as they were written."""
+    """Markers of destinations that are not as they were written."""
     found = [(destination, texts_problems(wiring, destination).get(layout.REPOSITORY, "")) for destination in usable]
     return tuple(
         Damage(destination.name, layout.REPOSITORY, why, trouble="`backupd fsck --repair` puts it back")
@@ -148,11 +148,11 @@ def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple
     )
 
 
-def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
+def _why_out_of_reach(wiring: Wiring, names: Iterable[str]) -> dict[str, str]:
     """In the destination's own words, where it has any, and with what to do next."""
     silent = wiring.unreachable()
     found = {}
-    for name in places:
+    for name in names:
         if name in silent:
             error = silent[name]
             found[name] = " ".join(": ".join(filter(None, (error.message, error.detail, error.hint))).split())
@@ -245,7 +245,7 @@ def _beside(wiring: Wiring, destination: Destination) -> list[Finding]:
 
 def _forget_gone(wiring: Wiring, destination: Destination) -> None:
     """Copies of which neither manifest nor body is there any more, so that nothing can be put right: where another
-    place has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
+    destination has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
     a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
     present = set(backup_ids(destination))
     known = expected_at(wiring, destination)(present, wiring.catalog.inventory.servers(destination.name))

@@ -22,7 +22,7 @@ class Stage:
 
     reasons: list[str]
     now: float = 0.0
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     reports: list[Progress] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class Stage:
             Limits.model_validate(limits),
             self.run,
             pressure=lambda: next(self.looks, ""),
-            tell=self.told.append,
+            report=self.reported.append,
             clock=lambda: self.now,
             wait=self.wait,
         )
@@ -52,7 +52,7 @@ def test_without_pressure_nothing_waits_and_nothing_is_told() -> None:
         brake.take(1000)
     assert (brake.taken, brake.paused, brake.pauses, brake.warnings) == (10_000, 0, 0, ())
     assert stage.now == 0
-    assert stage.told == []
+    assert stage.reported == []
     assert stage.reports == []
 
 
@@ -63,7 +63,7 @@ def test_work_pauses_while_there_is_pressure_and_then_goes_on() -> None:
     assert stage.now == brake.paused == 3
     brake.take(500)
     assert brake.taken == 1000
-    assert stage.told == ["lag 93 s > 60 s"]
+    assert stage.reported == ["lag 93 s > 60 s"]
     assert brake.warnings == ("limits: the backup paused once, 3.0s in all, the first time because lag 93 s > 60 s",)
 
 
@@ -87,7 +87,7 @@ def test_pauses_add_up_and_too_much_of_them_ends_the_run() -> None:
     assert caught.value.message == "gave up after 11.0s of pauses: lag 93 s > 60 s"
     assert caught.value.retryable
     assert "limits.max_pause is 10.0s" in caught.value.detail
-    assert stage.told == ["slow disk", "lag 93 s > 60 s"]
+    assert stage.reported == ["slow disk", "lag 93 s > 60 s"]
     assert brake.pauses == 2
 
 
@@ -102,7 +102,7 @@ def test_a_pause_ends_when_somebody_cancels() -> None:
         Limits.model_validate({}),
         stage.run,
         pressure=lambda: "slow",
-        tell=cancel,
+        report=cancel,
         clock=lambda: stage.now,
         wait=stage.wait,
     )
