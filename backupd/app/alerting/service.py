@@ -32,7 +32,7 @@ from backupd.app.context.wiring import Wiring, user
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.runtime.periodic import GuardedLoop
 from backupd.app.schedule.calendar import next_runs
-from backupd.app.views.destinations import DestinationView, ReachWatch, places
+from backupd.app.views.destinations import DestinationView, ReachWatch, destination_views
 from backupd.app.views.overview import overview
 from backupd.app.views.server_status import ServerOverview
 from backupd.model.errors import BackupdError, RefusedError
@@ -72,7 +72,7 @@ def report_now(wiring: Wiring, now: datetime) -> Letter:
     """Raises CatalogError."""
     return report(
         [_server(one) for one in overview(wiring, now)],
-        [_destination_line(one) for one in places(wiring, now)],
+        [_destination_line(one) for one in destination_views(wiring, now)],
         wiring.catalog.incidents.open(),
         site_of(wiring.settings),
         now,

@@ -66,8 +66,8 @@ def audit(
     outcome: str = "done",
     detail: str = "",
 ) -> None:
-    """Record that ``actor`` did ``action`` (or was refused it, or it failed: ``outcome``). What it tells of has
-    happened, so a catalog that cannot be written does not raise here: then the service's log alone has the entry."""
+    """Record that ``actor`` did ``action`` (or was refused it, or it failed: ``outcome``). It has happened,
+    so a catalog that cannot be written does not raise here: then the service's log alone has the entry."""
     entry = AuditEntry(
         wiring.clock(),
         actor.name,
@@ -98,8 +98,8 @@ def _line(entry: AuditEntry) -> str:
         "outcome": entry.outcome,
         "detail": entry.detail,
     }
-    told = ", ".join(f"{name} {value!r}" for name, value in words.items() if value)
-    return f"{entry.action}: {told}; entry {entry.number} {entry.digest}"
+    facts = ", ".join(f"{name} {value!r}" for name, value in words.items() if value)
+    return f"{entry.action}: {facts}; entry {entry.number} {entry.digest}"
 
 
 REFUSALS = (UsageError, ConfigurationError, RefusedError, NotFoundError, ForbiddenError, ArchivedError, LockedError)
@@ -113,7 +113,7 @@ class AuditedAction:
         self.subject = ""
         self.detail = ""
         self._wiring, self._actor, self._action = wiring, actor, action
-        self._told = False
+        self._recorded = False
         self._server = ""
         self.concerns(server)
 
@@ -123,15 +123,15 @@ class AuditedAction:
         self.detail = detail or self.detail
 
     def begun(self, subject: str) -> None:
-        """It is under way, and what becomes of it stands elsewhere under the id ``subject``."""
+        """It is under way, and what becomes of it is recorded elsewhere under the id ``subject``."""
         self.subject = subject
-        self.tell("done")
+        self.ended("done")
 
-    def tell(self, outcome: str, why: str = "") -> None:
-        """Once: what is said first stands."""
+    def ended(self, outcome: str, why: str = "") -> None:
+        """Once: what is recorded first remains."""
 
-        if not self._told:
-            self._told = True
+        if not self._recorded:
+            self._recorded = True
             audit(
                 self._wiring,
                 self._actor,
@@ -148,15 +148,15 @@ def audited(
     wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", detail: str = ""
 ) -> Iterator[AuditedAction]:
     """Around what ``actor`` does: recorded as done when the block ends, as refused or failed when it raises."""
-    told = AuditedAction(wiring, actor, action, server)
-    told.subject, told.detail = subject, detail
+    record = AuditedAction(wiring, actor, action, server)
+    record.subject, record.detail = subject, detail
     try:
-        yield told
+        yield record
     except BaseException as error:
         why = error.message if isinstance(error, BackupdError) else type(error).__name__
-        told.tell("refused" if isinstance(error, REFUSALS) else "failed", why)
+        record.ended("refused" if isinstance(error, REFUSALS) else "failed", why)
         raise
-    told.tell("done")
+    record.ended("done")
 
 
 PREFIX = "backupd_"
@@ -184,7 +184,7 @@ def create_token(
     now = wiring.clock()
     until = f", until {format_time(expires_at)}" if expires_at else ""
     scope = "all servers" if servers is None else ", ".join(sorted(servers))
-    with audited(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as told:
+    with audited(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as record:
         _check(wiring, name, servers, expires_at, now)
         secret = PREFIX + secrets.token_urlsafe(_BYTES)
         token = Token(
@@ -198,7 +198,7 @@ def create_token(
             expires_at=expires_at,
         )
         wiring.catalog.tokens.add(token)
-        told.subject = token.id
+        record.subject = token.id
     return token, secret
 
 
@@ -222,9 +222,9 @@ def _check(
 
 def revoke_token(wiring: Wiring, actor: Actor, token_id: str) -> Token:
     """Raises NotFoundError."""
-    with audited(wiring, actor, "token-revoked", subject=token_id) as told:
+    with audited(wiring, actor, "token-revoked", subject=token_id) as record:
         token = wiring.catalog.tokens.revoke(token_id, wiring.clock(), actor.name)
-        told.detail = token.name
+        record.detail = token.name
     return token
 
 

@@ -19,7 +19,7 @@ _WARN = timedelta(days=14)
 
 
 def address(api: Api) -> str:
-    """The URL that people are told."""
+    """The URL that messages name."""
     if api.url:
         return api.url
     port = api.listen.rpartition(":")[2]
@@ -54,8 +54,8 @@ def _in_the_clear(api: Api) -> Iterator[Finding]:
 
 
 def _guessed(api: Api, settings: Settings) -> Iterator[Finding]:
-    told = settings.alerts.email is not None or settings.alerts.channels_file is not None
-    if told and api.url is None and is_everywhere(api.host):
+    sends = settings.alerts.email is not None or settings.alerts.channels_file is not None
+    if sends and api.url is None and is_everywhere(api.host):
         yield warning(
             _SUBJECT,
             f"links in mails lead to {address(api)}, the host name of this machine",
@@ -76,7 +76,7 @@ def _certificate(api: Api, now: datetime) -> Iterator[Finding]:
             "it must be a PEM file that begins with this host's own certificate",
         )
         return
-    renew = f"put the new one in place of {file}, then `systemctl reload backupd`"
+    renew = f"replace {file} with the new one, then `systemctl reload backupd`"
     if end <= now:
         yield error(_SUBJECT, f"the certificate {file} has expired on {format_time(end)}", renew)
     elif end - now < _WARN:

@@ -29,28 +29,28 @@ _HINT = (
 
 
 _EMPTIED = ""
-"""Kept in place of the id of a repository that was emptied."""
+"""Kept instead of the id of a repository that was emptied."""
 
 
 def identities(wiring: Wiring) -> dict[str, str]:
-    """Of each configured name the id of its place, as it was last seen, or the name where nobody has looked yet. Left
-    out is a place that was seen to be empty though it holds backups by the catalog."""
+    """Of each configured name the id of its repository, as it was last seen, or the name where nobody has looked yet.
+    Left out is one that was seen to be empty though it holds backups by the catalog."""
     known = _remembered(wiring)
-    return {name: place for name in wiring.settings.destinations if (place := known.get(name, name)) != _EMPTIED}
+    return {name: marker for name in wiring.settings.destinations if (marker := known.get(name, name)) != _EMPTIED}
 
 
 def note_seen(wiring: Wiring, name: str, *, initialised: bool) -> None:
-    """Somebody has looked at the place: copies do not count where it was emptied. Raises CatalogError, RefusedError
-    where the spool cannot be written."""
+    """Somebody has looked at the destination: copies do not count where it was emptied. Raises CatalogError,
+    RefusedError where the spool cannot be written."""
     known = _remembered(wiring)
     if not initialised and known.get(name) != _EMPTIED and wiring.holds_backups(name):
         _remember(wiring, {**known, name: _EMPTIED})
     elif initialised and known.get(name) == _EMPTIED:
-        _remember(wiring, {other: place for other, place in known.items() if other != name})
+        _remember(wiring, {other: marker for other, marker in known.items() if other != name})
 
 
 def require_single(wiring: Wiring, destination: Destination) -> None:
-    """Raises RefusedError where another configured name leads to the same place, and DestinationError."""
+    """Raises RefusedError where another configured name leads to the same repository, and DestinationError."""
     found = _look(wiring, [destination, *_unseen(wiring)], needed=destination.name)
     mine = found.get(destination.name)
     twins = sorted(name for name, one in found.items() if mine and one == mine and name != destination.name)
@@ -63,14 +63,14 @@ def require_single(wiring: Wiring, destination: Destination) -> None:
 
 
 def findings(wiring: Wiring) -> list[Finding]:
-    """What `backupd check` says of names that lead to one place; those that do not answer are left out."""
+    """What `backupd check` says of names that lead to one repository; those that do not answer are left out."""
     usable = wiring.usable_destinations()
     others = wiring.settings.destinations.keys() - {destination.name for destination in usable}
     found = _look(wiring, [*usable, *_opened(wiring, others)])
-    names = gathered((place, name) for name, place in found.items() if place != _EMPTIED)
+    names = gathered((marker, name) for name, marker in found.items() if marker != _EMPTIED)
     twice = [
-        error("destinations", f"{' and '.join(sorted(twins))} are the same repository (marker {place})", _HINT)
-        for place, twins in sorted(names.items())
+        error("destinations", f"{' and '.join(sorted(twins))} are the same repository (marker {marker})", _HINT)
+        for marker, twins in sorted(names.items())
         if len(twins) > 1
     ]
     return [*twice, *_without_newest(wiring, [one for one in usable if found.get(one.name) != _EMPTIED])]
@@ -93,7 +93,7 @@ def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iter
                 "others",
             )
         except DestinationError:
-            continue  # what does not answer is told elsewhere
+            continue  # what does not answer is reported elsewhere
 
 
 def _unseen(wiring: Wiring) -> list[Destination]:
@@ -108,18 +108,18 @@ def _opened(wiring: Wiring, names: Iterable[str]) -> Iterator[Destination]:
 
 
 def _look(wiring: Wiring, destinations: Iterable[Destination], *, needed: str = "") -> Mapping[str, str]:
-    """What is known after a look at ``destinations``; one that does not answer is told only where it is ``needed``."""
+    """What is known after a look at ``destinations``; one that does not answer raises only where it is ``needed``."""
     before = _remembered(wiring)
     found = dict(before)
     for destination in destinations:
         try:
-            place = repository_id(destination) if destination.is_initialised() else None
+            marker = repository_id(destination) if destination.is_initialised() else None
         except DestinationError:
             if destination.name == needed:
                 raise
             continue
-        if place is not None:
-            found[destination.name] = place
+        if marker is not None:
+            found[destination.name] = marker
         elif wiring.holds_backups(destination.name):
             found[destination.name] = _EMPTIED
         else:
@@ -147,11 +147,11 @@ def _remembered(wiring: Wiring) -> dict[str, str]:
             if name in rows and rows[name]["address"] == _address(wiring, name)
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return {}  # it is only what the places themselves say again
+        return {}  # it is only what the destinations themselves say again
 
 
 def _remember(wiring: Wiring, found: Mapping[str, str]) -> None:
-    rows = {name: {"id": place, "address": _address(wiring, name)} for name, place in sorted(found.items())}
+    rows = {name: {"id": marker, "address": _address(wiring, name)} for name, marker in sorted(found.items())}
     file = _file(wiring)
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:

@@ -1,6 +1,6 @@
 """Incidents: what is open is read here, and what opens, restates or closes one is written here.
 
-Whether one is open stands in the catalog's events, so that a restart neither repeats nor forgets it.
+Whether one is open is in the catalog's events, so that a restart neither repeats nor forgets it.
 """
 
 from __future__ import annotations

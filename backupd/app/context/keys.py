@@ -97,14 +97,14 @@ def _headers(wiring: Wiring, server: str | None = None, backup_ids: Sequence[str
             try:
                 yield load_header(wiring.destination(copy.destination), record.server, record.id)
             except BackupdError:
-                continue  # another copy may be readable; verify and fsck tell of this one
+                continue  # another copy may be readable; verify and fsck report this one
             break
 
 
 ANSWER_WITHIN = timedelta(days=14)
 """How long the holder of a key may take to answer."""
 _SAID_AGAIN = timedelta(days=7)
-"""How long after an event the same one is told once more."""
+"""How long after an event the same one is reported once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
 
 
 def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge:
-    """Record that ``by`` told the phrase. Raises NotFoundError, RefusedError for a wrong phrase or a second answer,
+    """Record that ``by`` gave the phrase. Raises NotFoundError, RefusedError for a wrong phrase or a second answer,
     and for a challenge that has lapsed; then a new one waits."""
     asked = wiring.catalog.challenges.get(challenge_id)
     if not matches(phrase, asked.digest):
@@ -209,14 +209,14 @@ def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge
     if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
         raise _lapsed(wiring, asked)
     wiring.catalog.challenges.answer(challenge_id, wiring.clock(), by)
-    _tell_proved(wiring, asked.fingerprint, f"{by} has proved the key of {asked.name}")
+    _report_proved(wiring, asked.fingerprint, f"{by} has proved the key of {asked.name}")
     for one in wiring.catalog.challenges.list(asked.fingerprint):
         _file(wiring, one.id).unlink(missing_ok=True)
     return wiring.catalog.challenges.get(challenge_id)
 
 
 def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
-    """Ask the keys whose time has come and that are not being asked already; tell of those that are overdue or expire.
+    """Ask the keys whose time has come and that are not being asked already; report those that are overdue or expire.
 
     Gives what was issued. A key that cannot be used is an event, not a failure.
     """
@@ -235,13 +235,13 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
         if info.problem or info.warning:
             severity = Severity.ERROR if info.problem else Severity.WARNING
             hint = "backups fail when nothing can be sealed for one of their keys"
-            _tell(wiring, Condition(expiring, severity, info.problem or info.warning or "", hint=hint))
+            _report(wiring, Condition(expiring, severity, info.problem or info.warning or "", hint=hint))
         else:
             wiring.settle(looked={expiring: f"the key of {info.name} no longer expires soon"})
         if state.overdue:
-            _tell(wiring, Condition(overdue, Severity.ERROR, _overdue(state), hint=_how(wiring, state)))
+            _report(wiring, Condition(overdue, Severity.ERROR, _overdue(state), hint=_how(wiring, state)))
         else:
-            _tell_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
+            _report_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
         wanted = state.due_at is None or state.due_at <= wiring.clock()
         if wanted and not state.waiting and not info.problem:
             run.fence()
@@ -261,7 +261,7 @@ def _close_former(wiring: Wiring, looked: Collection[Key]) -> None:
     Incidents(wiring.catalog).settle(wiring.clock(), gone=gone)
 
 
-def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
+def _report_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
     """Unless nobody missed it."""
     wiring.settle(looked={Key(OVERDUE, subject=fingerprint): message})
 
@@ -289,8 +289,8 @@ def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
 
 
 def findings(wiring: Wiring) -> list[Finding]:
-    """What `backupd check` says about challenges, and about who may exchange the keys. That a keyring cannot be read,
-    preflight tells already."""
+    """What `backupd check` says about challenges, and about who may exchange the keys. That a keyring cannot be read
+    is reported by preflight."""
     homes = [wiring.settings.encryption.gnupg_home]
     homes += [wiring.settings.restore.gnupg_home] if wiring.settings.restore else []
     found = [one for home in dict.fromkeys(homes) for one in _home(home)]
@@ -304,12 +304,12 @@ def findings(wiring: Wiring) -> list[Finding]:
 def _home(home: Path) -> Iterator[Finding]:
     """Whoever writes there says for whom backups are sealed, and whose signatures are believed."""
     with suppress(OSError):
-        told = home.stat()
-        mode = stat.S_IMODE(told.st_mode)
-        if told.st_uid not in (0, os.geteuid()):
+        status = home.stat()
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid not in (0, os.geteuid()):
             yield warning(
                 "keys",
-                f"{home} belongs to another user (uid {told.st_uid}), who can replace its keys",
+                f"{home} belongs to another user (uid {status.st_uid}), who can replace its keys",
                 f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
                 f"--homedir {home} --list-keys",
             )
@@ -408,8 +408,8 @@ def _file(wiring: Wiring, challenge_id: str) -> Path:
     return wiring.settings.spool / "challenges" / f"{challenge_id}.asc"
 
 
-def _tell(wiring: Wiring, condition: Condition) -> None:
-    """Unless it was told in the last days."""
+def _report(wiring: Wiring, condition: Condition) -> None:
+    """Unless it was reported in the last days."""
     event = condition.event(wiring.clock())
     for before in wiring.catalog.events.list(kind=event.kind):
         if before.at < event.at - _SAID_AGAIN:

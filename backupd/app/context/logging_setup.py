@@ -67,7 +67,7 @@ class _Forgiving(logging.StreamHandler[TextIO]):
     """A handler whose reader, or whose disk, may go away."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Nobody is left to tell."""
+        """Nobody is left to notify."""
 
 
 @contextmanager

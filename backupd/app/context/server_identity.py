@@ -50,8 +50,8 @@ def accept_hint(server: str) -> str:
 
 def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, adopt: bool = True) -> Identity | None:
     """Compare the server that answers in ``session`` with those that answered under the name ``server`` before, keep
-    what was found, and say so where it is a stranger or has taken over. None where it tells no uuid. Without ``adopt``
-    the first one of all is not kept, and None: whoever only looks does not decide which server is meant.
+    what was found, and say so where it is a stranger or has taken over. None where it reports no uuid. Without
+    ``adopt`` the first one of all is not kept, and None: whoever only looks does not decide which server is meant.
 
     Raises CatalogError, ServerError; RefusedError for a copy of our data directory: its backups would say to be ours.
     """
@@ -127,10 +127,10 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
 
 
 def took_over(branch: Branch, uuid: str, *, is_at_home: bool) -> bool:
-    """Does ``branch``, which the stream began with the server ``uuid``, go on from a known place of what was archived
-    of a server with another uuid? A log that has lost its tail shows it only at the address where the known one was
-    (``is_at_home``: it crashed, and MariaDB may change its uuid with a restart): elsewhere it may be a server that was
-    made from the same image, whose log is equal up to where the two part."""
+    """Does ``branch``, which the stream began with the server ``uuid``, go on from a known position of what was
+    archived of a server with another uuid? A log that has lost its tail shows it only at the address where the known
+    one was (``is_at_home``: it crashed, and MariaDB may change its uuid with a restart): elsewhere it may be a server
+    that was made from the same image, whose log is equal up to where the two part."""
     if branch.server_uuid != uuid or branch.fork is None:
         return False
     return branch.reason is BranchReason.FAILOVER or (branch.reason is BranchReason.LOST_TAIL and is_at_home)
@@ -175,8 +175,8 @@ def _is_at_home(known: Sequence[Identity], address: str) -> bool:
 
 
 def _has_moved(known: Sequence[Identity], uuid: str, address: str) -> bool:
-    """Does a server that tells the known ``uuid`` answer where none of ours did? MySQL keeps it in its data directory,
-    so that a copy of that tells it, too. One that an operator accepted there counts as ours."""
+    """Does a server that reports the known ``uuid`` answer where none of ours did? MySQL keeps it in its data
+    directory, so that a copy of that reports it, too. One that an operator accepted there counts as ours."""
     ours = [one for one in known if not one.is_stranger]
     return any(one.uuid == uuid and one.address for one in ours) and not any(address == one.address for one in ours)
 
@@ -320,7 +320,7 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
             detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
             hint=f"to compare the server that answers now: backupd check {server}",
         )
-    for one in strangers[:-1]:  # a copy of the data directory stands by its address, and by its branch
+    for one in strangers[:-1]:  # a copy of the data directory is known by its address, and by its branch
         if one.address and one.address == strangers[-1].address:
             wiring.catalog.identities.accept(one, by)
     found = wiring.catalog.identities.accept(
@@ -371,8 +371,8 @@ def kept_apart(wiring: Wiring, server: str) -> tuple[str, ...]:
 
 def _executed(session: Session, info: ServerInfo, *, mariadb: bool) -> str:
     if mariadb:
-        told = session.query("SELECT @@GLOBAL.gtid_binlog_state, @@GLOBAL.gtid_slave_pos")[0]
-        return ",".join(str(one) for one in told if one)
+        found = session.query("SELECT @@GLOBAL.gtid_binlog_state, @@GLOBAL.gtid_slave_pos")[0]
+        return ",".join(str(one) for one in found if one)
     if info.gtid_mode == "off":
         return ""
     return str(session.scalar("SELECT @@GLOBAL.gtid_executed") or "").replace("\n", "")
@@ -387,10 +387,10 @@ def _restored_from(wiring: Wiring, marker: str) -> str:
 
 
 def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archived:
-    """The last place of the server's own history, in its binary logs or its backups, whichever is newer."""
+    """The last position of the server's own history, in its binary logs or its backups, whichever is newer."""
     ours = sorted((one for one in known if not one.is_stranger), key=lambda one: one.seen_at)
     uuids = {one.uuid for one in ours}
-    places = [
+    positions = [
         (record.finished_at, record.position.gtid)
         for record in wiring.catalog.backups.list(server)
         if record.server_uuid in uuids and record.position.gtid
@@ -401,8 +401,8 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
         if runs:
             last = max(runs, key=last_of)
             gtids = branches[-1].executed(last.gtids_after)
-            places.append((last.confirmed_at or last.last_at or branches[-1].noticed_at, gtids))
-    return Archived(max(places)[1] if places else "", ours[-1].server_id if ours else 0)
+            positions.append((last.confirmed_at or last.last_at or branches[-1].noticed_at, gtids))
+    return Archived(max(positions)[1] if positions else "", ours[-1].server_id if ours else 0)
 
 
 def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> tuple[bool, bool]:
@@ -449,7 +449,8 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
 
 
 def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
-    """Does the server's binary log hold the bytes that it held right before the place of our newest physical backup?"""
+    """Does the server's binary log hold the bytes that it held right before the position of our newest physical
+    backup?"""
     from backupd.engine.server.binary_logs import missing_evidence
     from backupd.transfer.records.manifests import read
 
@@ -467,7 +468,7 @@ def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
         try:
             found = read(wiring.destination(name), server, newest.id) if newest is not None else None
         except BackupdError:
-            continue  # another copy may tell; without any, there is no such evidence
+            continue  # another copy may show it; without any, there is no such evidence
         if found is not None and isinstance(found.header, Header) and found.header.landmarks is not None:
             return newest is not None and not missing_evidence(
                 info, newest.position, found.header.landmarks.log, wiring.identity_key()

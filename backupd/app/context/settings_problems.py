@@ -73,7 +73,7 @@ def report_transport(wiring: Wiring) -> None:
         try:
             unprotected = is_open(wiring.settings.server(name).connection())
         except ConfigurationError:
-            continue  # of files that cannot be read, `check` and each job tell; nobody knows whether `tls:` is there
+            continue  # of files that cannot be read, `check` and each job report; nobody knows whether `tls:` is there
         key = Key(TLS, name, name)
         if not unprotected:
             wiring.settle(looked={key: f"`tls:` is set for {name}"})
@@ -136,7 +136,7 @@ def report_policies(wiring: Wiring) -> None:
     events = wiring.catalog.events.list(kind=POLICY.broken, limit=_REMEMBERED)
     for name, policy in sorted({(event.server, event.subject) for event in events} - set(broken)):
         if name not in settings.servers:
-            continue  # that is told of all its incidents at once
+            continue  # that is reported of all its incidents at once
         message = f"{name} does not follow policy {policy} any more"
         if settings.server(name).policy_name == policy:
             message = f"policy {policy} is valid again: {name} is backed up as it says"

@@ -35,7 +35,7 @@ Fingerprint of the signing key (SIGNER):  {key}
 {replaced}{trusted}Private keys that open the backups, one of which you need:
 {recipients}
 Destinations that hold backups:
-{places}
+{destinations}
 Before you read or follow RECOVER.md of a destination: fetch it with RECOVER.md.sig, import the key below, and run
 
 {command}
@@ -110,7 +110,7 @@ class RecoveryPage(Document):
 
 
 def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryPage:
-    """``replaced``: keys that it takes the place of, each with until when it counted. Raises RefusedError where nothing
+    """``replaced``: keys that it replaces, each with until when it counted. Raises RefusedError where nothing
     is signed, ToolError, KeyUnusableError."""
     ours = signing(settings)
     if ours.key is None:
@@ -119,7 +119,7 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
             hint="`backupd keys make-signing` makes a signing key and says what to add to the configuration",
         )
     command = _COMMAND.format(key=ours.key)
-    places = sorted(settings.configuration.destinations.items())
+    destinations = sorted(settings.configuration.destinations.items())
     others = [key for key in ours.trusted if key != ours.key]
     return RecoveryPage(
         ours.key,
@@ -132,7 +132,7 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
             replaced="".join(f"Destroy every page of the key {one}\n" for one in replaced),
             trusted="".join(f"Also trusted:  {key}\n" for key in others),
             recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
-            places="\n".join(f"- {name}: {_where(one)}" for name, one in places),
+            destinations="\n".join(f"- {name}: {_where(one)}" for name, one in destinations),
         ),
     )
 

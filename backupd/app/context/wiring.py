@@ -1,4 +1,4 @@
-"""What every use case stands on: settings, catalog, destinations, keys. Opened once, closed once.
+"""What every use case is based on: settings, catalog, destinations, keys. Opened once, closed once.
 
 What opens destinations and keys is imported where that is done: a command that only reads the catalog needs none of it.
 
@@ -203,10 +203,10 @@ def is_bare(catalog: Catalog) -> bool:
 
 def absent_hint(settings: Settings) -> str:
     """What to do about a catalog that is not there."""
-    places = " or ".join(sorted(settings.destinations)) or "DESTINATION"
+    destinations = " or ".join(sorted(settings.destinations)) or "DESTINATION"
     return (
         f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; if backups are "
-        f"stored already, `backupd catalog rebuild --from {places}` rebuilds it"
+        f"stored already, `backupd catalog rebuild --from {destinations}` rebuilds it"
     )
 
 
@@ -287,7 +287,7 @@ class Wiring:
 
     def join(self, *, leads: bool) -> str:
         """The name of this host in the catalog, recorded where it is new; see ``Hosts.join``. It is the one that
-        ``here`` tells from then on."""
+        ``here`` gives from then on."""
         named = self.settings.configuration.host
         name, identity = host_name(self.settings), host_identity(self.settings.spool)
         joined = self.catalog.hosts.join(name, identity, self.clock(), named=named is not None, leads=leads)
@@ -479,7 +479,7 @@ V = TypeVar("V")
 
 
 def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """What stands beside each name, both in the order of ``pairs``."""
+    """The values of each name, both in the order of ``pairs``."""
     found: dict[K, list[V]] = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value)
@@ -551,8 +551,8 @@ class Result:
 
     ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
     though nothing was raised. ``partial``: what it made is there and can be used, and the problem is what is missing
-    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``told``: something else
-    tells of the problem, so that no event does. ``outcome``: what the work gave, for whoever waits for it in this
+    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``reported``: something
+    else reports the problem, so that no event does. ``outcome``: what the work gave, for whoever waits for it in this
     process; nothing of it is recorded.
     """
 
@@ -562,5 +562,5 @@ class Result:
     problem: BackupdError | None = None
     partial: bool = False
     accepted: bool = False
-    told: bool = False
+    reported: bool = False
     outcome: Any = None

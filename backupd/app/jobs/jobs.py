@@ -1,6 +1,6 @@
 """What becomes of jobs: queued, closed with their event and the jobs that follow, cancelled, abandoned where their
 process is gone, forgotten after a while; and the event that one succeeded again, once, after the last one reported was
-bad. And the heartbeat of one that runs (``Pulse``): it records in the catalog how far it is, and learns from it that somebody
+bad. And the heartbeat of one that runs (``Pulse``): it records how far it is, and learns that somebody
 wants it to stop.
 """
 

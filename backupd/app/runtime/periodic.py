@@ -19,8 +19,8 @@ from backupd.model.errors import BackupdError
 
 class GuardedLoop:
     """A watch that outlives every trouble of one look: the next one may go well. The same trouble is logged once,
-    until it is another one or over; ``kind`` is what such a log line is called. ``well_at``: the monotonic time at which a
-    look last ended well."""
+    until it is another one or over; ``kind`` is what such a log line is called. ``well_at``: the monotonic time at
+    which a look last ended well."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -35,7 +35,7 @@ _BEGINNING = b"HTTP/1.1 "
 
 
 class Probe:
-    """One question, asked by a thread of its own: who wants the answer need not wait for it. ``heard`` is None until it
+    """One question, asked by its own thread: who wants the answer need not wait for it. ``heard`` is None until it
     is known."""
 
     def __init__(self, address: tuple[str, int], *, tls: bool, seconds: float) -> None:
@@ -85,7 +85,7 @@ ASKED_EVERY = 15.0
 HEARING = 10.0
 """Seconds for each answer."""
 UNHEARD = 3
-"""After so many in a row it is killed: it hangs."""
+"""Unanswered questions in a row after which it is killed: it hangs."""
 
 
 @dataclass(slots=True)
@@ -109,11 +109,11 @@ class _Server:
         """Does it answer by now?"""
         if self.ear >= 0:
             try:
-                told = os.read(self.ear, 1)
+                ready = os.read(self.ear, 1)
             except BlockingIOError:
                 return
             self.forget()
-            self.answers = now if told else None
+            self.answers = now if ready else None
 
     def hangs(self, now: float) -> bool:
         """Did it leave the last questions without an answer? Asks the next one when it is time."""
@@ -134,10 +134,10 @@ class _Server:
 
 @dataclass(slots=True)
 class _State:
-    """``listener`` is bound to ``place``; ``current`` answers, ``next`` is to take over, ``retired`` are ending."""
+    """``listener`` is bound to ``address``; ``current`` answers, ``next`` is to take over, ``retired`` are ending."""
 
     listener: socket.socket | None = None
-    place: str = ""
+    address: str = ""
     current: _Server | None = None
     next: _Server | None = None
     retired: list[_Server] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _State:
 
 
 class ApiWatch(ProcessWatch):
-    """One process that answers, and for moments the one that takes its place."""
+    """One process that answers, and for moments the one that replaces it."""
 
     def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
         super().__init__("api", wiring, grace=grace)
@@ -167,7 +167,7 @@ class ApiWatch(ProcessWatch):
         super().reload(wiring)
 
     def step(self) -> None:
-        """One look. Raises CatalogError where an event could not be told."""
+        """One look. Raises CatalogError where an event could not be recorded."""
         state, settings, now = self._state, self._wiring.settings, time.monotonic()
         self._look_at_retired(now)
         if not settings.api.enabled:
@@ -210,14 +210,14 @@ class ApiWatch(ProcessWatch):
         host, port = listener.getsockname()[:2]
         state.next = _Server(process, basis, ear, now, (host, port), settings.api.tls is not None)
 
-    def _listening(self, place: str) -> socket.socket:
-        """The socket at ``place``: the one there is, or another one. Raises OSError."""
+    def _listening(self, address: str) -> socket.socket:
+        """The socket at ``address``: the one there is, or another one. Raises OSError."""
         state = self._state
-        if state.listener is None or state.place != place:
-            made = listen(place)
+        if state.listener is None or state.address != address:
+            made = listen(address)
             if state.listener is not None:
                 state.listener.close()  # its processes have it still
-            state.listener, state.place = made, place
+            state.listener, state.address = made, address
         return state.listener
 
     def _look_at_next(self, now: float) -> None:
@@ -235,7 +235,7 @@ class ApiWatch(ProcessWatch):
             if state.current is not None:
                 self._retire(state.current, now)
             state.current = one
-            say("api-process", f"process {one.process.child.pid} answers at {state.place}")
+            say("api-process", f"process {one.process.child.pid} answers at {state.address}")
         elif now - one.began > STARTING:
             state.next = None
             self._retire(one, now)
@@ -257,7 +257,7 @@ class ApiWatch(ProcessWatch):
                 f"its process lives and did not answer {UNHEARD} times, {HEARING:g} seconds each; it was killed",
                 one.process.last_words(),
                 now,
-                tell=True,
+                report=True,
             )
         elif not state.well and one.basis == basis and one.answers is not None and now - one.answers >= HEALTHY:
             self._recovered()
@@ -285,16 +285,16 @@ class ApiWatch(ProcessWatch):
             state.listener = None
         self._held.let_go(one.process.settings for one in state.retired)
 
-    # -- what is told
+    # -- what is reported
 
-    def _failed(self, how: str, words: str, now: float, *, tell: bool = False) -> None:
-        """``tell``: even when it is the first time."""
+    def _failed(self, how: str, words: str, now: float, *, report: bool = False) -> None:
+        """``report``: even when it is the first time."""
         state, settings = self._state, self._wiring.settings
         state.failures, state.well = state.failures + 1, False
         pause = min(LONGEST_PAUSE, 2.0 ** (state.failures - 1))
         state.next_start = now + pause
         say("api-ended", f"{how}; the next try is in {pause:g} s\n{words}", level=logging.WARNING)
-        if tell or state.failures >= REPEATED:
+        if report or state.failures >= REPEATED:
             before = "; the process with the previous settings continues" if state.current is not None else ""
             self.settle(
                 Condition(
@@ -311,7 +311,7 @@ class ApiWatch(ProcessWatch):
     def _recovered(self) -> None:
         state = self._state
         state.failures = 0
-        served = f"the REST interface and the web page are served at {state.place} again"
+        served = f"the REST interface and the web page are served at {state.address} again"
         self.settle(looked={Key(API, subject="api"): served})
         state.well = True
 
@@ -327,9 +327,9 @@ class ApiWatch(ProcessWatch):
         return bool(self._state.retired)
 
 
-def listen(place: str) -> socket.socket:
+def listen(endpoint: str) -> socket.socket:
     """A socket that listens at ``ADDRESS:PORT``; at ``[::]`` also for IPv4. Raises OSError."""
-    host, _, port = place.rpartition(":")
+    host, _, port = endpoint.rpartition(":")
     host = host.strip("[]")
     family, _kind, _protocol, _name, address = socket.getaddrinfo(
         host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -337,7 +337,7 @@ def listen(place: str) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen at {place}: {error.strerror or error}") from error
+        raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror or error}") from error
 
 
 def _log(settings: Settings) -> Path:

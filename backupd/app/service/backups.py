@@ -51,7 +51,7 @@ class Backups(Facade):
         return detail(self._wiring, backup_id)
 
     def keep(self, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
-        """Gives the destinations that could not be told, with why."""
+        """Gives the destinations where it could not be written, with why."""
         from backupd.app.retention import deletion
 
         with self._of_backup("backup-kept" if pinned else "backup-unkept", backup_id):
@@ -104,9 +104,9 @@ class Backups(Facade):
     @contextmanager
     def _of_backup(self, action: str, backup_id: str, *, detail: str = "") -> Iterator[AuditedAction]:
         """What is done to a backup. Raises NotFoundError."""
-        with self._audited(action, subject=backup_id, detail=detail) as told:
-            told.concerns(self._backup(backup_id).server)
-            yield told
+        with self._audited(action, subject=backup_id, detail=detail) as audited:
+            audited.concerns(self._backup(backup_id).server)
+            yield audited
 
 
 class Retention(Facade):

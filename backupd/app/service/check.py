@@ -14,8 +14,7 @@ from backupd.app.alerting import sender
 from backupd.app.backup_records import STRANGE_HINT
 from backupd.app.binlogs.status import acknowledged
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
-from backupd.app.context import api_address, file_rights, keys, trust
-from backupd.app.context import destination_identity as places
+from backupd.app.context import api_address, destination_identity, file_rights, keys, trust
 from backupd.app.context import settings_problems as transport
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings, Settings
@@ -71,13 +70,13 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
     found += trust.findings(wiring.settings)
     found += confinement_findings(wiring.settings)
     found += holds.findings(wiring, names)
-    found += places.findings(wiring)
+    found += destination_identity.findings(wiring)
     found += queuewatch.findings(wiring)
     found += sender.findings(wiring)
     found += api_address.findings(wiring.settings, wiring.clock())
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
-    for name in sorted({place for server in usable for place in server.required}):
+    for name in sorted({destination for server in usable for destination in server.required}):
         found += room(wiring, name)
     found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
@@ -127,7 +126,7 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
 
 
 def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Finding]:
-    """Is the server that answers the one whose backups there are? Of one that does not answer others tell."""
+    """Is the server that answers the one whose backups there are? One that does not answer is reported elsewhere."""
     try:
         with connection.connect() as session:
             return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)

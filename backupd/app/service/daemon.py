@@ -1,4 +1,4 @@
-"""`backupd serve`: one process that follows the policies until it is told to stop.
+"""`backupd serve`: one process that follows the policies until it is asked to stop.
 
 The main thread keeps the time and the service's own state; jobs run in processes of their own, which the worker
 starts and watches. All that happens is decided from the catalog, so a service that was killed goes on where it was.
@@ -98,7 +98,7 @@ class Manner:
 def serve(config: Path, manner: Manner) -> int:
     """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
     ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
-    whose policy is broken, and files of servers with mistakes, are left out, and told."""
+    whose policy is broken, and files of servers with mistakes, are left out, and reported."""
     notifier = SystemdNotifier()
     with Waker() as waker:
         asked = SignalRequests(waker)
@@ -109,7 +109,7 @@ def serve(config: Path, manner: Manner) -> int:
 
 
 Watch = StreamWatch | ApiWatch | AlertWatch | HeadWatch
-"""What works beside the service, in threads of its own."""
+"""What works beside the service, in its own threads."""
 
 
 class Daemon:
@@ -172,14 +172,14 @@ class Daemon:
     def _go_on_watch(self, watch: Leader) -> bool:
         """Become the one service; False when asked to stop before it came to that. Raises RefusedError, and without
         ``standby`` CatalogError."""
-        told = ""
+        reported = ""
         while not self._asked.stops:
             try:
                 watch.begin()
             except (RefusedError, CatalogError) as error:
                 if not self._manner.standby:
                     raise
-                if told != error.message:
+                if reported != error.message:
                     waits = isinstance(error, RefusedError)
                     say(
                         "daemon-standby" if waits else "daemon-trouble",
@@ -187,9 +187,9 @@ class Daemon:
                         level=logging.INFO if waits else logging.ERROR,
                     )
                     self._notifier.ready(f"standing by: {error.message}")
-                    told = error.message
+                    reported = error.message
             else:
-                if told:  # what was read then may be long out of date
+                if reported:  # what was read then may be long out of date
                     self._reload(None)
                 return True
             self._notifier.alive()
@@ -271,7 +271,7 @@ class Daemon:
         except BackupdError as error:
             # Nothing was written. It is tried again until it works: the due times wait in the catalog.
             self._report_trouble(error.message, str(error))
-        except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is told
+        except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is reported
             self._report_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
         self._notifier.alive()
 
@@ -335,12 +335,12 @@ class Daemon:
             new = load_settings(old.file, strict=False)
             refuse_newly_broken(old, new)
             refuse_lost_files(old, new)
-            _same_place(old, new)
+            _require_same_folders(old, new)
             if worker is not None:
                 self._log_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
         except BackupdError as error:
             self._report_refused(error, str(error))
-        except Exception as error:  # noqa: BLE001  no file may end the service; all is told
+        except Exception as error:  # noqa: BLE001  no file may end the service; all is reported
             first = (str(error).splitlines() or [""])[0]
             self._report_refused(
                 BackupdError(
@@ -415,7 +415,7 @@ class Daemon:
             say("daemon-stopped", "the catalog did not respond during the stop", level=logging.ERROR)
             return 1
         self._record(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
-        with suppress(BackupdError):  # then nobody reports here any more, and five minutes tell as much
+        with suppress(BackupdError):  # then nobody reports here any more, and five minutes show as much
             self._wiring.catalog.hosts.stops(self._wiring.here.removeprefix(HOST))
         say("daemon-stopped", "bye")
         return 0
@@ -442,7 +442,7 @@ class Daemon:
 
     def _rename_here(self) -> None:
         """This host may be called otherwise by the settings that are followed now. Where the catalog cannot take that,
-        or the spool does not tell who this host is, the next round tries again, and until then everything goes by the
+        or the spool does not say who this host is, the next round tries again, and until then everything goes by the
         former name."""
         try:
             self._serve_here()
@@ -475,7 +475,7 @@ class Daemon:
             say(event.kind, f"the event could not be recorded: {error}", level=logging.ERROR)
 
 
-def _same_place(old: Settings, new: Settings) -> None:
+def _require_same_folders(old: Settings, new: Settings) -> None:
     """Raises RefusedError for changes that a running service cannot follow."""
     for name in ("catalog", "spool"):
         if getattr(old, name) != getattr(new, name):
@@ -530,7 +530,7 @@ def keep_house(wiring: Wiring) -> None:
 
 
 class Housekeeper:
-    """Keeps house once a day, in a thread of its own, so that the service goes on meanwhile."""
+    """Keeps house once a day, in its own thread, so that the service goes on meanwhile."""
 
     def __init__(self, now: datetime, zone: str) -> None:
         self._due = _next_day(now, zone)

@@ -1,9 +1,9 @@
-"""One place that runs a job: the table from a row of the catalog to the use case behind it, and the life of a job in
-the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
+"""The one module that runs a job: the table from a row of the catalog to the use case behind it, and the life of a job
+in the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
 
 A worker starts a process for a queued job, which claims it here; a command that somebody waits for makes its own row
 and goes through the same table. A job ends as ``cancelled`` when somebody wanted that (`backupd jobs cancel`, a signal,
-Ctrl-C), as ``failed`` when it went wrong by itself. A repetition is a new job that names this one as ``previous``.
+Ctrl-C), as ``failed`` when it went wrong. A repetition is a new job that names this one as ``previous``.
 
 What a job needs it imports itself: a process that takes a backup need not load what restores it.
 """
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 Action = Callable[[Wiring, JobRun], Result]
 
 _SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL)
-"""Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
+"""Kinds that report no progress, or not in every phase, so that nobody can see whether they make any."""
 
 LONGEST_SILENCE = timedelta(hours=6)
 """How long those may take, and jobs of no server be without progress."""
@@ -63,7 +63,7 @@ LONGEST_SILENCE = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``by`` whom a job is done in this process; ``begun`` is told its id once it has a row."""
+    """``by`` whom a job is done in this process; ``begun`` gets its id once it has a row."""
 
     by: str
     begun: Callable[[str], None]
@@ -116,16 +116,16 @@ def _test_restore(wiring: Wiring, run: JobRun) -> Result:
 def of_proof(proof: Proof) -> Result:
     """What the row of a test restore says."""
     problem = None
-    told = f"the test restore of backup {proof.backup_id} to {proof.target} "
+    subject = f"the test restore of backup {proof.backup_id} to {proof.target} "
     if proof.outcome == INEXACT:
         problem = BackupdError(
-            f"{told}may differ from the source's rows",
+            f"{subject}may differ from the source's rows",
             detail="\n".join(proof.warnings),
             hint=f"take a full backup now: backupd backup {proof.server} --kind full",
         )
     elif proof.is_good and proof.older:
         problem = BackupdError(
-            f"{told}does not cover the newest data",
+            f"{subject}does not cover the newest data",
             detail="\n".join(proof.warnings),
             hint=f"to find the cause: backupd timeline {proof.server}",
         )
@@ -133,7 +133,7 @@ def of_proof(proof: Proof) -> Result:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
         undecided = proof.outcome == UNDECIDED
         problem = BackupdError(
-            told + ("did not complete; the state of the backup is unknown" if undecided else "failed"),
+            subject + ("did not complete; the state of the backup is unknown" if undecided else "failed"),
             detail="\n".join([*([proof.error] if proof.error else []), *failed]),
             hint="correct the cause, then run `backupd test-restore` again"
             if undecided
@@ -249,9 +249,9 @@ def _sweep(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _out_of_sight(run: JobRun, name: str, why: BackupdError) -> Result:
-    """An incident tells of it, and whatever is stored there next queues a sweep."""
+    """An incident reports it, and whatever is stored there next queues a sweep."""
     _say_held(run, name, why.line)
-    return Result(problem=why, told=True, outcome=(why.line,))
+    return Result(problem=why, reported=True, outcome=(why.line,))
 
 
 def _say_held(run: JobRun, name: str, reason: str) -> None:
@@ -267,7 +267,7 @@ def _replicate(wiring: Wiring, run: JobRun) -> Result:
         after_job(wiring)
     seconds, sent = sum(one.seconds for one in done.copied), sum(one.sent for one in done.copied)
     phases = (Phase("replicate", seconds, sent),) if sent else ()
-    # What failed is in the catalog, and is tried again by itself.
+    # What failed is in the catalog, and is tried again automatically.
     return Result("", done.bytes, phases, problem=done.trouble, outcome=done)
 
 
@@ -310,7 +310,7 @@ def run_here(
 
     Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
     """
-    policy_of(wiring, server, kind)  # a broken one is told before there is a row
+    policy_of(wiring, server, kind)  # a broken one is reported before there is a row
     abandon_dead(wiring)
     job = queued(wiring, kind, server, by=caller.by if caller else user(), arguments=arguments)
     now = job.queued_at
@@ -350,10 +350,10 @@ def live(
             # A signal after the last step came too late: what was committed is not cancelled.
             if not done or not isinstance(error, KeyboardInterrupt):
                 with _undisturbed():
-                    told = _ended_badly(wiring, job, pulse, error, watched=watched)
-                if told is error:
+                    shown = _ended_badly(wiring, job, pulse, error, watched=watched)
+                if shown is error:
                     raise
-                raise told from error
+                raise shown from error
         with _undisturbed():
             _ended_well(wiring, job, done[0])
         return done[0]
@@ -379,21 +379,21 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
     if pulse.lost is not None:
         say("job-lost", pulse.lost.message, level=logging.ERROR, server=job.server, job=job.id)
         return pulse.lost
-    told: BaseException = error
+    reason: BaseException = error
     by = pulse.cancel_by or (_canceller(wiring, job) if isinstance(error, KeyboardInterrupt) else "")
     if pulse.problem is not None:
-        told = pulse.problem
+        reason = pulse.problem
         ending = partial(close, wiring, job, JobState.FAILED, error=pulse.problem, again=True)
     elif by:
-        told = CancelledError(f"job {job.id} was cancelled by {by}")
-        ending = partial(close, wiring, replace(job, cancel_by=by), JobState.CANCELLED, error=told)
+        reason = CancelledError(f"job {job.id} was cancelled by {by}")
+        ending = partial(close, wiring, replace(job, cancel_by=by), JobState.CANCELLED, error=reason)
     elif isinstance(error, KeyboardInterrupt):
         name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
         ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
     elif isinstance(error, (ElsewhereError, DumpsOnlyError, UnknownTableError)) or (
         watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)
     ):
-        # Somebody forgot --confirm, mistyped a table, or asked for what no policy plans, and was told: nothing was
+        # Somebody forgot --confirm, mistyped a table, or asked for what no policy plans, and was refused: nothing was
         # done, and nothing is broken.
         ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
     else:
@@ -402,11 +402,11 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
         again = shown.retryable or isinstance(shown, CancelledError)
         ending = partial(close, wiring, job, JobState.FAILED, error=shown, again=again)
     _patiently(ending)
-    return told
+    return reason
 
 
 def _canceller(wiring: Wiring, job: JobRecord) -> str:
-    """Who asked to stop this job: the signal may have come before the heartbeat that would have told."""
+    """Who asked to stop this job: the signal may have come before the heartbeat that would have reported it."""
     with suppress(BackupdError):
         return wiring.catalog.jobs.get(job.id).cancel_by
     return ""
@@ -431,8 +431,8 @@ def _internal(job: JobRecord, error: BaseException) -> BackupdError:
     say("job-traceback", "".join(traceback.format_exception(error)), level=logging.ERROR, server=job.server, job=job.id)
     hint = f"`backupd jobs log {job.id}` says where it happened"
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return BackupdError(f"{job.kind} failed: {place}{error.strerror or error}", hint=hint)
+        path = f"{error.filename}: " if error.filename else ""
+        return BackupdError(f"{job.kind} failed: {path}{error.strerror or error}", hint=hint)
     first = (str(error).splitlines() or [""])[0]
     return BackupdError(f"internal error: {type(error).__name__}: {first}", hint=hint)
 
@@ -508,16 +508,16 @@ class Foreground(Facade):
         )
 
     def replicate(
-        self, server: str | None, place: str | None, report: Report, labels: Collection[str] = ()
+        self, server: str | None, destination: str | None, report: Report, labels: Collection[str] = ()
     ) -> tuple[Replicated, ...]:
-        """Bring destinations up to date, for one server, those with ``labels``, or all of them: ``place``, or all that
-        their policies name."""
+        """Bring destinations up to date, for one server, those with ``labels``, or all of them: ``destination``, or
+        all that their policies name."""
         from backupd.app.copies.missing_copies import destinations_of
 
         some = self._wiring.settings.labelled(labels, server) if labels else None
         return tuple(
             self._do("replicate-requested", one, JobKind.REPLICATE, name, report, {"destination": one}).outcome
-            for name, one in destinations_of(self._wiring, server, place, some)
+            for name, one in destinations_of(self._wiring, server, destination, some)
         )
 
     def apply_retention(self, server: str, report: Report, *, really: bool = False) -> Applied:
@@ -584,6 +584,6 @@ class Foreground(Facade):
         def work(run: JobRun) -> Result:
             return perform(self._wiring, replace(run, confirm=confirm))
 
-        with self._audited(action, server=server, detail=detail) as told:
-            caller = Caller(self._actor.name, told.begun)
+        with self._audited(action, server=server, detail=detail) as audited:
+            caller = Caller(self._actor.name, audited.begun)
             return run_here(self._wiring, kind, server, work, report=report, arguments=arguments, caller=caller)

@@ -4,7 +4,7 @@ Servers: checked, accepted, and shown at a glance with their destinations and po
 
 Planning restores in the process that asks, thawing for them, and what unfinished ones left.
 
-Looking after what the rest stands on: the catalog, its copies, signatures, and what lies at the destinations.
+Looking after what the rest is based on: the catalog, its copies, signatures, and what is stored at the destinations.
 
 The whole application behind one door: what the command line, the REST interface and the page may ask for.
 
@@ -110,17 +110,17 @@ class Alerts(Facade):
         from backupd.app.alerting.service import send_test
 
         require_all(self._actor)
-        with self._audited("alerts-tested") as told:
+        with self._audited("alerts-tested") as action:
             sent = send_test(self._wiring, self._actor.name, wait=wait)
-            told.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
+            action.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
             return sent
 
     def acknowledge(self, incident_id: str) -> Incident:
         """No reminders any more. Raises NotFoundError, RefusedError when it is over or acknowledged."""
-        with self._audited("alert-acknowledged", subject=incident_id) as told:
+        with self._audited("alert-acknowledged", subject=incident_id) as action:
             incident = self._wiring.catalog.incidents.get(incident_id)
             see(self._actor, incident.server, f"incident {incident_id}")
-            told.concerns(incident.server)
+            action.concerns(incident.server)
             return self._wiring.catalog.incidents.acknowledge(incident_id, self._actor.name, self._wiring.clock())
 
 
@@ -138,10 +138,10 @@ class Servers(Facade):
         """The other server that answers under the name of ``server`` is the right one from now on."""
         from backupd.app.context import server_identity as identity
 
-        with self._audited("server-accepted", server=server) as told:
+        with self._audited("server-accepted", server=server) as action:
             self._see_server(server)
             found = identity.accept(self._wiring, server, self._actor.name)
-            told.subject = found.uuid
+            action.subject = found.uuid
             return found
 
     def overview(self, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
@@ -169,9 +169,9 @@ class Installation(Facade):
 
     def destinations(self) -> tuple[DestinationView, ...]:
         """Every destination at a glance; waits for none."""
-        from backupd.app.views.destinations import places
+        from backupd.app.views.destinations import destination_views
 
-        return places(self._wiring, self._wiring.clock())
+        return destination_views(self._wiring, self._wiring.clock())
 
     def hosts(self) -> tuple[KnownHost, ...]:
         """Every host that uses this catalog, by name."""
@@ -255,9 +255,9 @@ class Maintenance(Facade):
         failed_at: datetime | None = None,
         counters: Mapping[str, int] | None = None,
     ) -> Rebuilt:
-        """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
-        did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
-        (see ``heads.compare``)."""
+        """The catalog from what is stored at one destination; ``merge``: into one that is not empty; ``adopt``: what
+        that did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the destination was
+        turned back (see ``heads.compare``)."""
         from backupd.app.metacopies.signed_heads import compare, lists_compared
         from backupd.app.restores.catalog_rebuild import rebuild
 
@@ -285,8 +285,8 @@ class Maintenance(Facade):
         return write_copies(self._wiring, now=True)
 
     def sign(self, destination: str, *, unproven: bool = False) -> Vouched:
-        """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
-        agrees with the catalog."""
+        """Sign what is stored there unsigned and is what the runs of this catalog stored; ``unproven``: also what
+        merely agrees with the catalog."""
         from backupd.app.metacopies.signing_keys import vouch
 
         with self._audited("documents-signed", subject=destination, detail="unproven" if unproven else ""):
@@ -352,19 +352,19 @@ class Keys(Facade):
         """A first key that signs; the configuration has to name it."""
         from backupd.app.metacopies.signing_keys import make_signing
 
-        with self._audited("signing-key-made") as told:
+        with self._audited("signing-key-made") as action:
             done = make_signing(self._wiring)
-            told.subject = done.key
+            action.subject = done.key
             return done
 
     def rotate_signing(self, *, to: str | None = None, former: str | None = None, unproven: bool = False) -> Rotation:
         """Another key that signs, in two steps; see ``signingkeys.rotate_signing``."""
         from backupd.app.metacopies.signing_keys import rotate_signing
 
-        with self._audited("signing-key-rotated", detail="unproven" if unproven else "") as told:
+        with self._audited("signing-key-rotated", detail="unproven" if unproven else "") as action:
             done = rotate_signing(self._wiring, to=to, former=former, unproven=unproven)
-            told.subject = done.key
-            told.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
+            action.subject = done.key
+            action.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
             return done
 
 
@@ -391,7 +391,7 @@ class Service:
         cls, config_path: Path, held: Path | None = None, opening: Opening = Opening.MAKES, *, new_catalog: bool = False
     ) -> Iterator[Service]:
         """Read the configuration and open the catalog. ``held``: the settings that a service has in force, which then
-        count in place of the files. ``opening``: what becomes of a catalog that is not there; ``new_catalog``: as
+        count instead of the files. ``opening``: what becomes of a catalog that is not there; ``new_catalog``: as
         ``new`` of ``catalog_of``.
 
         Raises ConfigurationError with every problem at once. A policy that is broken keeps from work only what needs
@@ -403,7 +403,7 @@ class Service:
                 yield cls(Wiring(settings, catalog), WANTED)
             return
         settings = held_settings(held)
-        # A service has its catalog open: where it is gone, an empty one must not take its place.
+        # A service has its catalog open: where it is gone, an empty one must not replace it.
         with open_catalog(settings.catalog, make=False) as catalog:
             yield cls(Wiring(settings, catalog), WANTED)
 

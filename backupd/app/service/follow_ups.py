@@ -3,7 +3,7 @@ and sweeps.
 
 They are queued by the end of each job, as ever, and taken from the queue as a worker takes them: by one process only,
 and not before a pause or what runs lets them start. The rules wait for jobs of the same server only, as the command's
-own job did: where commands for many servers begin at once, the first to end would never find a place for its rules.
+own job did: where commands for many servers begin at once, the first to end would never find a slot for its rules.
 What is left there the service does, or the next command.
 """
 

@@ -29,7 +29,7 @@ class Jobs(Facade):
         self, server: str | None, *, kind: str | None = None, state: JobState | None = None, limit: int | None = None
     ) -> Iterator[JobRecord]:
         """Newest first, while they are read from the catalog. Jobs of servers that are not configured any more are
-        still told. Raises UnknownNameError."""
+        still listed. Raises UnknownNameError."""
         if server is not None:
             require_known(self._wiring, server)
         which = self._actor.servers
@@ -50,9 +50,9 @@ class Jobs(Facade):
         """Cancel a queued job, ask a running one to stop. Raises NotFoundError, RefusedError when it is over."""
         from backupd.app.jobs import jobs
 
-        with self._audited("job-cancelled", subject=job_id) as told:
+        with self._audited("job-cancelled", subject=job_id) as action:
             found = self._job(job_id)
-            told.concerns(found.server, found.kind)
+            action.concerns(found.server, found.kind)
             return jobs.cancel(self._wiring, job_id, self._actor.name)
 
     def run(self, job_id: str, token: int) -> None:
@@ -69,21 +69,21 @@ class Requests(Facade):
         """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes."""
         from backupd.app.backups.logical import backup_arguments
 
-        with self._audited("backup-requested", server=server, detail=str(kind)) as told:
+        with self._audited("backup-requested", server=server, detail=str(kind)) as action:
             arguments = backup_arguments(self._wiring.settings.server(server), kind, table_set, tables)
             self._usable(server)
-            return self._queue(JobKind(kind), server, arguments, told)
+            return self._queue(JobKind(kind), server, arguments, action)
 
     def test_restore(self, server: str, target: str = "latest") -> JobRecord:
         """``target``: any of a restore, or ``random``."""
         from backupd.app.restores.test_restore import RANDOM
 
-        with self._audited("test-restore-requested", server=server, detail=target) as told:
+        with self._audited("test-restore-requested", server=server, detail=target) as action:
             self._usable(server)
             self._wiring.settings.needs_restore()
             if target != RANDOM:
                 require_target(self._wiring, server, target)
-            return self._queue(JobKind.TEST_RESTORE, server, {"target": target}, told)
+            return self._queue(JobKind.TEST_RESTORE, server, {"target": target}, action)
 
     def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
         """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
@@ -91,30 +91,30 @@ class Requests(Facade):
             "verify-requested",
             server=server or "",
             detail="all" if subset is None else f"{subset:.0%}",
-        ) as told:
+        ) as action:
             if server is not None:
                 self._usable(server)
             if server is None:
                 require_all(self._actor)
             if subset is not None and not 0 < subset <= 1:
-                raise UsageError(f"{subset:g} is not a share", hint="0.1 stands for 10%")
-            return self._queue(JobKind.VERIFY, server or "", {} if subset is None else {"subset": subset}, told)
+                raise UsageError(f"{subset:g} is not a share", hint="0.1 is 10%")
+            return self._queue(JobKind.VERIFY, server or "", {} if subset is None else {"subset": subset}, action)
 
-    def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
-        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
-        job for each; one that waits already is not asked for twice, and given."""
+    def replicate(self, server: str | None = None, destination: str | None = None) -> tuple[JobRecord, ...]:
+        """Bring destinations up to date, for one server or all of them: ``destination``, or all that their policies
+        name. A job for each; one that waits already is not asked for twice, and given."""
         from backupd.app.copies.missing_copies import destinations_of
 
-        with self._audited("replicate-requested", server=server or "", detail=place or "") as told:
-            made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, place)]
-            told.subject = " ".join(job.id for job in made)
+        with self._audited("replicate-requested", server=server or "", detail=destination or "") as action:
+            made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, destination)]
+            action.subject = " ".join(job.id for job in made)
             return tuple(made)
 
     def retention(self, server: str, *, really: bool = False) -> JobRecord:
         """Mark what the rules expire; ``really``: also what the brake holds back."""
-        with self._audited("retention-requested", server=server, detail="really" if really else "") as told:
+        with self._audited("retention-requested", server=server, detail="really" if really else "") as action:
             self._usable(server)
-            return self._queue(JobKind.RETENTION, server, {"really": True} if really else {}, told)
+            return self._queue(JobKind.RETENTION, server, {"really": True} if really else {}, action)
 
     def remove(self, backup_id: str, *, with_increments: bool = False) -> tuple[Deleted, JobRecord | None]:
         """Mark a backup deleted, and have a job remove it at once, without the grace period; no job where nothing of it
@@ -122,12 +122,12 @@ class Requests(Facade):
         from backupd.app.retention import deletion
 
         how = "at once, with its increments" if with_increments else "at once"
-        with self._audited("backup-deleted", subject=backup_id, detail=how) as told:
+        with self._audited("backup-deleted", subject=backup_id, detail=how) as action:
             record = self._backup(backup_id)
-            told.concerns(record.server)
+            action.concerns(record.server)
             done = deletion.delete(self._wiring, backup_id, now=False, with_increments=with_increments)
             job = self._queue(JobKind.REMOVAL, record.server, {"backups": list(done.marked)}) if done.marked else None
-            told.detail = how if job is None else f"{how}: removal {job.id} of {', '.join(done.marked)}"
+            action.detail = how if job is None else f"{how}: removal {job.id} of {', '.join(done.marked)}"
             return done, job
 
     # -- restores
@@ -153,10 +153,10 @@ class Requests(Facade):
 
         named = wanted if isinstance(wanted, str) else f"{wanted.server} to {wanted.target}"
         server = self.stored_plan(wanted).server if isinstance(wanted, str) else wanted.server
-        with self._audited("restore-requested", server=server, detail=named) as told:
+        with self._audited("restore-requested", server=server, detail=named) as action:
             record, job = request_restore(self._wiring, self._actor, wanted, confirm)
-            told.subject = record.id
-            told.detail = f"{record.target} into {record.datadir}"
+            action.subject = record.id
+            action.detail = f"{record.target} into {record.datadir}"
             return record, job
 
     def restore_view(self, restore_id: str) -> RestoreView:
@@ -183,18 +183,18 @@ class Requests(Facade):
         self._wiring.settings.server(server).policy  # noqa: B018  raises what is wrong with it
 
     def _queue(
-        self, kind: JobKind, server: str, arguments: dict[str, Any], told: AuditedAction | None = None
+        self, kind: JobKind, server: str, arguments: dict[str, Any], action: AuditedAction | None = None
     ) -> JobRecord:
-        """``told``: the audited action whose subject the job is."""
+        """``action``: the audited action whose subject the job is."""
         from backupd.app.jobs.jobs import queued
 
         job = queued(self._wiring, kind, server, by=self._actor.name, arguments=arguments)
         self._wiring.catalog.jobs.enqueue(job)
-        if told is not None:
-            told.subject = job.id
+        if action is not None:
+            action.subject = job.id
         return job
 
-    def _copying(self, server: str, place: str) -> JobRecord:
+    def _copying(self, server: str, destination: str) -> JobRecord:
         waiting = self._wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=JobState.QUEUED)
-        found = next((job for job in waiting if job.arguments.get("destination") == place), None)
-        return found or self._queue(JobKind.REPLICATE, server, {"destination": place})
+        found = next((job for job in waiting if job.arguments.get("destination") == destination), None)
+        return found or self._queue(JobKind.REPLICATE, server, {"destination": destination})

@@ -1,6 +1,6 @@
-"""Who runs the queued jobs: each in a process of its own, watched until its end is in the catalog.
+"""Who runs the queued jobs: each in its own process, watched until its end is in the catalog.
 
-A process of its own can be ended for certain, has its own priority and memory, and takes nobody with it. It dies with
+A separate process can be ended for certain, has its own priority and memory, and takes nobody with it. It dies with
 the worker (parent-death signal), and its tools die with it. The rows of the catalog are all that the two share.
 """
 
@@ -50,14 +50,14 @@ _STEP = 0.05
 _START_PAUSE = 15.0
 """Seconds without another start after one that this machine refused: whatever it lacks, the next one lacks too."""
 STILL = timedelta(minutes=2)
-"""A process whose heart stood for so long stands still, whatever the policy's limit: it beats every two seconds."""
+"""A process that recorded no heartbeat for longer hangs, whatever the policy's limit: it beats every two seconds."""
 _numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
 class _Running:
-    """``asked``: when it was told to end (monotonic), None before. ``stopping``: by the daemon's own end. ``beat``: its
-    last heartbeat that was seen; ``still``: for how many watched seconds it has been the last one."""
+    """``asked``: when it was asked to end (monotonic), None before. ``stopping``: by the daemon's own end. ``beat``:
+    its last heartbeat that was seen; ``still``: for how many watched seconds it has been the last one."""
 
     job: JobRecord
     process: ChildProcess
@@ -202,7 +202,7 @@ class Worker:
         """Start its process. Where that fails the job has failed: a row that runs without a process would stay."""
         try:
             one = self._started(job)
-        except Exception as error:  # noqa: BLE001  not hidden: it becomes the job's error, or is told as trouble
+        except Exception as error:  # noqa: BLE001  not hidden: it becomes the job's error, or is reported as trouble
             self._next_start = time.monotonic() + _START_PAUSE
             why = error.strerror if isinstance(error, OSError) else None
             self._end_row(
@@ -248,7 +248,7 @@ class Worker:
         for one in self._running:
             row = rows.pop(one.job.id, None)
             if one.asked is None and row is None:
-                one.asked = time.monotonic()  # its job is over: it has the grace to end by itself
+                one.asked = time.monotonic()  # its job is over: it has the grace to end
             elif one.asked is None and row is not None and (row.cancel_by or self._stands_still(one, row)):
                 self._ask_to_stop(one)
             elif one.asked is not None and time.monotonic() - one.asked > self._grace:

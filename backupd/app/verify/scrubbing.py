@@ -305,8 +305,8 @@ def _is_fresh(wiring: Wiring, destination: Destination, server: str, key: Segmen
 class Read:
     """What one run found at one destination: ids of ``backups``, how many ``objects``, ``bytes`` and ``binlogs`` were
     read, every damage with what became of it. ``cold``: how many objects are in an archive class, where only the
-    destination's own checksum could be compared; ``unseen``: how many of them have none; ``sample``: what is said of the one
-    that is thawed to be read; ``unbound``: backups that are not bound to their clear manifests."""
+    destination's own checksum could be compared; ``unseen``: how many of them have none; ``sample``: what is said of
+    the one that is thawed to be read; ``unbound``: backups that are not bound to their clear manifests."""
 
     backups: tuple[str, ...]
     objects: int

@@ -245,8 +245,9 @@ def _beside(wiring: Wiring, destination: Destination) -> list[Finding]:
 
 def _forget_gone(wiring: Wiring, destination: Destination) -> None:
     """Copies of which neither manifest nor body is there any more, so that nothing can be put right: where another
-    destination has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
-    a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
+    destination has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where
+    more of a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not
+    mounted."""
     present = set(backup_ids(destination))
     known = expected_at(wiring, destination)(present, wiring.catalog.inventory.servers(destination.name))
     gone = Counter(server for server, _id in known.backups)

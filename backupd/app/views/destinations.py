@@ -101,7 +101,7 @@ class DestinationView(Document):
         return Shortfall(self.behind_backups, self.behind_bytes, self.behind, self.behind_error)
 
 
-def places(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
+def destination_views(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
     """Every configured destination, in the order of the configuration. Raises CatalogError."""
     glimpses, catalog = _glimpses(wiring), wiring.catalog
     stock, lags = catalog.glances.stock(), catalog.glances.lags(now - _DAY)
@@ -253,14 +253,14 @@ _LOOKS = 3
 
 
 class ReachWatch:
-    """From one thread. The looking itself goes on in the background: see ``places``."""
+    """From one thread. The looking itself goes on in the background: see ``destination_views``."""
 
     def __init__(self) -> None:
         self._silent: dict[str, list[datetime]] = {}
 
     def step(self, wiring: Wiring, now: datetime) -> None:
         """Raises CatalogError."""
-        for place in places(wiring, now):
+        for place in destination_views(wiring, now):
             self._look(wiring, place)
 
     def _look(self, wiring: Wiring, place: DestinationView) -> None:

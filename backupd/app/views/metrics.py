@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.destinations import DestinationView, places
+from backupd.app.views.destinations import DestinationView, destination_views
 from backupd.app.views.overview import overview
 from backupd.app.views.server_status import ServerOverview
 from backupd.binlog.stream_status import StreamState
@@ -33,7 +33,7 @@ def measure(wiring: Wiring, now: datetime, *, everything: bool = True) -> Values
     _jobs(found, wiring, now, servers, everything=everything)
     if everything:
         _installation(found, wiring, now)
-        for place in places(wiring, now):
+        for place in destination_views(wiring, now):
             _place(found, place)
     found.set("backupd_collect_seconds", time.monotonic() - begun)
     return found

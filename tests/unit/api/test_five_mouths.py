@@ -23,7 +23,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Result, Wiring, owner
 from backupd.app.service.dispatch import run_here
-from backupd.app.views.destinations import ReachWatch, places
+from backupd.app.views.destinations import ReachWatch, destination_views
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
 from backupd.catalog.session import Catalog
@@ -371,7 +371,7 @@ def test_a_place_that_was_emptied(home: Installation, office: Office) -> None:
     def look(minutes: int) -> None:
         at = home.now() + minutes * MINUTE
         deadline = time.monotonic() + 60
-        while any(place.checked_at != at for place in places(home.wiring, at)):
+        while any(place.checked_at != at for place in destination_views(home.wiring, at)):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         watch.step(home.wiring, at)

@@ -20,7 +20,7 @@ from backupd.app.jobs.jobs import close
 from backupd.app.runtime import child_process as scribe
 from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.views.capacity import FillingWatch
-from backupd.app.views.destinations import ReachWatch, places
+from backupd.app.views.destinations import ReachWatch, destination_views
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamState, StreamStatus
 from backupd.catalog.session import open_catalog
@@ -96,7 +96,7 @@ class Service:
 
     def look_at_destination(self) -> None:
         deadline = time.monotonic() + 240
-        while places(self.wiring, self.clock.now)[0].checked_at != self.clock.now:
+        while destination_views(self.wiring, self.clock.now)[0].checked_at != self.clock.now:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         self.reach.step(self.wiring, self.clock.now)

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
+from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, destination_views
 from backupd.app.views.server_status import Status
 from backupd.model.errors import DestinationError
 from storage.destination import Space
@@ -19,7 +19,7 @@ from tests.support.service.desk import HOUR, MINUTE, NOW, Desk
 def _settled(desk: Desk) -> DestinationView:
     """What is known once the background has looked."""
     deadline = time.monotonic() + 240
-    while (found := places(desk.wiring, desk.clock.now)[0]).checked_at is None:
+    while (found := destination_views(desk.wiring, desk.clock.now)[0]).checked_at is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
@@ -44,7 +44,7 @@ def test_a_destination_is_told_with_its_room_and_what_lies_there(desk: Desk) -> 
     desk.catalog.replications.expect("local", {"a": 100, "b": 50}, NOW - HOUR)
     desk.catalog.replications.failing("a", "local", NOW, not_before=NOW + HOUR, message="no such bucket")
     desk.catalog.lags.note("db1", "local", 77.0, NOW)
-    found = places(desk.wiring, NOW)[0]
+    found = destination_views(desk.wiring, NOW)[0]
     assert (found.behind_backups, found.behind_bytes, found.behind, found.behind_error, found.lag) == (
         2,
         150,
@@ -81,7 +81,7 @@ def test_a_place_that_is_not_mounted_any_more_is_told_and_when_it_is_there_again
     def look(minute: int) -> list[str]:
         at = NOW + minute * MINUTE
         deadline = time.monotonic() + 240
-        while places(desk.wiring, at)[0].checked_at != at:
+        while destination_views(desk.wiring, at)[0].checked_at != at:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         watch.step(desk.wiring, at)
@@ -114,13 +114,13 @@ def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pyte
 
     monkeypatch.setattr(type(desk.wiring.destination("local")), "is_initialised", hang)
     begun = time.monotonic()
-    found = places(desk.wiring, NOW)[0]
+    found = destination_views(desk.wiring, NOW)[0]
     assert (found.reachable, found.status, found.reasons) == (None, Status.GOOD, ())
     assert time.monotonic() - begun < 240
     watch = ReachWatch()
     watch.step(desk.wiring, NOW + 2 * MINUTE)
     assert not desk.catalog.events.list(kind="destination-unreachable"), "it may be slow"
-    found = places(desk.wiring, NOW + 4 * MINUTE)[0]
+    found = destination_views(desk.wiring, NOW + 4 * MINUTE)[0]
     assert (found.reachable, found.status, found.checked_at) == (False, Status.BAD, None)
     assert "no response for 4m" in found.reasons[0].text
     for _ in range(2):
