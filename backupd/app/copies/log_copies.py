@@ -1,7 +1,7 @@
 """The binary logs of a server at one of the ``others``: copied as they are stored elsewhere, soon after they are.
 
-The catalog tells what is lacking. In log order, so that what is there is as long without a hole as can be; a segment
-that is damaged everywhere is passed over and told, since what comes after it is good for backups that begin there.
+The catalog says what is missing. In log order, so that what is there is as long without a hole as can be; a segment
+that is damaged everywhere is passed over and reported, since what comes after it is good for backups that begin there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogsCopied:
 @dataclass(slots=True)
 class LogCopies:
     """Of ``server`` at ``target``. One object may be asked again and again: it remembers from which file on something
-    may be lacking. ``pieces``: whether those of files that grow are copied, too."""
+    may be missing. ``pieces``: whether those of files that grow are copied, too."""
 
     catalog: Catalog
     clock: Clock
@@ -61,7 +61,7 @@ class LogCopies:
     _described: set[Branch] = field(default_factory=set)
 
     def step(self, sources: Sequence[Destination], first: Mapping[str, int]) -> LogsCopied:
-        """Copy what is lacking. ``first``: of each branch the first file that is needed; all where none is named.
+        """Copy what is missing. ``first``: of each branch the first file that is needed; all where none is named.
 
         Raises CatalogError, and what ``check`` raises.
         """
@@ -74,14 +74,14 @@ class LogCopies:
         )
         names = {source.name for source in sources}
         # Before anything is looked for: what these confirm is in what is found below.
-        told = [run for run in self.catalog.binlogs.runs(self.server) if run.destination in names]
+        runs = [run for run in self.catalog.binlogs.runs(self.server) if run.destination in names]
         done = LogsCopied()
         try:
             for branch in self.catalog.binlogs.branches(self.server):
                 self._branch(relay, branch, first.get(branch.id, 0), names, done)
         except DestinationError as error:
             done.failure = error
-        self._confirm(told)
+        self._confirm(runs)
         return done
 
     def forget(self) -> None:
@@ -152,13 +152,13 @@ class LogCopies:
         self.catalog.binlogs.drop_segments(self.server, gone, self.target.name)
         copied.dropped += len(gone)
 
-    def _confirm(self, told: Sequence[Run]) -> None:
-        """What a source's run holds up to a moment, the target holds when one of its own reaches as far."""
+    def _confirm(self, runs: Sequence[Run]) -> None:
+        """What a source's run holds up to a moment, the target holds when its own run reaches as far."""
         name, binlogs = self.target.name, self.catalog.binlogs
         own = binlogs.runs(self.server, name)
         now = self.clock()
         newest: dict[str, tuple[Run, datetime]] = {}
-        for run in told:
+        for run in runs:
             if run.confirmed_at is not None and any(_covers(mine, run) for mine in own if mine.branch == run.branch):
                 best = newest.get(run.branch)
                 if best is None or best[1] < run.confirmed_at:

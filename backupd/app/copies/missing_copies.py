@@ -46,21 +46,22 @@ class Wanted:
 
 
 def destinations_of(
-    wiring: Wiring, server: str | None, place: str | None, some: Collection[str] | None = None
+    wiring: Wiring, server: str | None, destination: str | None, some: Collection[str] | None = None
 ) -> list[tuple[str, str]]:
     """Each server, each of ``some``, or ``server`` alone, with each destination that its policy names, or with
-    ``place`` alone. Raises UnknownNameError, RefusedError where the policy of ``server`` does not name ``place``."""
-    if place is not None:
-        wiring.settings.destination(place)
+    ``destination`` alone. Raises UnknownNameError, RefusedError where the policy of ``server`` does not name
+    ``destination``."""
+    if destination is not None:
+        wiring.settings.destination(destination)
     found = []
     for name in [server] if server is not None else list(wiring.settings.servers if some is None else some):
         one = wiring.settings.server(name)
         known = [*one.required, *one.others]
-        if place is None or place in known:
-            found += [(name, where) for where in (known if place is None else [place])]
+        if destination is None or destination in known:
+            found += [(name, where) for where in (known if destination is None else [destination])]
         elif server is not None:
             raise RefusedError(
-                f"backups of {server} do not go to {place}", hint=f"its policy names: {', '.join(known)}"
+                f"backups of {server} do not go to {destination}", hint=f"its policy names: {', '.join(known)}"
             )
     return found
 
@@ -92,12 +93,12 @@ def sources(wiring: Wiring, server: str, target: str) -> list[Destination]:
     ]
 
 
-def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str]) -> Wanted:
+def wanted(wiring: Wiring, server: str, target: str, from_destinations: Collection[str]) -> Wanted:
     """What ``target`` lacks and would keep. Raises CatalogError."""
     stock = stock_of(wiring, server, wiring.clock())
     records = {record.id: record for record in stock.ours.records}
-    candidates = [record for record in records.values() if _can_be_copied(record, target, from_places)]
-    said = stock.foresee(target, stock.ours.as_if_there(candidates), from_places)
+    candidates = [record for record in records.values() if _can_be_copied(record, target, from_destinations)]
+    said = stock.foresee(target, stock.ours.as_if_there(candidates), from_destinations)
     kept = {decision.backup.id for decision in said.kept}
     possible = {record.id for record in candidates}
     walk = Restorability(
@@ -115,8 +116,8 @@ def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str
         if (obstacle := walk.of(record).obstacle) is not None:
             declined[record.id] = _words(obstacle)
             continue
-        lacking = [one for one in members_of(record, records) if one.state_at(target) != COMPLETE]
-        take |= {one.id: one for one in lacking if one.id not in take}
+        missing = [one for one in members_of(record, records) if one.state_at(target) != COMPLETE]
+        take |= {one.id: one for one in missing if one.id not in take}
     return Wanted(tuple(take.values()), tuple(sorted(declined.items(), reverse=True)), _first_logs(said))
 
 
@@ -148,11 +149,11 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     return found
 
 
-def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[str]) -> bool:
+def _can_be_copied(record: BackupRecord, target: str, from_destinations: Collection[str]) -> bool:
     return (
         record.state is BackupState.COMPLETE
         and not record.state_at(target)
-        and any(copy.destination in from_places and copy.state == COMPLETE for copy in record.copies)
+        and any(copy.destination in from_destinations and copy.state == COMPLETE for copy in record.copies)
     )
 
 
@@ -200,62 +201,64 @@ class ReplicaWatch(PeriodicCheck):
         known = wiring.catalog.backups.list(server.name)
         _forget_former(wiring, server)
         if not wiring.catalog.holds.of(server.name, HoldKind.PAUSE):
-            for place in server.required:
-                self._consider(wiring, server.name, place, _unverified(known, place), now, always=False)
-            for place in server.others:
-                lacking = _unverified(known, place) | _absent(known, place)
-                self._consider(wiring, server.name, place, lacking, now, always=True)
+            for destination in server.required:
+                self._consider(wiring, server.name, destination, _unverified(known, destination), now, always=False)
+            for destination in server.others:
+                missing = _unverified(known, destination) | _absent(known, destination)
+                self._consider(wiring, server.name, destination, missing, now, always=True)
         look_at_protection(wiring, self._incidents, server.name, now)
 
     def _consider(
-        self, wiring: Wiring, server: str, place: str, lacking: frozenset[str], now: datetime, *, always: bool
+        self, wiring: Wiring, server: str, destination: str, missing: frozenset[str], now: datetime, *, always: bool
     ) -> None:
-        """``always``: also when nothing is known to be lacking, since binary logs may be."""
-        pair = (server, place)
+        """``always``: also when nothing is known to be missing, since binary logs may be."""
+        pair = (server, destination)
         last = self._queued.get(pair)
-        hourly = (always or bool(lacking)) and (last is None or abs(now - last) >= HOURLY)
-        news = bool(lacking - self._seen.get(pair, frozenset()))
-        retry = _retry_at(wiring, server, place) if always else None
+        hourly = (always or bool(missing)) and (last is None or abs(now - last) >= HOURLY)
+        news = bool(missing - self._seen.get(pair, frozenset()))
+        retry = _retry_at(wiring, server, destination) if always else None
         again = retry is not None and retry <= now
         if not (hourly or news or again):
             return
         if any(
-            job.arguments.get("destination") == place
+            job.arguments.get("destination") == destination
             for job in wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=OPEN)
         ):
             return  # it may have begun before the news: they stay news until it is over
-        wiring.catalog.jobs.enqueue(job_for(wiring, server, place))
-        self._queued[pair], self._seen[pair] = now, lacking
+        wiring.catalog.jobs.enqueue(job_for(wiring, server, destination))
+        self._queued[pair], self._seen[pair] = now, missing
 
 
-def job_for(wiring: Wiring, server: str, place: str) -> JobRecord:
-    """A job, not queued yet, that brings ``place`` up to date for one server."""
-    return replace(queued(wiring, JobKind.REPLICATE, server, arguments={"destination": place}), leg=f"{LEG}{place}")
+def job_for(wiring: Wiring, server: str, destination: str) -> JobRecord:
+    """A job, not queued yet, that brings ``destination`` up to date for one server."""
+    return replace(
+        queued(wiring, JobKind.REPLICATE, server, arguments={"destination": destination}), leg=f"{LEG}{destination}"
+    )
 
 
 def _forget_former(wiring: Wiring, server: ServerSettings) -> None:
-    """Nothing is expected any more at a place that the policy does not name among the others now."""
+    """Nothing is expected any more at a destination that the policy does not name among the others now."""
     for row in wiring.catalog.replications.of(server.name):
         if row.destination not in server.others:
             wiring.catalog.replications.forget(row.destination, [row.backup_id])
 
 
-def _absent(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]:
+def _absent(records: tuple[BackupRecord, ...], destination: str) -> frozenset[str]:
     return frozenset(
-        record.id for record in records if record.state is BackupState.COMPLETE and not record.state_at(place)
+        record.id for record in records if record.state is BackupState.COMPLETE and not record.state_at(destination)
     )
 
 
-def _unverified(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]:
+def _unverified(records: tuple[BackupRecord, ...], destination: str) -> frozenset[str]:
     return frozenset(
         record.id
         for record in records
         for copy in record.copies
-        if copy.destination == place and copy.state == str(BackupState.COMPLETE) and copy.verified_at is None
+        if copy.destination == destination and copy.state == str(BackupState.COMPLETE) and copy.verified_at is None
     )
 
 
-def _retry_at(wiring: Wiring, server: str, place: str) -> datetime | None:
+def _retry_at(wiring: Wiring, server: str, destination: str) -> datetime | None:
     """When what fails there is tried again; None where nothing does."""
-    rows = wiring.catalog.replications.of(server, place)
+    rows = wiring.catalog.replications.of(server, destination)
     return min((row.not_before for row in rows if row.not_before is not None), default=None)

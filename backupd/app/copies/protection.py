@@ -1,7 +1,7 @@
-"""Which backups survive what happens to a single place.
+"""Which backups survive what happens to a single destination.
 
-A backup is *protected* when enough verified copies, of it and of all that it builds on, lie at enough places away from
-the site; see ``copy_verification``.
+A backup is *protected* when enough verified copies, of it and of all that it builds on, are at enough destinations away
+from the site; see ``copy_verification``.
 
 What is stored beside a backup (its details, its runbook) is read here, too, from the first copy that can be read.
 """
@@ -43,9 +43,9 @@ class ProtectionOfBatches:
         known |= {record.id: None if record.foreign else Ancestor.of(record) for record in records}
         self._read({record.parent for record in records if record.parent is not None} - known.keys())
         servers = {record.server for record in records}
-        walks = {server: Restorability(self._finder(server), self._places) for server in servers}
+        walks = {server: Restorability(self._finder(server), self._repositories) for server in servers}
         wanted = {server: protection_of(self._wiring, server) for server in servers}
-        told = [
+        described = [
             replace(
                 record,
                 protected=record.state is BackupState.COMPLETE
@@ -55,7 +55,7 @@ class ProtectionOfBatches:
         ]
         for record in records:
             del known[record.id]
-        return told
+        return described
 
     def _read(self, ids: Collection[str]) -> None:
         self._known |= dict.fromkeys(ids)
@@ -72,40 +72,40 @@ class ProtectionOfBatches:
 
         return find
 
-    def _places(self, backup: Ancestor) -> frozenset[str]:
+    def _repositories(self, backup: Ancestor) -> frozenset[str]:
         return self._sites.of(backup.verified)
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """The places that count: of each configured name which one it is, and which of them are ``away`` from the site. Two
-    names of one place are one, and a name that is no longer configured is none."""
+    """The repositories that count: of each configured destination which one it is, and which of them are ``away`` from
+    the site. Two names of one repository are one, and a name that is no longer configured is none."""
 
-    places: Mapping[str, str]
+    repositories: Mapping[str, str]
     away: frozenset[str]
 
     def of(self, destinations: Iterable[str]) -> frozenset[str]:
-        """Which places these names are."""
-        return frozenset(self.places[name] for name in destinations if name in self.places)
+        """Which repositories these names are."""
+        return frozenset(self.repositories[name] for name in destinations if name in self.repositories)
 
 
 def is_protected(record: M, walk: Restorability[M], wanted: Protection, sites: Sites) -> bool:
     """``walk``: over the backups of the same server (``verified``)."""
-    places = walk.of(record).destinations
-    return len(places) >= wanted.copies and len(places & sites.away) >= wanted.off_site
+    repositories = walk.of(record).destinations
+    return len(repositories) >= wanted.copies and len(repositories & sites.away) >= wanted.off_site
 
 
 def verified(records: Iterable[BackupRecord], sites: Sites) -> Restorability[BackupRecord]:
-    """Tells the places that hold a backup and all that it builds on, verified. ``records``: all of one server."""
+    """Finds the repositories that hold a backup and all that it builds on, verified. ``records``: all of one server."""
     by_id = {record.id: record for record in records}
     return Restorability(by_id.get, lambda record: sites.of(Ancestor.of(record).verified))
 
 
 def sites_of(wiring: Wiring) -> Sites:
     """By the configuration, and by what the catalog knows of which names are one destination. Raises CatalogError."""
-    places, configured = identities(wiring), wiring.settings.destinations
-    here = {places[name] for name, place in configured.items() if name in places and not place.is_off_site}
-    return Sites(places, frozenset(places.values()) - here)
+    repositories, configured = identities(wiring), wiring.settings.destinations
+    here = {repositories[name] for name, one in configured.items() if name in repositories and not one.is_off_site}
+    return Sites(repositories, frozenset(repositories.values()) - here)
 
 
 def protection_of(wiring: Wiring, server: str) -> Protection:
@@ -116,7 +116,7 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
 
 
 def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
-    """Tell, once, that backups of a server do not become protected in time, and when they are again. Raises
+    """Report, once, that backups of a server do not become protected in time, and when they are again. Raises
     CatalogError."""
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
     wanted, sites = protection_of(wiring, server), sites_of(wiring)
@@ -132,7 +132,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
         well = f"backups of {server} are protected again: {good.id} is verified at enough destinations"
         incidents.settle(now, looked={key: well})
         return
-    places = walk.of(due).destinations
+    repositories = walk.of(due).destinations
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
     incidents.settle(
@@ -141,7 +141,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
             key,
             Severity.WARNING,
             message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies are "
-            f"at {len(places)} of {wanted.copies} destinations, {len(places & sites.away)} of "
+            f"at {len(repositories)} of {wanted.copies} destinations, {len(repositories & sites.away)} of "
             f"{wanted.off_site} off-site "
             f"({last})",
             detail="\n".join(_standing(wiring, due)),

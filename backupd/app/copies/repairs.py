@@ -1,8 +1,9 @@
-"""Copies are read again where they lie; damage that another destination's copy can put right is put right, and told.
+"""Copies are read again where they are; damage that another destination's copy can put right is put right, and
+reported.
 
-A copy is *verified* when every byte of it was read at its destination. Of what we have just stored, of what lies in an
-archive class, and at a place that audits itself, the place's own checksum has to do. What another backup there shares
-and was verified for a few days ago is not read once more; the copy counts as verified since then.
+A copy is *verified* when every byte of it was read at its destination. Of what we have just stored, of what is in an
+archive class, and at a destination that audits itself, the destination's own checksum has to do. What another backup
+there shares and was verified for a few days ago is not read once more; the copy counts as verified since then.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def mend(
     wiring: Wiring, destination: Destination, server: str, headers: Sequence[Header], damages: Sequence[Damage]
 ) -> tuple[Damage, ...]:
     """Put ``damages`` at ``destination``, all of ``server``, right from other destinations as far as they can; the same
-    damages with what came of it, told as events. ``headers``: the readable manifests of that server there."""
+    damages with what came of it, reported as events. ``headers``: the readable manifests of that server there."""
     if not damages:
         return ()
     sources = sorted(
@@ -59,7 +60,7 @@ def mend(
         key=lambda other: as_archive(other) is not None,
     )
     found = _Mending(wiring, destination, server, sources).mend(headers, damages)
-    _tell(wiring, destination, server, found)
+    _report(wiring, destination, server, found)
     return found
 
 
@@ -155,7 +156,7 @@ class _Mending:
         return (key for _server, key in keys(self._destination, prefix=folder))
 
 
-def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequence[Damage]) -> None:
+def _report(wiring: Wiring, destination: Destination, server: str, damages: Sequence[Damage]) -> None:
     mended = [damage for damage in damages if damage.repaired_from]
     left = [damage for damage in damages if not damage.repaired_from]
     if mended:
@@ -195,7 +196,7 @@ SHARED_FOR = timedelta(days=7)
 _COMPLETE = str(BackupState.COMPLETE)
 _DAMAGED = str(BackupState.DAMAGED)
 _Look = Callable[[Mapping[str, StoredObject]], dict[str, str]]
-"""Looks at what lies under these keys: what is wrong, by key."""
+"""Looks at what is stored under these keys: what is wrong, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +209,15 @@ class Examined:
     troubles: tuple[str, ...] = ()
 
 
-def unverified(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
-    """Those with a whole copy at ``place`` that nobody has read again since it was stored, newest first."""
+def unverified(records: Iterable[BackupRecord], destination: str) -> list[BackupRecord]:
+    """Those with a whole copy at ``destination`` that nobody has read again since it was stored, newest first."""
     return [
         record
         for record in records
         if record.state is BackupState.COMPLETE
         and any(
-            copy.destination == place and copy.state == _COMPLETE and copy.verified_at is None for copy in record.copies
+            copy.destination == destination and copy.state == _COMPLETE and copy.verified_at is None
+            for copy in record.copies
         )
     ]
 
@@ -225,8 +227,8 @@ def verify_copies(
 ) -> Examined:
     """Look at every byte of the copies of ``server`` at ``destination`` that nobody has looked at. What is damaged is
     put right from another destination; where none has it, every copy that needs it is marked, and damaged objects put
-    into quarantine there. ``fresh``: keys that we have just stored, of which the place's checksum tells enough. Raises
-    DestinationError, CatalogError."""
+    into quarantine there. ``fresh``: keys that we have just stored, of which the destination's checksum shows enough.
+    Raises DestinationError, CatalogError."""
     _reconsider(wiring, destination, server)
     records = wiring.catalog.backups.list(server)
     known = _lately(destination, records, wiring.clock() - SHARED_FOR)
@@ -257,9 +259,9 @@ def _readable(
     return found.header if found is not None and isinstance(found.header, Header) else None, damages
 
 
-def damaged(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
-    """Those with a copy at ``place`` that is not whole, or not there any more."""
-    return [record for record in records if record.state_at(place) == _DAMAGED]
+def damaged(records: Iterable[BackupRecord], destination: str) -> list[BackupRecord]:
+    """Those with a copy at ``destination`` that is not whole, or not there any more."""
+    return [record for record in records if record.state_at(destination) == _DAMAGED]
 
 
 def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
@@ -343,8 +345,8 @@ def _problems(
         with lock:
             seen[0] += one[1].size
             seen[1] += 1
-            told = Progress("verify", seen[0], total, seen[1], len(items), f"at {destination.name}")
-        report(told)
+            progress = Progress("verify", seen[0], total, seen[1], len(items), f"at {destination.name}")
+        report(progress)
         return one[0], problem
 
     with ThreadPoolExecutor(max_workers=worker_count(4), thread_name_prefix="verify") as pool:

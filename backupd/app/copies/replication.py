@@ -152,29 +152,29 @@ class Replicated:
 
 
 def bring_up_to_date(
-    wiring: Wiring, server_name: str, place: str, run: JobRun, *, pauses: Sequence[float] = PAUSES
+    wiring: Wiring, server_name: str, destination: str, run: JobRun, *, pauses: Sequence[float] = PAUSES
 ) -> Replicated:
-    """Copy to ``place`` what belongs there and is not, and verify the copies there.
+    """Copy to ``destination`` what belongs there and is not, and verify the copies there.
 
     Raises NotFoundError for a server or destination that is not one of the policy, BusyError when another process is
-    at it, CatalogError, CancelledError. What a destination or stored bytes keep from being done is told in the result.
+    at it, CatalogError, CancelledError. What a destination or stored bytes keep from being done is in the result.
     """
     server = wiring.settings.server(server_name)
-    if place not in server.required and place not in server.others:
+    if destination not in server.required and destination not in server.others:
         raise NotFoundError(
-            f"policy {server.policy_name} of {server_name} does not name destination {place}",
+            f"policy {server.policy_name} of {server_name} does not name destination {destination}",
             hint=f"it names {', '.join((*server.required, *server.others))}",
         )
     with wiring.locked(
-        f"replicate-{server_name}-{place}", f"another process is already copying {server_name} to {place}"
+        f"replicate-{server_name}-{destination}", f"another process is already copying {server_name} to {destination}"
     ):
-        one = _Round(wiring, server_name, place, run, pauses)
-        done = one.copy_and_verify(copies=place in server.others)
-        _tell(wiring, done)
-        tell_speed(
+        one = _Round(wiring, server_name, destination, run, pauses)
+        done = one.copy_and_verify(copies=destination in server.others)
+        _report(wiring, done)
+        report_speed(
             wiring,
             server_name,
-            place,
+            destination,
             sum(copy.sent for copy in done.copied),
             sum(copy.seconds for copy in done.copied),
         )
@@ -184,13 +184,19 @@ def bring_up_to_date(
 class _Round:
     """One server, one destination, once."""
 
-    def __init__(self, wiring: Wiring, server: str, place: str, run: JobRun, pauses: Sequence[float]) -> None:
-        self._wiring, self._server, self._place, self._run, self._pauses = wiring, server, place, run, pauses
-        self._done = Replicated(server, place)
+    def __init__(self, wiring: Wiring, server: str, destination: str, run: JobRun, pauses: Sequence[float]) -> None:
+        self._wiring, self._server, self._destination, self._run, self._pauses = (
+            wiring,
+            server,
+            destination,
+            run,
+            pauses,
+        )
+        self._done = Replicated(server, destination)
 
     def copy_and_verify(self, *, copies: bool) -> Replicated:
         try:
-            target = opened(self._wiring, self._place)
+            target = opened(self._wiring, self._destination)
             adopt_unknown(self._wiring, target, self._server)
             with self._wiring.removing(wait=False) as held:
                 if held:  # whoever removes now does it, too
@@ -211,7 +217,7 @@ class _Round:
                 waiting=failed,
                 examined=examined,
                 damaged=tuple(
-                    record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._place)
+                    record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._destination)
                 ),
             )
         except (DestinationError, RefusedError) as error:
@@ -219,7 +225,7 @@ class _Round:
                 raise
             self._done = replace(self._done, problem=error)
             if copies:
-                self._expect([source.name for source in sources(self._wiring, self._server, self._place)])
+                self._expect([source.name for source in sources(self._wiring, self._server, self._destination)])
                 self._all_wait(error)
         return self._done
 
@@ -229,7 +235,7 @@ class _Round:
         """Copy again what is lost there; what could not be, with why."""
         lost, failed = find_lost(self._wiring, target, self._server), dict[str, str]()
         self._done = replace(self._done, lost=tuple(record.id for record in lost))
-        found = sources(self._wiring, self._server, self._place) if lost else []
+        found = sources(self._wiring, self._server, self._destination) if lost else []
         for record in lost:
             self._run.check()
             try:
@@ -241,7 +247,7 @@ class _Round:
         return failed
 
     def _copy(self, target: Destination, failed: dict[str, str]) -> None:
-        found = sources(self._wiring, self._server, self._place)
+        found = sources(self._wiring, self._server, self._destination)
         self._keep(target)
         lacking = self._expect([source.name for source in found])
         for record in lacking.backups:
@@ -259,22 +265,22 @@ class _Round:
 
     def _expect(self, names: Sequence[str]) -> Wanted:
         """What has to be copied is in the catalog before it is begun, and what has not is not any more."""
-        wiring, place = self._wiring, self._place
-        lacking = wanted(wiring, self._server, place, names)
+        wiring, destination = self._wiring, self._destination
+        lacking = wanted(wiring, self._server, destination, names)
         expected = {record.id for record in lacking.backups}
-        # Where no source can be reached nobody can tell what belongs there, so what was expected stays so.
-        rows = wiring.catalog.replications.not_of_others(self._server, place) if names else ()
+        # Where no source can be reached nobody knows what belongs there, so what was expected stays so.
+        rows = wiring.catalog.replications.not_of_others(self._server, destination) if names else ()
         gone = [name for name in rows if name not in expected]
-        self._tell_lost(gone, dict(lacking.declined))
-        wiring.catalog.replications.forget(place, gone)
+        self._report_lost(gone, dict(lacking.declined))
+        wiring.catalog.replications.forget(destination, gone)
         wiring.catalog.replications.expect(
-            place, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock()
+            destination, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock()
         )
         return lacking
 
-    def _tell_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
+    def _report_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
         """Of those that are not expected any more: which were deleted before they came."""
-        wiring, place = self._wiring, self._place
+        wiring, destination = self._wiring, self._destination
         records = {record.id: record for record in wiring.catalog.backups.by_ids(gone) if not record.foreign}
         lost = [
             name
@@ -282,16 +288,16 @@ class _Round:
             if name not in declined
             and (
                 name not in records
-                or (records[name].state is BackupState.DELETED and not records[name].state_at(place))
+                or (records[name].state is BackupState.DELETED and not records[name].state_at(destination))
             )
         ]
         if lost:
             wiring.note(
                 "replication-lost",
                 Severity.ERROR,
-                f"{len(lost)} backups were deleted before they could be copied to {place}",
+                f"{len(lost)} backups were deleted before they could be copied to {destination}",
                 server=self._server,
-                subject=place,
+                subject=destination,
                 job_id=self._run.job.id,
                 detail=", ".join(lost),
                 hint="if one is only marked as deleted, `backupd backups undelete ID` restores it, and backupd then "
@@ -317,15 +323,15 @@ class _Round:
             tree_paths=self._paths(target),
         )
         copied = self._copied([one for one in found if one.name in holding], target, order)
-        wiring.catalog.backups.add_copy(record.id, Copy(self._place, str(BackupState.COMPLETE), wiring.clock()))
-        wiring.catalog.replications.forget(self._place, [record.id])
+        wiring.catalog.backups.add_copy(record.id, Copy(self._destination, str(BackupState.COMPLETE), wiring.clock()))
+        wiring.catalog.replications.forget(self._destination, [record.id])
         if record.pinned:
             put_keep(target, self._server, record.id, wiring.clock())
         if copied is not None:
             self._done = replace(self._done, copied=(*self._done.copied, copied))
 
     def _copied(self, found: Sequence[Destination], target: Destination, order: Order) -> Copied | None:
-        report = _Noting(self._wiring, self._run, order.backup_id, self._place)
+        report = _Noting(self._wiring, self._run, order.backup_id, self._destination)
 
         def copy() -> Copied | None:
             return replicate(found, target, order, clock=self._wiring.clock, report=report, check=self._run.check)
@@ -357,18 +363,18 @@ class _Round:
 
     def _all_wait(self, error: BackupdError) -> None:
         """The destination is out of reach: nothing is forgotten, though nobody can ask what is there."""
-        rows = self._wiring.catalog.replications.of(self._server, self._place)
+        rows = self._wiring.catalog.replications.of(self._server, self._destination)
         late = [row.backup_id for row in rows if row.backup_id not in self._done.waiting]
         self._put_off(late, error)
         self._done = replace(self._done, waiting={**self._done.waiting, **dict.fromkeys(late, error.line)})
 
     def _put_off(self, backups: Sequence[str], error: BackupdError) -> None:
         now = self._wiring.clock()
-        rows = {row.backup_id: row for row in self._wiring.catalog.replications.of(self._server, self._place)}
+        rows = {row.backup_id: row for row in self._wiring.catalog.replications.of(self._server, self._destination)}
         for name in backups:
             attempts = rows[name].attempts if name in rows else 0
             self._wiring.catalog.replications.failing(
-                name, self._place, now, not_before=now + pause_after(attempts), message=error.line
+                name, self._destination, now, not_before=now + pause_after(attempts), message=error.line
             )
 
     def _keep(self, target: Destination) -> None:
@@ -382,13 +388,13 @@ class _Round:
 
     def _logs(self, target: Destination, found: Sequence[Destination]) -> None:
         names = [source.name for source in found]
-        first = wanted(self._wiring, self._server, self._place, names).first_logs
+        first = wanted(self._wiring, self._server, self._destination, names).first_logs
         moved = 0
 
         def add(size: int) -> None:
             nonlocal moved
             moved += size
-            self._run.report(Progress("replicate-binlogs", moved, note=f"to {self._place}"))
+            self._run.report(Progress("replicate-binlogs", moved, note=f"to {self._destination}"))
 
         copies = copies_of(self._wiring, self._server, target, check=self._run.check, moved=add)
         self._done = replace(self._done, logs=copies.step(found, first))
@@ -397,8 +403,8 @@ class _Round:
 class _Noting:
     """A report that is also written down, now and then."""
 
-    def __init__(self, wiring: Wiring, run: JobRun, backup_id: str, place: str) -> None:
-        self._wiring, self._run, self._backup, self._place = wiring, run, backup_id, place
+    def __init__(self, wiring: Wiring, run: JobRun, backup_id: str, destination: str) -> None:
+        self._wiring, self._run, self._backup, self._destination = wiring, run, backup_id, destination
         self._next = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
@@ -409,14 +415,14 @@ class _Noting:
         self._next = now + _NOTED
         try:
             self._wiring.catalog.replications.copying(
-                self._backup, self._place, progress.bytes_done, progress.bytes_total or 0, self._wiring.clock()
+                self._backup, self._destination, progress.bytes_done, progress.bytes_total or 0, self._wiring.clock()
             )
         except CatalogError:
             return  # a report must not raise; the next one says it again, and the end of the copy asks the catalog
 
 
 def pause_after(attempts: int) -> timedelta:
-    """How long to wait after so many failures in a row, and this one."""
+    """How long to wait after ``failures`` in a row, and this one."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 10)))
 
 
@@ -428,7 +434,7 @@ def _is_there(target: Destination) -> bool:
         return False
 
 
-def _tell(wiring: Wiring, done: Replicated) -> None:
+def _report(wiring: Wiring, done: Replicated) -> None:
     """One event when it begins to fail, one when it is over."""
     failing, lost = (Key(kind, done.server, done.destination) for kind in (REPLICATION, LOST))
     error = done.trouble
@@ -477,26 +483,28 @@ def needed_rate(records: Iterable[BackupRecord]) -> float | None:
     return sum(record.stats.bytes_new for record in found[1:]) / length.total_seconds()
 
 
-def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: float) -> None:
-    """``sent`` bytes of backups were copied to ``place`` in ``seconds``: one event when new backups bring more than
-    that, and one when they do not any more. Copies of less than a minute are quick enough whatever their rate.
+def report_speed(wiring: Wiring, server: str, destination: str, sent: int, seconds: float) -> None:
+    """``sent`` bytes of backups were copied to ``destination`` in ``seconds``: one event when new backups bring more
+    than that, and one when they do not any more. Copies of less than a minute are quick enough whatever their rate.
     Raises CatalogError."""
     needed = needed_rate(wiring.catalog.backups.list(server))
     if not sent or needed is None:
         return
-    key, rate = Key(SLOW, server, place), sent / max(seconds, 1e-9)
+    key, rate = Key(SLOW, server, destination), sent / max(seconds, 1e-9)
     if seconds <= LONG_SECONDS or rate >= needed:
-        wiring.settle(looked={key: f"copies of {server} to {place} keep up with its backups again"})
+        wiring.settle(looked={key: f"copies of {server} to {destination} keep up with its backups again"})
         return
-    configured = wiring.settings.destinations.get(place)
+    configured = wiring.settings.destinations.get(destination)
     limit = configured.max_upload if configured is not None else None
     brought = f"the backups of the last two weeks brought {format_size(needed)}/s"
     if limit is not None and rate >= limit * LIMITED:
-        message = f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: {brought}"
-        first = f"raise max_upload of {place}"
+        message = (
+            f"max_upload of {destination} ({format_size(limit)}/s) is too low for the copies of {server}: {brought}"
+        )
+        first = f"raise max_upload of {destination}"
     else:
         message = (
-            f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
+            f"{destination} is too slow for {server}: the last copies took {format_size(sent)} in "
             f"{format_duration(seconds)} ({format_size(rate)}/s), and {brought}"
         )
         first = "check its connection"

@@ -5,7 +5,7 @@ restored from this destination counts for a rule: sound, unmarked, with everythi
 So a damaged copy never pushes a good one out. A backup stays while anything wants it, and what it builds on stays with
 it; whatever the rules say, the newest restorable and the newest proved backup stay too.
 
-Binary logs, file by file: they stay while a backup that needs them does, from the file on in which its place lies, in
+Binary logs, file by file: they stay while a backup that needs them does, from the file on that has its position, in
 its own branch and in every branch that forks off later. ``binlogs: all`` (the default) says that every kept backup
 needs them, ``binlogs: window`` that only those of the recovery window do, and that a backup outside of it is one
 moment. What a person keeps, what is being restored or built on, and the newest restorable and newest proved backup need
@@ -27,7 +27,7 @@ from backupd.app.retention.rules import (
     Decisions,
     Families,
     Ground,
-    LogPlace,
+    LogPosition,
     Minimum,
     Recoverable,
     Rule,
@@ -46,23 +46,24 @@ from backupd.recovery.restorable import Obstacle, Restorability, Why, here_if
 from policies.policy import Keep
 
 SKEW = timedelta(days=1)
-"""A log is older than a backup whose place is not known only when it is so much older: two clocks are compared."""
+"""A log is older than a backup whose position is not known only when it is this much older: two clocks are compared."""
 
 NOTHING = 1 << 62
 """A first file that no log has: none of the branch is needed."""
 
 
 def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Sequence[Branch]) -> list[RunDecision]:
-    """``needing``: the backups that logs are kept for; at least one. A run of which a part goes is told as two."""
-    by_place = first_files(needing, branches)
+    """``needing``: the backups that logs are kept for; at least one. A run of which a part goes is given as two."""
+    by_branch = first_files(needing, branches)
     found: list[RunDecision] = []
     for run in runs:
-        if run.place is None:
+        if run.log_position is None:
             found.append(_by_time(run, needing))
             continue
-        first, why = by_place.get(run.branch, First(0, "the backups that need it are unknown"))
+        first, why = by_branch.get(run.branch, First(0, "the backups that need it are unknown"))
         uncertain = next(
-            (backup for backup in needing if backup.place is None and run.last_at >= backup.started_at - SKEW), None
+            (backup for backup in needing if backup.log_position is None and run.last_at >= backup.started_at - SKEW),
+            None,
         )
         if uncertain is not None:
             found.append(
@@ -78,7 +79,7 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
             found.append(RunDecision(run, keep=True, reason=why))
         else:
             base = min(
-                (b.started_at for b in needing if b.place is not None and b.place.branch == run.branch),
+                (b.started_at for b in needing if b.log_position is not None and b.log_position.branch == run.branch),
                 default=run.first_at,
             )
             border = min(max(base, run.first_at), run.last_at)
@@ -119,7 +120,8 @@ def first_files(needing: Sequence[Stored], branches: Sequence[Branch]) -> Mappin
         numbers = [
             (number, backup.id)
             for backup in needing
-            if backup.place is not None and (number := needed(backup.place, branch.id, branches)) is not None
+            if backup.log_position is not None
+            and (number := needed(backup.log_position, branch.id, branches)) is not None
         ]
         if numbers:
             number, backup_id = min(numbers)
@@ -131,25 +133,25 @@ def first_files(needing: Sequence[Stored], branches: Sequence[Branch]) -> Mappin
     return found
 
 
-def needed(place: LogPlace, branch_id: str, branches: Sequence[Branch]) -> int | None:
-    """The first file of a branch that a backup at ``place`` needs; None where it needs none of it."""
-    if place.branch == branch_id:
-        return place.number
+def needed(position: LogPosition, branch_id: str, branches: Sequence[Branch]) -> int | None:
+    """The first file of a branch that a backup at ``position`` needs; None where it needs none of it."""
+    if position.branch == branch_id:
+        return position.number
     by_id = {branch.id: branch for branch in branches}
-    home = by_id.get(place.branch)
+    home = by_id.get(position.branch)
     if (
         home is not None
-        and place.number < home.first_number
+        and position.number < home.first_number
         and any(one.parent == branch_id and one.names_go_on for one in _line(home, by_id))
     ):
-        return place.number  # the earlier files of its own sequence of names are those of the branch before
+        return position.number  # the earlier files of its own sequence of names are those of the branch before
     for one in _line(by_id.get(branch_id), by_id):
         if one.fork is None:
             return None  # nothing is replayed across a fork that is not known
-        if one.parent == place.branch:
+        if one.parent == position.branch:
             number = one.fork.file.rpartition(".")[2]
-            # A fork of which only the GTID is known may lie anywhere.
-            return None if number.isdecimal() and int(number) < place.number else 0
+            # A fork of which only the GTID is known may be anywhere.
+            return None if number.isdecimal() and int(number) < position.number else 0
     return None
 
 
@@ -171,18 +173,18 @@ def recoverable(
     backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: datetime | None, now: datetime
 ) -> tuple[Recoverable, ...]:
     """The spans that restorable ``backups`` (oldest first) and ``runs`` (by their beginning) cover, in order; only what
-    lies between ``since`` and ``now``. A backup outside of every run is a span of its one moment."""
+    is between ``since`` and ``now``. A backup outside of every run is a span of its one moment."""
     times = [backup.finished_at for backup in backups]
     found: list[Recoverable] = []
     covered: list[tuple[datetime, datetime]] = []
     for first, last in _merged(runs):
-        place = bisect_left(times, first)
-        if place < len(times) and times[place] <= last:
-            begin = times[place] if since is None else max(times[place], since)
+        index = bisect_left(times, first)
+        if index < len(times) and times[index] <= last:
+            begin = times[index] if since is None else max(times[index], since)
             end = min(last, now)
-            covered.append((times[place], last))
+            covered.append((times[index], last))
             if begin <= end:
-                found.append(Recoverable(begin, end, backups[place].id))
+                found.append(Recoverable(begin, end, backups[index].id))
     position = 0
     for backup in backups:
         while position < len(covered) and covered[position][1] < backup.finished_at:

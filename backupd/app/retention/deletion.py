@@ -178,8 +178,8 @@ def sweep_locked(
     at_once: frozenset[tuple[str, str]] = frozenset(),
     report: Report = silent,
 ) -> Collected:
-    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A place that another name
-    leads to, too, is left alone: that name may have other rules."""
+    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A destination that another
+    name leads to, too, is left alone: that name may have other rules."""
     try:
         require_single(wiring, destination)
     except RefusedError as error:
@@ -196,12 +196,12 @@ def sweep_locked(
         gone=partial(_record_removed, wiring, destination, at_once),
         report=report,
     )
-    tell(wiring, destination, swept)
+    report(wiring, destination, swept)
     return swept
 
 
 def _record_removed(wiring: Wiring, destination: Destination, at_once: frozenset[Backup], backup: Backup) -> None:
-    """What is gone for good stands in the audit, whoever marked it, and its row goes."""
+    """What is gone for good is in the audit, whoever marked it, and its row goes."""
     waived = ", without its grace period" if backup in at_once else ""
     if not _is_recorded(wiring, destination.name, backup):
         _audit_removed(wiring, backup, f"at {destination.name}{waived}")
@@ -327,19 +327,19 @@ def forget_swept(wiring: Wiring, destination: Destination, backups: Sequence[str
         _forget_copy(wiring, destination.name, backup_id)
 
 
-def _forget_copy(wiring: Wiring, place: str, backup_id: str) -> None:
+def _forget_copy(wiring: Wiring, destination: str, backup_id: str) -> None:
     """The witnesses of a backup go before its last copy: a process that dies in between leaves a row that the next look
     forgets. And after it, since other hosts may forget other copies at the same time."""
 
     def is_elsewhere() -> bool:
         try:
-            return any(copy.destination != place for copy in wiring.catalog.backups.get(backup_id).copies)
+            return any(copy.destination != destination for copy in wiring.catalog.backups.get(backup_id).copies)
         except NotFoundError:
             return False
 
     if not is_elsewhere():
         wiring.catalog.witnesses.forget(backup_id)
-    wiring.catalog.backups.remove_copy(backup_id, place)
+    wiring.catalog.backups.remove_copy(backup_id, destination)
     if not is_elsewhere():
         wiring.catalog.witnesses.forget(backup_id)
 
@@ -358,18 +358,18 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
         dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
         if not dead:
             raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
-        places = [
+        whole = [
             destination
             for destination in holding
             if all(read(destination, member.server, member.id) is not None for member in chain)
         ]
-        if not places:
+        if not whole:
             gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
             raise NotFoundError(
                 f"no destination holds backup {backup_id} any more{gone}",
                 hint="`backupd fsck` lists leftovers; `backupd backups` lists restorable backups",
             )
-        for destination in places:
+        for destination in whole:
             for member in chain:
                 # Sweeps of this installation wait for our lock, and those of others are waited for, so the grace period
                 # need not have time left.
@@ -385,8 +385,8 @@ def _is_dead(record: BackupRecord) -> bool:
 
 
 def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
-    """Keep a backup whatever rules say, or no longer; it is written at the destinations, too. Gives those that could
-    not be told, with why. Raises NotFoundError, RefusedError for a deleted one."""
+    """Keep a backup whatever rules say, or no longer; it is written at the destinations, too. Gives those where it
+    could not be written, with why. Raises NotFoundError, RefusedError for a deleted one."""
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
         if pinned and record.state is BackupState.DELETED:
@@ -396,14 +396,14 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
             )
         wiring.catalog.backups.pin(backup_id, pinned=pinned)
 
-        def tell(destination: Destination) -> None:
+        def write(destination: Destination) -> None:
             if pinned:
                 put_keep(destination, record.server, record.id, wiring.clock())
                 await_sweeps(destination, clock=wiring.clock)  # of another host, which has not seen it
             else:
                 remove_keep(destination, record.server, record.id)
 
-        return written(wiring, [copy.destination for copy in record.copies], tell)
+        return written(wiring, [copy.destination for copy in record.copies], write)
 
 
 def _require_may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
@@ -459,7 +459,7 @@ def _stand_ins(victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) 
         other
         for other in others
         if not other.foreign
-        and all(_stands_in(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
+        and all(_replaces(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
     ]
 
 
@@ -474,15 +474,15 @@ def _last_one(victims: Sequence[BackupRecord]) -> RefusedError:
 
 
 def _another(victims: Sequence[BackupRecord]) -> str:
-    """Options for a backup that stands in for ``victims``."""
+    """Options for a backup that replaces ``victims``."""
     sets = {victim.table_set for victim in victims}
     if any(victim.kind is not BackupKind.LOGICAL for victim in victims) or len(sets) > 1:
         return "--kind full"
     return "--kind logical" + "".join(f" --set {name}" for name in sets if name)
 
 
-def _stands_in(other: BackupRecord, victim: BackupRecord) -> bool:
-    """A dump may lack tables, so it stands in for dumps of the same tables only."""
+def _replaces(other: BackupRecord, victim: BackupRecord) -> bool:
+    """A dump may lack tables, so it replaces dumps of the same tables only."""
     if other.doubtful or (other.missing and not victim.missing):
         return False
     if other.kind is not BackupKind.LOGICAL:
@@ -509,7 +509,7 @@ def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
 
 
 def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
-    """Where it lies, without destinations that are not configured any more."""
+    """Where it is stored, without destinations that are not configured any more."""
     return [
         wiring.destination(copy.destination)
         for copy in record.copies
@@ -557,7 +557,7 @@ def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, dateti
 def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
     """A person says that what is marked of ``server`` may go: what this installation marked, and somebody else's marks
     whose grace period is over, so that the deletion limit had time
-    to tell of them. Younger ones are not meant."""
+    to report them. Younger ones are not meant."""
     found = marked(destination)
     known = sightings_at(wiring, destination)(found)
     now = wiring.clock()
@@ -577,7 +577,7 @@ MISSING_HINT = (
 )
 
 
-def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
+def report(wiring: Wiring, destination: Destination, swept: Collected) -> None:
     """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
     name = destination.name
     for kind, is_broken, severity, message, detail, hint, well in (

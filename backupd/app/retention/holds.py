@@ -42,7 +42,8 @@ class Paused(Document):
 
 @dataclass(frozen=True, slots=True)
 class Held(Document):
-    """``problems``: destinations that could not be told, with why: another installation may still delete there."""
+    """``problems``: destinations where it could not be written, with why: another installation may still delete
+    there."""
 
     hold: Hold = field(metadata=json_key(inline=True))
     problems: tuple[str, ...] = ()
@@ -57,11 +58,11 @@ def hold(wiring: Wiring, server: str, reason: str, by: str) -> Held:
     with wiring.removing():
         found = _set(wiring, server, HoldKind.HOLD, reason, by)
 
-        def tell(there: Destination) -> None:
+        def write(there: Destination) -> None:
             put_hold(there, found)
             await_sweeps(there, clock=wiring.clock)
 
-        return Held(found, written(wiring, _places(wiring, server), tell))
+        return Held(found, written(wiring, _destinations(wiring, server), write))
 
 
 def listed(wiring: Wiring) -> tuple[Hold, ...]:
@@ -69,14 +70,14 @@ def listed(wiring: Wiring) -> tuple[Hold, ...]:
     known = wiring.catalog.holds.all()
     ours = {one.server for one in known if one.kind is HoldKind.HOLD}
     found: dict[str, Hold] = {}
-    for kept in _kept_at_places(wiring):
+    for kept in _kept_at_destinations(wiring):
         found = {**kept.holds, **found}
     return known + tuple(one for name, one in sorted(found.items()) if name not in ours)
 
 
 def pause(wiring: Wiring, server: str, reason: str, by: str, *, stop_running: bool = False) -> Paused:
-    """Start no job of ``server`` (``*``: of any) by itself; ``stop_running`` also stops those that run and takes those
-    that wait out of the queue. Raises NotFoundError, UsageError."""
+    """Start no job of ``server`` (``*``: of any) by schedule; ``stop_running`` also stops those that run and takes
+    those that wait out of the queue. Raises NotFoundError, UsageError."""
     found = _set(wiring, server, HoldKind.PAUSE, reason, by)
     stopped: list[str] = []
     problems: list[str] = []
@@ -99,7 +100,9 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
     found = [wiring.catalog.holds.release(server, kind)]
     problems: tuple[str, ...] = ()
     if kind is HoldKind.HOLD:
-        problems = written(wiring, _places(wiring, server), lambda there: found.append(remove_hold(there, server)))
+        problems = written(
+            wiring, _destinations(wiring, server), lambda there: found.append(remove_hold(there, server))
+        )
     if not any(found):
         if server != EVERY_SERVER:
             require_known(wiring, server)
@@ -160,7 +163,7 @@ def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> H
     return found
 
 
-def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
+def _destinations(wiring: Wiring, server: str) -> tuple[str, ...]:
     """Every configured destination, and where else the catalog knows backups of ``server``."""
     known = wiring.catalog.backups.destinations_of(None if server == EVERY_SERVER else server)
     return tuple(dict.fromkeys([*wiring.settings.destinations, *known]))
@@ -206,13 +209,13 @@ def kept_anywhere(wiring: Wiring, server: str) -> Kept:
     another one says."""
     known = kept_by_catalog(wiring, [server])
     holds, backups = dict(known.holds), set(known.backups)
-    for found in _kept_at_places(wiring):
+    for found in _kept_at_destinations(wiring):
         holds = {**found.holds, **holds}
         backups |= found.backups
     return Kept(holds, frozenset(backups), known.foreign)
 
 
-def _kept_at_places(wiring: Wiring) -> Iterator[Kept]:
+def _kept_at_destinations(wiring: Wiring) -> Iterator[Kept]:
     """What each destination says; nothing can be removed either where one cannot be asked."""
     for destination in wiring.usable_destinations():
         with suppress(DestinationError):

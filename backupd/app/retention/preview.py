@@ -21,7 +21,7 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
 from backupd.app.retention.decisions import SKEW, needed, solve
 from backupd.app.retention.holds import holds_of, kept_anywhere
-from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Minimum, RunDecision, Stored, View
+from backupd.app.retention.rules import BinlogRun, Decisions, LogPosition, Minimum, RunDecision, Stored, View
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, Run
 from backupd.model.document import made_of
@@ -92,32 +92,36 @@ class Stock:
         """Without backups of which nothing shows that this installation took them."""
         return replace(self, records=[record for record in self.records if not record.foreign])
 
-    def decide(self, place: str, *, future: Sequence[Stored] = (), awaiting: bool = True) -> Decisions:
-        """What the rules of the destination ``place`` say. ``future``: backups besides, as if they were there;
+    def decide(self, destination: str, *, future: Sequence[Stored] = (), awaiting: bool = True) -> Decisions:
+        """What the rules of the destination ``destination`` say. ``future``: backups besides, as if they were there;
         ``awaiting``: what is being read or built on, or is not yet where it has to be copied, stays."""
-        keep, zone, unconfigured = self._rules(place)
-        reading, building = self._in_use(place) if awaiting else (frozenset[str](), frozenset[str]())
+        keep, zone, unconfigured = self._rules(destination)
+        reading, building = self._in_use(destination) if awaiting else (frozenset[str](), frozenset[str]())
         kept = kept_anywhere(self.wiring, self.server)
         view = View(
             self.server,
-            place,
-            (*self._stored(place, kept), *future),
-            runs=self.logs.at(place, self.records),
+            destination,
+            (*self._stored(destination, kept), *future),
+            runs=self.logs.at(destination, self.records),
             branches=self.logs.branches,
             being_read=reading,
             built_on=building,
             unconfigured=unconfigured,
             hold="; ".join(hold.text for hold in holds_of(kept, self.server)),
-            logs_minimum=logs_minimum(self.wiring, place),
-            awaited=self._awaited(place) if awaiting else {},
+            logs_minimum=logs_minimum(self.wiring, destination),
+            awaited=self._awaited(destination) if awaiting else {},
         )
         return settled(self.wiring, solve(view, keep, now=self.now, zone=ZoneInfo(zone)), self.logs.branches)
 
-    def foresee(self, place: str, future: Sequence[Stored], sources: Collection[str]) -> Decisions:
-        """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
+    def foresee(self, destination: str, future: Sequence[Stored], sources: Collection[str]) -> Decisions:
+        """What the rules of ``destination`` would say, did it hold the backups ``future``, too, and the binary logs of
         ``sources``."""
-        runs = tuple(replace(run, destination=place) for run in self.logs.runs if run.destination in {place, *sources})
-        return replace(self, logs=replace(self.logs, runs=runs)).decide(place, future=future, awaiting=False)
+        runs = tuple(
+            replace(run, destination=destination)
+            for run in self.logs.runs
+            if run.destination in {destination, *sources}
+        )
+        return replace(self, logs=replace(self.logs, runs=runs)).decide(destination, future=future, awaiting=False)
 
     def as_if_there(self, candidates: Iterable[BackupRecord]) -> list[Stored]:
         """``candidates``, of all the records, as a destination would have them that does not yet."""
@@ -128,7 +132,7 @@ class Stock:
                 Stored,
                 record,
                 bytes=record.stats.bytes_stored,
-                place=self.logs.places.get(record.id),
+                log_position=self.logs.positions.get(record.id),
                 missing=record.not_dumped,
                 lineage=lineage[record.id],
                 strange=record.id in strange,
@@ -137,22 +141,22 @@ class Stock:
             for record in candidates
         ]
 
-    def _rules(self, place: str) -> tuple[Keep | None, str, str]:
+    def _rules(self, destination: str) -> tuple[Keep | None, str, str]:
         """What the policy keeps at a destination, its time zone, and why there are no rules where nothing is
         configured."""
         settings = self.wiring.settings
         zone = settings.configuration.timezone
         if self.server not in settings.servers:
             return None, zone, f"server {self.server} is no longer configured, so its stored data is kept"
-        if place not in settings.destinations:
-            return None, zone, f"destination {place} is no longer configured, so it keeps everything"
+        if destination not in settings.destinations:
+            return None, zone, f"destination {destination} is no longer configured, so it keeps everything"
         policy = settings.server(self.server).policy
-        return policy.retention.get(place), policy.timing.timezone or zone, ""
+        return policy.retention.get(destination), policy.timing.timezone or zone, ""
 
-    def _stored(self, place: str, kept: Kept) -> tuple[Stored, ...]:
-        """The copies at ``place``, with everything that the rules ask about them."""
+    def _stored(self, destination: str, kept: Kept) -> tuple[Stored, ...]:
+        """The copies at ``destination``, with everything that the rules ask about them."""
         proved, restored = _proofs(self.wiring, self.server)
-        here = [(record, copy) for record in self.records for copy in record.copies if copy.destination == place]
+        here = [(record, copy) for record in self.records for copy in record.copies if copy.destination == destination]
         stored = self.as_if_there(record for record, _copy in here)
         return tuple(
             replace(
@@ -168,59 +172,59 @@ class Stock:
             for one, (record, copy) in zip(stored, here, strict=True)
         )
 
-    def _awaited(self, place: str) -> dict[str, str]:
-        """Backups at ``place`` that another destination of the policy would keep, and has not got, or lost
+    def _awaited(self, destination: str) -> dict[str, str]:
+        """Backups at ``destination`` that another destination of the policy would keep, and has not got, or lost
         (``missing``: it is copied there again from here, and only then can the rules let it go there): by id, why."""
         configured = self.wiring.settings
         if self.server not in configured.servers or not (settings := configured.server(self.server)).usable:
             return {}
         ours = self.ours
-        here = {record.id for record in ours.records if record.state_at(place) == "complete"}
+        here = {record.id for record in ours.records if record.state_at(destination) == "complete"}
         lost = {
             name: f"it is missing at {other}, and is copied there again"
             for other in (*settings.required, *settings.others)
-            if other != place
+            if other != destination
             for owner, name in self.missing.get(other, ())
             if owner == self.server and name in here
         }
         late: dict[str, list[str]] = {}
         for other in settings.others:
-            if other != place and other in configured.destinations:
+            if other != destination and other in configured.destinations:
                 for name in ours.kept_when_copied(other, here):
                     late.setdefault(name, []).append(other)
         return lost | {
             name: f"it is not yet at {' and '.join(others)}, which keeps it" for name, others in late.items()
         }
 
-    def kept_when_copied(self, place: str, sources: Collection[str]) -> list[str]:
-        """Ids of the backups that ``place`` lacks, and would keep if all of these were copied there, sorted; none where
-        it lacks nothing of ``sources``."""
+    def kept_when_copied(self, destination: str, sources: Collection[str]) -> list[str]:
+        """Ids of the backups that ``destination`` lacks, and would keep if all of these were copied there, sorted; none
+        where it lacks nothing of ``sources``."""
         # Copies are made of what any destination has: of each member of a chain another one may.
         anywhere = Restorability(
             {record.id: record for record in self.records}.get,
             lambda one: here_if(one.state is BackupState.COMPLETE and one.whole_at),
         )
-        lacking = [one for one in self.records if not one.state_at(place) and anywhere.of(one).destinations]
-        if not any(record.id in sources for record in lacking):
+        missing = [one for one in self.records if not one.state_at(destination) and anywhere.of(one).destinations]
+        if not any(record.id in sources for record in missing):
             return []
-        said = self.decide(place, future=self.as_if_there(lacking), awaiting=False)
-        return sorted({decision.backup.id for decision in said.kept} & {record.id for record in lacking})
+        said = self.decide(destination, future=self.as_if_there(missing), awaiting=False)
+        return sorted({decision.backup.id for decision in said.kept} & {record.id for record in missing})
 
-    def _in_use(self, place: str) -> tuple[frozenset[str], frozenset[str]]:
+    def _in_use(self, destination: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where
         the destination cannot be asked: then nothing can be marked there either."""
         try:
-            destination = opened(self.wiring, place)
+            store = opened(self.wiring, destination)
             now = self.wiring.clock()
             reading = {
-                name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == self.server
+                name for lease in living_pins(store, now) for owner, name in lease.backups if owner == self.server
             }
             reading |= {
                 part
                 for job in self.wiring.catalog.jobs.list(self.server, kind=JobKind.THAW, state=JobState.WAITING)
                 for part in job.arguments["parts"]
             }
-            building = {name for lease in living_intents(destination, now) for name in lease.parents}
+            building = {name for lease in living_intents(store, now) for name in lease.parents}
         except BackupdError:
             return frozenset(), frozenset()
         return frozenset(reading), frozenset(building)
@@ -246,7 +250,7 @@ def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:
     """Of a copy at a destination whose storage class has a minimum storage time; None for any other.
 
     It counts from when the copy was stored. Objects that it shares with earlier backups were stored before, and those
-    that it shares with later ones stay: so it is over by then at the latest, and costs at most what is told.
+    that it shares with later ones stay: so it is over by then at the latest, and costs at most what is shown.
     """
     settings = wiring.settings
     if copy.destination not in settings.destinations:
@@ -261,30 +265,30 @@ def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:
     return Minimum(storage_class, copy.stored_at + time, per_day, prices.currency)
 
 
-def logs_minimum(wiring: Wiring, place: str) -> tuple[str, timedelta] | None:
-    """The storage class that complete binary logs lie in at a destination, and its minimum storage time."""
+def logs_minimum(wiring: Wiring, destination: str) -> tuple[str, timedelta] | None:
+    """The storage class of complete binary logs at a destination, and its minimum storage time."""
     settings = wiring.settings
-    if place not in settings.destinations:
+    if destination not in settings.destinations:
         return None
-    storage_class = settings.destinations[place].kept_in(logs=True)
+    storage_class = settings.destinations[destination].kept_in(logs=True)
     time = settings.configuration.archive.prices.as_prices().minimum(storage_class)
     return (storage_class, time) if time else None
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What the catalog knows of a server's binary logs. ``places``: by id of a backup, where that is certain."""
+    """What the catalog knows of a server's binary logs. ``positions``: by id of a backup, where that is certain."""
 
     branches: tuple[Branch, ...]
     runs: tuple[Run, ...]
-    places: Mapping[str, LogPlace]
+    positions: Mapping[str, LogPosition]
 
     def at(self, destination: str, records: Iterable[BackupRecord]) -> tuple[BinlogRun, ...]:
         """The runs of one destination."""
         ended: dict[str, list[tuple[int, BackupRecord]]] = {}
         for record in records:
-            if (place := self.places.get(record.id)) is not None:
-                ended.setdefault(place.branch, []).append((place.number, record))
+            if (position := self.positions.get(record.id)) is not None:
+                ended.setdefault(position.branch, []).append((position.number, record))
         by_id = {branch.id: branch for branch in self.branches}
         return tuple(
             _seen(run, by_id[run.branch], ended.get(run.branch, ()), len(self.branches) > 1)
@@ -301,18 +305,18 @@ def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Arc
     ids = {branch.id for branch in branches}  # no rule touches the binary logs of a stranger
     runs = tuple(run for run in wiring.catalog.binlogs.runs(server) if run.branch in ids)
     histories = Histories(branches, runs)
-    places = {}
+    positions = {}
     for record in records:
-        if (place := file_position(record.position)) is None:
+        if (position := file_position(record.position)) is None:
             continue
         if (branch := histories.branch_of(record)) is not None:
-            places[record.id] = LogPlace(branch.id, place[0])
-    return Archive(branches, runs, places)
+            positions[record.id] = LogPosition(branch.id, position[0])
+    return Archive(branches, runs, positions)
 
 
 def _seen(run: Run, branch: Branch, backups: Iterable[tuple[int, BackupRecord]], named: bool) -> BinlogRun:
-    """A run by its times. A server that was idle writes nothing: the backups that lie in it and the last confirmation
-    tell that it reaches further than its first and last commit."""
+    """A run by its times. A server that was idle writes nothing: the backups that are in it and the last confirmation
+    show that it reaches further than its first and last commit."""
     inside = [record.started_at for number, record in backups if run.first_number <= number <= run.last_number]
     moments = [at for at in (run.first_at, run.last_at, run.confirmed_at, *inside) if at is not None]
     name = _name(branch, run.first_number, run.last_number, named)
@@ -368,7 +372,7 @@ def waiting_for(run: BinlogRun, decisions: Decisions, branches: Sequence[Branch]
 
 def first_needed(run: BinlogRun, backup: Stored, branches: Sequence[Branch]) -> int:
     """The first file of ``run`` that a backup needs; behind its last one where it needs none."""
-    if backup.place is None:
+    if backup.log_position is None:
         return run.first if run.last_at >= backup.started_at - SKEW else run.last + 1
-    number = needed(backup.place, run.branch, branches)
+    number = needed(backup.log_position, run.branch, branches)
     return run.last + 1 if number is None else max(number, run.first)

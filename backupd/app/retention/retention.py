@@ -2,7 +2,7 @@
 sweep of that destination: one after the rules of however many servers.
 
 It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
-by itself. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.deletion_limit``) unless a person
+separately. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.deletion_limit``) unless a person
 confirmed it: an empty or changed policy must not cost a history.
 """
 
@@ -56,11 +56,11 @@ from storage.destination import Capability, Destination
 REFUSED = "retention-refused"
 _MANY = 3
 _QUIET = timedelta(days=1)
-"""The same refusal is told once in this time."""
+"""The same refusal is reported once in this time."""
 _BATCH = 200
 """Segments that are removed between two looks at who reads."""
 _ROW = 8
-"""Segments that are removed at once. A process that dies on the way may leave so many out of order."""
+"""Segments that are removed at once. A process that dies on the way may leave this many out of order."""
 
 
 def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], run: JobRun) -> None:
@@ -87,12 +87,12 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
 
 def _excess_of_server(decisions: Decisions) -> str:
     """What to say when the rules let go of most of what one server has at the destination; else empty. Pure."""
-    server, place, going = decisions.server, f"at destination {decisions.destination}", len(decisions.expired)
+    server, where, going = decisions.server, f"at destination {decisions.destination}", len(decisions.expired)
     alive = sum(not decision.backup.marked for decision in decisions.backups)
     if is_most(going, alive, backups=going):
-        return f"{going} of {alive} backups of {server} {place} would expire at once"
+        return f"{going} of {alive} backups of {server} {where} would expire at once"
     if points := stranded(decisions):
-        return f"the binary logs that {len(points)} remaining backups of {server} {place} need would be deleted at once"
+        return f"the binary logs that {len(points)} remaining backups of {server} {where} need would be deleted at once"
     return ""
 
 
@@ -134,12 +134,19 @@ def report_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
 
 
 def _report_refused(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
-    server, place, before = decisions.server, decisions.destination, wiring.clock() - _QUIET
+    server, destination, before = decisions.server, decisions.destination, wiring.clock() - _QUIET
     for event in wiring.catalog.events.list(server=server, kind=REFUSED, limit=10):
-        if event.at > before and (event.subject, event.message, event.detail) == (place, message, detail):
+        if event.at > before and (event.subject, event.message, event.detail) == (destination, message, detail):
             return
     wiring.note(
-        REFUSED, Severity.WARNING, message, server=server, subject=place, detail=detail, hint=hint, job_id=run.job.id
+        REFUSED,
+        Severity.WARNING,
+        message,
+        server=server,
+        subject=destination,
+        detail=detail,
+        hint=hint,
+        job_id=run.job.id,
     )
 
 
@@ -195,7 +202,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             run.check()
             run.fence()
             if lacks := missing[destination.name]:
-                # The rules would count on what is not there. The sweep that follows tells it and collects nothing.
+                # The rules would count on what is not there. The sweep that follows reports it and collects nothing.
                 troubles.append(_out_of_sight(destination, lacks))
                 continue
             report_stopped(wiring, decisions, run)
@@ -229,7 +236,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         if swept.missing:
             return bool(removed)  # no object may go
         if Capability.SPACE not in destination.capabilities:
-            return bool(removed)  # nobody can tell when to stop, so nothing goes before its time
+            return bool(removed)  # nobody knows when to stop, so nothing goes before its time
         decided: list[Decisions] = []
         logs = 0
         for server in wiring.catalog.backups.servers():
@@ -239,7 +246,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             try:
                 refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
-                continue  # told as an event; the other servers may have enough to give
+                continue  # reported as an event; the other servers may have enough to give
             report_stopped(wiring, decisions, run)
             _mark_expired(wiring, destination, decisions, stock.records, run)
             logs += clear(wiring, destination, decisions, run).bytes
@@ -345,8 +352,8 @@ def _mark_expired(
     confirmed: bool = False,
 ) -> tuple[str, ...]:
     """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
-    marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
-    and those that were marked before, too."""
+    marked, because the process died, is marked now; its grace period begins. ``confirmed``: that many at once are
+    right, and those that were marked before, too."""
     by_id = {record.id: record for record in records}
     gone = []
     for decision in decisions.expired:
@@ -456,9 +463,9 @@ class _Clearing:
         return ""
 
     def _may_need(self, backup: Stored | None, branch: Branch, limit: int) -> bool:
-        if backup is None or backup.place is None:
+        if backup is None or backup.log_position is None:
             return True
-        number = needed(backup.place, branch.id, self.branches)
+        number = needed(backup.log_position, branch.id, self.branches)
         return number is not None and number < limit
 
 
@@ -504,12 +511,12 @@ def stranded(decisions: Decisions) -> tuple[str, ...]:
     as time goes by, but a rule that was changed. Pure."""
     going = [one.run for one in decisions.runs if not one.keep]
     found = tuple(
-        decision.backup.id for decision in decisions.kept if any(_lies_in(decision.backup, run) for run in going)
+        decision.backup.id for decision in decisions.kept if any(_is_in(decision.backup, run) for run in going)
     )
     total = sum(one.run.bytes for one in decisions.runs)
     return found if is_most(sum(run.bytes for run in going), total, backups=len(found)) else ()
 
 
-def _lies_in(backup: Stored, run: BinlogRun) -> bool:
-    place = backup.place
-    return place is not None and place.branch == run.branch and run.first <= place.number <= run.last
+def _is_in(backup: Stored, run: BinlogRun) -> bool:
+    position = backup.log_position
+    return position is not None and position.branch == run.branch and run.first <= position.number <= run.last

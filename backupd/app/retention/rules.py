@@ -22,7 +22,7 @@ from policies.policy import Keep
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogPosition:
     """File ``number`` of a branch of the server's history."""
 
     branch: str
@@ -56,7 +56,7 @@ class Stored(Document):
     ``usable``: as far as is known everything of this copy is there and sound; what it builds on is not asked.
     ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last found it equal
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
-    a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
+    a later one found it bad. ``bytes``: stored by it, shared objects included. ``log_position``: the
     binary log that it goes on from; None where that is not certain. ``table_set``: of a logical backup; ``missing``:
     how many tables of it could not be dumped, or of a physical one: are not in it. ``doubtful``: a restore of it is not
     expected to work. ``minimum``: of its storage class, None where there is none. ``lineage``:
@@ -76,7 +76,7 @@ class Stored(Document):
     proved_at: datetime | None = field(default=None, metadata=HIDDEN)
     restored_at: datetime | None = field(default=None, metadata=HIDDEN)
     bytes: int = field(default=0, metadata=json_key(after="finished_at"))
-    place: LogPlace | None = field(default=None, metadata=HIDDEN)
+    log_position: LogPosition | None = field(default=None, metadata=HIDDEN)
     table_set: str = field(default="", metadata=HIDDEN)
     missing: int = field(default=0, metadata=HIDDEN)
     minimum: Minimum | None = field(default=None, metadata=HIDDEN)
@@ -88,7 +88,7 @@ class Stored(Document):
 @dataclass(frozen=True, slots=True)
 class BinlogRun(Document):
     """Binary logs without a gap: every moment from ``first_at`` to ``last_at`` can be replayed onto an earlier backup
-    that lies between the two. ``branch`` with its files ``first`` to ``last``; empty where only times are known.
+    between the two. ``branch`` with its files ``first`` to ``last``; empty where only times are known.
     """
 
     name: str
@@ -100,9 +100,9 @@ class BinlogRun(Document):
     last: int = field(default=0, metadata=HIDDEN)
 
     @property
-    def place(self) -> LogPlace | None:
+    def log_position(self) -> LogPosition | None:
         """Its branch and where it begins."""
-        return LogPlace(self.branch, self.first) if self.branch else None
+        return LogPosition(self.branch, self.first) if self.branch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +290,9 @@ def bucket(period: Period, local: datetime) -> str:
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 Families = Sequence[Sequence[Stored]]
-"""Backups that count, newest first, those of each leg by themselves: a dump never stands in for a physical backup, nor
+"""Backups that count, newest first, those of each leg separately: a dump never counts as a physical backup, nor
 for a dump of other tables. Where tables are missing in some, the others are a family, too: a dump without a table never
-stands in for one with it."""
+counts as one with it."""
 
 
 class Rule(Protocol):
@@ -305,8 +305,8 @@ class Rule(Protocol):
 
 
 def family(backup: Stored) -> str:
-    """The leg it belongs to, of its own server: where two servers have one name, neither stands in for the other, and
-    what nobody here took stands in for nothing."""
+    """The leg it belongs to, of its own server: where two servers have one name, neither's backups count as the
+    other's, and what nobody here took counts as nothing."""
     leg = f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
     if backup.lineage:
         return f"{leg} of {backup.lineage}"

@@ -93,7 +93,7 @@ def _first(full: Callable[[int], bool]) -> int | None:
 SOON = 30
 """Days: a repository that may be full within them is worth a warning."""
 NEARLY = 0.05
-"""A place with less than this part of it free is nearly full, whatever its growth says."""
+"""A destination with less than this part of it free is nearly full, whatever its growth says."""
 _AHEAD = (7, 14, 30)
 
 
@@ -122,8 +122,8 @@ class ServerGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one destination, counted from ``at``. ``free`` bytes, None where a place knows no limit; ``ahead``: after how
-    many days how many bytes more are stored there; ``total``: all its bytes."""
+    """Of one destination, counted from ``at``. ``free`` bytes, None where a destination knows no limit; ``ahead``:
+    after how many days how many bytes more are stored there; ``total``: all its bytes."""
 
     destination: str
     at: datetime
@@ -158,8 +158,8 @@ class Forecast:
         ]
         basis = f" ({'; '.join(growing)})" if growing else ""
         if self.free is None:
-            told = [f"{format_size(self.stored + more)} after {days} days" for days, more in self.ahead]
-            return f"{format_size(self.stored)} are stored, by its growth {', '.join(told)}; no limit is known{basis}"
+            ahead = [f"{format_size(self.stored + more)} after {days} days" for days, more in self.ahead]
+            return f"{format_size(self.stored)} are stored, by its growth {', '.join(ahead)}; no limit is known{basis}"
         day, earliest = self.filling.day, self.filling.earliest
         if day is None and earliest is None:
             return f"{format_size(self.free)} are free, enough for a year of growth at the recent rate{basis}"
@@ -250,7 +250,7 @@ PAUSE = timedelta(days=1)
 """Between the first two events; each next pause is twice as long."""
 LONGEST = timedelta(days=8)
 URGENT = 7
-"""Days: a place that may be full within them is an error, and told at once even in a pause."""
+"""Days: a destination that may be full within them is an error, and reported at once even in a pause."""
 _CALM = 5
 """Days beyond SOON that must be left for it to count as over: a forecast moves a little every day."""
 _ROOMY = 0.07
@@ -259,7 +259,7 @@ _REMEMBERED = 500
 
 
 class FillingWatch(PeriodicCheck):
-    """Looks at every destination: a place may take its time to answer."""
+    """Looks at every destination: one may take its time to answer."""
 
     def __init__(self) -> None:
         super().__init__("forecast", EVERY)
@@ -270,23 +270,23 @@ class FillingWatch(PeriodicCheck):
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
         found = forecast(wiring, name)
         if found is not None:
-            tell(wiring, found, now)
+            report(wiring, found, now)
 
 
-def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:
+def report(wiring: Wiring, found: Forecast, now: datetime) -> None:
     """Record what is to be said about ``found``, if anything is. Raises CatalogError."""
-    told = _told(wiring, found.destination)
+    reported = _reported(wiring, found.destination)
     earliest = found.filling.earliest
     nearly = found.has_less_than(NEARLY)
     if not found.is_soon and not nearly:
-        if told and (earliest is None or earliest > SOON + _CALM) and not found.has_less_than(_ROOMY):
+        if reported and (earliest is None or earliest > SOON + _CALM) and not found.has_less_than(_ROOMY):
             well = f"destination {found.destination} has room again: {found.text}"
             Incidents(wiring.catalog).settle(now, looked={Key(FILLING, subject=found.destination): well})
         return
     urgent = nearly or (earliest is not None and earliest <= URGENT)
     severity = Severity.ERROR if urgent else Severity.WARNING
-    worse = severity is Severity.ERROR and all(event.severity is not Severity.ERROR for event in told)
-    if told and not worse and now - told[0].at < min(PAUSE * 2 ** (len(told) - 1), LONGEST):
+    worse = severity is Severity.ERROR and all(event.severity is not Severity.ERROR for event in reported)
+    if reported and not worse and now - reported[0].at < min(PAUSE * 2 ** (len(reported) - 1), LONGEST):
         return
     wiring.catalog.events.add(
         Event(
@@ -307,7 +307,7 @@ def _sentence(found: Forecast) -> str:
     )
 
 
-def _told(wiring: Wiring, destination: str) -> list[Event]:
+def _reported(wiring: Wiring, destination: str) -> list[Event]:
     """What was said since it was well the last time, newest first."""
     events = wiring.catalog.events
     over = events.last("", [FILLING.mended, FILLING.unwatched], destination)

@@ -33,7 +33,7 @@ from storage.destination import Space
 
 EVERY = timedelta(minutes=1)
 HANGS = timedelta(minutes=3)
-"""A look that has not ended by then: the place does not answer."""
+"""A look that has not ended by then: the destination does not answer."""
 _DAY = timedelta(days=1)
 
 
@@ -92,7 +92,7 @@ class DestinationView(Document):
 
     @property
     def is_lost(self) -> bool:
-        """Backups belong there, and it carries no marker: another folder or disk has its place."""
+        """Backups belong there, and it carries no marker: another folder or disk is mounted there."""
         return self.initialised is False and self.backups > 0
 
     @property
@@ -115,7 +115,7 @@ def destination_views(wiring: Wiring, now: datetime) -> tuple[DestinationView, .
     for name, settings in wiring.settings.destinations.items():
         seen, late = glimpses[name], behind.get(name, ())
         seen.look(wiring, now)
-        lag = max((worst for (_server, place), worst in lags.items() if place == name), default=None)
+        lag = max((worst for (_server, other), worst in lags.items() if other == name), default=None)
         failing = next((row for row in late if row.state == FAILING), None)
         filling = seen.forecast.filling if seen.forecast is not None else None
         days = getattr(settings, "lock_days", None)
@@ -153,7 +153,7 @@ def destination_views(wiring: Wiring, now: datetime) -> tuple[DestinationView, .
 
 
 class DestinationLook(PeriodicCheck):
-    """What was seen of one destination last. Each has a thread of its own: one that hangs keeps no other waiting."""
+    """What was seen of one destination last. Each has its own thread: one that hangs keeps no other waiting."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"destination-{name}", EVERY)
@@ -260,26 +260,26 @@ class ReachWatch:
 
     def step(self, wiring: Wiring, now: datetime) -> None:
         """Raises CatalogError."""
-        for place in destination_views(wiring, now):
-            self._look(wiring, place)
+        for destination in destination_views(wiring, now):
+            self._look(wiring, destination)
 
-    def _look(self, wiring: Wiring, place: DestinationView) -> None:
-        key = Key(REACH, subject=place.name)
-        if place.reachable is None:
+    def _look(self, wiring: Wiring, destination: DestinationView) -> None:
+        key = Key(REACH, subject=destination.name)
+        if destination.reachable is None:
             return
-        if place.reachable and not place.is_lost:
-            self._silent.pop(place.name, None)
-            wiring.settle(looked={key: f"destination {place.name} answers again"})
+        if destination.reachable and not destination.is_lost:
+            self._silent.pop(destination.name, None)
+            wiring.settle(looked={key: f"destination {destination.name} answers again"})
             return
-        looks = self._silent.setdefault(place.name, [])
-        if place.checked_at is not None and place.checked_at not in looks:
-            looks.append(place.checked_at)
-        if len(looks) < _LOOKS and not place.hangs:
+        looks = self._silent.setdefault(destination.name, [])
+        if destination.checked_at is not None and destination.checked_at not in looks:
+            looks.append(destination.checked_at)
+        if len(looks) < _LOOKS and not destination.hangs:
             return
-        if place.is_lost:
-            what = f"should hold {place.backups} backups, but it is empty or not a repository"
+        if destination.is_lost:
+            what = f"should hold {destination.backups} backups, but it is empty or not a repository"
             hint = "is the file system mounted? Backups that need it fail until it is there again"
         else:
-            what = f"cannot be reached: {place.trouble}"
+            what = f"cannot be reached: {destination.trouble}"
             hint = "backups that need it fail until it answers; to find the cause: backupd check"
-        wiring.settle(Condition(key, Severity.ERROR, f"destination {place.name} {what}", hint=hint))
+        wiring.settle(Condition(key, Severity.ERROR, f"destination {destination.name} {what}", hint=hint))

@@ -35,7 +35,7 @@ def examined(wiring: Wiring, *, mend: bool) -> list[Finding]:
             if mend:
                 look(wiring, name, wiring.clock())
         kept, counted = wiring.catalog.backups.stock(name)
-        if {place: amounts for place, amounts in kept.items() if amounts[0]} != counted:
+        if {destination: amounts for destination, amounts in kept.items() if amounts[0]} != counted:
             text = (
                 f"{name}: the stored totals are {_stock(kept)}; the copies of its backups add up to {_stock(counted)}"
             )
@@ -46,13 +46,13 @@ def examined(wiring: Wiring, *, mend: bool) -> list[Finding]:
 
 
 def _stock(found: Mapping[str, Amounts]) -> str:
-    told = (f"{count} at {place} ({new} B new, {most} B the largest)" for place, (count, new, most) in found.items())
-    return ", ".join(sorted(told)) or "none"
+    totals = (f"{count} at {name} ({new} B new, {most} B the largest)" for name, (count, new, most) in found.items())
+    return ", ".join(sorted(totals)) or "none"
 
 
 def _more(wiring: Wiring, name: str) -> str:
-    """What the row of a server tells that a look does not find. Nothing of a row that is behind, which says so, nor of
-    one whose server changes meanwhile; and a row may well tell less."""
+    """What the row of a server says that a look does not find. Nothing of a row that is behind, which says so, nor of
+    one whose server changes meanwhile; and a row may well say less."""
     standings, now = wiring.catalog.standings, wiring.clock()
     rows, confirmed = standings.rows([name])
     documents = standings.documents([name])
@@ -68,11 +68,11 @@ def _more(wiring: Wiring, name: str) -> str:
         return ""
     if status.behind or standings.count(name) != rows[name].made:
         return ""
-    told = status.found
+    stored = status.found
     alone = {one.name: one.latest for one in fresh.reach}
     pairs = (
-        ("recoverable until", told.latest, fresh.latest, _is_after(told.latest, fresh.latest)),
-        ("recoverable from", told.first, fresh.first, _is_after(fresh.first, told.first)),
+        ("recoverable until", stored.latest, fresh.latest, _is_after(stored.latest, fresh.latest)),
+        ("recoverable from", stored.first, fresh.first, _is_after(fresh.first, stored.first)),
         *(
             (
                 f"{one.name} alone recoverable until",
@@ -80,11 +80,11 @@ def _more(wiring: Wiring, name: str) -> str:
                 alone.get(one.name),
                 _is_after(one.latest, alone.get(one.name)),
             )
-            for one in told.reach
+            for one in stored.reach
         ),
-        ("complete backups:", told.backups, fresh.backups, told.backups != fresh.backups),
-        ("protected backups:", told.protected, fresh.protected, told.protected != fresh.protected),
-        ("stored bytes:", told.bytes_stored, fresh.bytes_stored, told.bytes_stored != fresh.bytes_stored),
+        ("complete backups:", stored.backups, fresh.backups, stored.backups != fresh.backups),
+        ("protected backups:", stored.protected, fresh.protected, stored.protected != fresh.protected),
+        ("stored bytes:", stored.bytes_stored, fresh.bytes_stored, stored.bytes_stored != fresh.bytes_stored),
     )
     return "; ".join(f"{what} {one} instead of {other}" for what, one, other, differs in pairs if differs)
 

@@ -14,7 +14,7 @@ from backupd.model.document import Document
 
 SECONDS_A_DAY = 86400.0
 LEAST_SAMPLES = 3
-"""Two points always lie on a line, so they say nothing about how good it is."""
+"""Two points always make a line, so they say nothing about how good it is."""
 LEAST_DAYS = 1.0
 HISTORY = timedelta(days=60)
 """Older backups say little about how it grows now."""
@@ -34,7 +34,7 @@ _MOST = 700.0
 @dataclass(frozen=True, slots=True)
 class Growth(Document):
     """``size_now``: bytes by the fitted line at the last sample, from where days are counted. ``rate``: logarithm of
-    the factor per day. ``samples`` in number, over so many ``days``, around the day ``mean`` with a sum of ``squares``;
+    the factor per day. ``samples`` in number, over ``days``, around the day ``mean`` with a sum of ``squares``;
     ``spread``: residual standard error of the logarithms."""
 
     size_now: float
@@ -66,7 +66,7 @@ class Growth(Document):
 
 def fit(history: Sequence[tuple[datetime, int]]) -> Growth | None:
     """The growth of sizes (bytes) over time, in any order; None where there are too few samples, or from too short a
-    time, to tell anything."""
+    time, to show anything."""
     samples = sorted((moment, size) for moment, size in history if size > 0)
     if len(samples) < LEAST_SAMPLES:
         return None
@@ -105,16 +105,16 @@ def shares(records: Sequence[BackupRecord], runs: Iterable[Run], now: datetime) 
     logs: dict[str, list[Run]] = {}
     for run in runs:
         logs.setdefault(run.destination, []).append(run)
-    places = {copy.destination for record in records for copy in record.copies} | logs.keys()
+    names = {copy.destination for record in records for copy in record.copies} | logs.keys()
     return tuple(
-        growth_of([one for one in records if one.state_at(place)], logs.get(place, []), place, now)
-        for place in sorted(places)
+        growth_of([one for one in records if one.state_at(name)], logs.get(name, []), name, now)
+        for name in sorted(names)
     )
 
 
 def growth_of(records: Sequence[BackupRecord], runs: Sequence[Run], destination: str, now: datetime) -> Share:
     """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
-    are left tells the least that must be there."""
+    are left is the least that must be there."""
     physical = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL]
     fulls = [
         (record.started_at, record.stats.bytes_source)

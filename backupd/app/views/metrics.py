@@ -33,8 +33,8 @@ def measure(wiring: Wiring, now: datetime, *, everything: bool = True) -> Values
     _jobs(found, wiring, now, servers, everything=everything)
     if everything:
         _installation(found, wiring, now)
-        for place in destination_views(wiring, now):
-            _place(found, place)
+        for destination in destination_views(wiring, now):
+            _destination(found, destination)
     found.set("backupd_collect_seconds", time.monotonic() - begun)
     return found
 
@@ -58,28 +58,28 @@ def _installation(found: Values, wiring: Wiring, now: datetime) -> None:
 def _server(found: Values, server: ServerOverview, now: datetime) -> None:
     name = server.name
 
-    def tell(metric: str, value: float | None) -> None:
+    def put(metric: str, value: float | None) -> None:
         found.set(f"backupd_{metric}", value, name)
 
-    tell("server_status", server.status.rank)
+    put("server_status", server.status.rank)
     if server.looked_at is not None:
-        tell("server_recoverable", server.latest is not None and not server.tables_only)
-        tell("server_tables_recoverable", server.latest is not None)
-        tell("server_latest_recoverable_timestamp_seconds", _stamp(server.latest))
-        tell("server_first_recoverable_timestamp_seconds", _stamp(server.first))
-        tell("server_rpo_seconds", _seconds(server.rpo))
-        tell("server_rto_predicted_seconds", _seconds(server.rto))
-        tell("server_windows", server.windows)
-        tell("server_gaps", server.gaps)
-        tell("server_gap_noticed_timestamp_seconds", _stamp(server.gap_noticed_at))
-        tell("server_backups", server.backups)
-        tell("server_protected_backups", server.protected)
-        tell("server_stored_bytes", server.bytes_stored)
-    tell("server_rpo_objective_seconds", _seconds(server.rpo_objective))
-    tell("server_rto_objective_seconds", _seconds(server.rto_objective))
-    tell("server_held", server.held is not None)
-    tell("server_paused", server.paused is not None)
-    tell("server_absent", server.absent_since is not None)
+        put("server_recoverable", server.latest is not None and not server.tables_only)
+        put("server_tables_recoverable", server.latest is not None)
+        put("server_latest_recoverable_timestamp_seconds", _stamp(server.latest))
+        put("server_first_recoverable_timestamp_seconds", _stamp(server.first))
+        put("server_rpo_seconds", _seconds(server.rpo))
+        put("server_rto_predicted_seconds", _seconds(server.rto))
+        put("server_windows", server.windows)
+        put("server_gaps", server.gaps)
+        put("server_gap_noticed_timestamp_seconds", _stamp(server.gap_noticed_at))
+        put("server_backups", server.backups)
+        put("server_protected_backups", server.protected)
+        put("server_stored_bytes", server.bytes_stored)
+    put("server_rpo_objective_seconds", _seconds(server.rpo_objective))
+    put("server_rto_objective_seconds", _seconds(server.rto_objective))
+    put("server_held", server.held is not None)
+    put("server_paused", server.paused is not None)
+    put("server_absent", server.absent_since is not None)
     for run in server.next_runs:
         found.set("backupd_server_next_run_timestamp_seconds", _stamp(run.at), name, run.leg)
     for backup in server.last_backups:
@@ -95,15 +95,15 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
         ):
             found.set(f"backupd_backup_last_{metric}", value, *labels)
     if (proof := server.last_proof) is not None:
-        tell("proof_last_timestamp_seconds", _stamp(proof.finished_at))
-        tell("proof_last_good", proof.is_good)
-        tell("proof_last_good_timestamp_seconds", _stamp(proof.proved_at))
-        tell("proof_age_seconds", _age(proof.proved_at, now) if proof.proved_at is not None else None)
-        tell("proof_compared_tables", proof.tables_compared)
+        put("proof_last_timestamp_seconds", _stamp(proof.finished_at))
+        put("proof_last_good", proof.is_good)
+        put("proof_last_good_timestamp_seconds", _stamp(proof.proved_at))
+        put("proof_age_seconds", _age(proof.proved_at, now) if proof.proved_at is not None else None)
+        put("proof_compared_tables", proof.tables_compared)
     if server.stream is not None:
-        tell("stream_up", server.stream.state == StreamState.STREAMING)
-        tell("stream_spool_bytes", server.stream.spool_bytes)
-        tell("stream_spool_limit_bytes", server.stream.spool_limit)
+        put("stream_up", server.stream.state == StreamState.STREAMING)
+        put("stream_spool_bytes", server.stream.spool_bytes)
+        put("stream_spool_limit_bytes", server.stream.spool_limit)
     for reach in server.reach:
         found.set("backupd_destination_server_rpo_seconds", _seconds(reach.rpo), reach.name, name)
     longest: dict[str, float] = {}
@@ -128,22 +128,22 @@ def _jobs(found: Values, wiring: Wiring, now: datetime, servers: Sequence[Server
             found.set("backupd_jobs_ended_last_day", count, name, kind, state)
 
 
-def _place(found: Values, place: DestinationView) -> None:
-    def tell(metric: str, value: float | None) -> None:
-        found.set(f"backupd_destination_{metric}", value, place.name)
+def _destination(found: Values, destination: DestinationView) -> None:
+    def put(metric: str, value: float | None) -> None:
+        found.set(f"backupd_destination_{metric}", value, destination.name)
 
-    tell("status", place.status.rank if place.reachable is not None else None)
-    tell("reachable", place.reachable)
-    tell("checked_timestamp_seconds", _stamp(place.checked_at))
-    tell("free_bytes", place.free)
-    tell("size_bytes", place.total)
-    tell("full_timestamp_seconds", _stamp(place.earliest_full_on))
-    tell("stored_bytes", place.bytes_stored)
-    tell("backups", place.backups)
-    tell("behind_backups", place.behind_backups)
-    tell("behind_bytes", place.behind_bytes)
-    tell("behind_seconds", _seconds(place.behind) or 0)
-    tell("binlog_lag_seconds", _seconds(place.lag))
+    put("status", destination.status.rank if destination.reachable is not None else None)
+    put("reachable", destination.reachable)
+    put("checked_timestamp_seconds", _stamp(destination.checked_at))
+    put("free_bytes", destination.free)
+    put("size_bytes", destination.total)
+    put("full_timestamp_seconds", _stamp(destination.earliest_full_on))
+    put("stored_bytes", destination.bytes_stored)
+    put("backups", destination.backups)
+    put("behind_backups", destination.behind_backups)
+    put("behind_bytes", destination.behind_bytes)
+    put("behind_seconds", _seconds(destination.behind) or 0)
+    put("binlog_lag_seconds", _seconds(destination.lag))
 
 
 def _stamp(moment: datetime | None) -> float | None:

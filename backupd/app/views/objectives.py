@@ -1,4 +1,4 @@
-"""What was promised against what is: the policy's objectives, looked at all the time, told when one is broken.
+"""What was promised against what is: the policy's objectives, looked at all the time, reported when one is broken.
 
 ``rpo``: the age of the latest moment that could be restored now. ``rto``: how long a restore to that moment would take,
 by what restores took so far.
@@ -92,7 +92,7 @@ class ObjectivesWatch(PeriodicCheck):
         young = timeline.is_young
         begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
-        found = [*_rpo(timeline, server), *_rto(timeline, server), *_rpo_of_places(timeline, server, new)]
+        found = [*_rpo(timeline, server), *_rto(timeline, server), *_rpo_of_destinations(timeline, server, new)]
         holds = [
             replace(one, opens=one.opens and not young and not (begins and one.key.kind is not RTO))
             for one in found
@@ -125,7 +125,7 @@ class ObjectivesWatch(PeriodicCheck):
         )
 
     def _note_lags(self, wiring: Wiring, server: ServerSettings, timeline: Timeline) -> None:
-        """What a stream that does not run cannot tell: how far behind its destinations are."""
+        """What a stream that does not run cannot report: how far behind its destinations are."""
         leg = server.policy.binlog
         if leg is None or not streams(server.policy):
             return
@@ -138,7 +138,7 @@ class ObjectivesWatch(PeriodicCheck):
 def _keys(server: ServerSettings) -> Iterator[Key]:
     """Of all incidents that a look may open."""
     yield from (Key(RPO, server.name), Key(RTO, server.name))
-    yield from (Key(PLACE_RPO, server.name, place) for place in server.preferred)
+    yield from (Key(PLACE_RPO, server.name, destination) for destination in server.preferred)
 
 
 def _late(checkpoint: timedelta) -> timedelta:
@@ -146,7 +146,7 @@ def _late(checkpoint: timedelta) -> timedelta:
 
 
 def _is_calm(server: ServerSettings, kept: Glance, now: datetime) -> bool:
-    """Would a look find nothing to tell of?"""
+    """Would a look find nothing to report?"""
     if not server.usable or kept.latest is None:
         return False
     promised, leg = server.policy.objectives, server.policy.binlog
@@ -223,7 +223,7 @@ def _rpo(timeline: Timeline, server: ServerSettings) -> Found:
         yield key, f"{name}: objectives.rpo ({limit}) is met again"
 
 
-def _rpo_of_places(timeline: Timeline, server: ServerSettings, new: frozenset[str]) -> Found:
+def _rpo_of_destinations(timeline: Timeline, server: ServerSettings, new: frozenset[str]) -> Found:
     """What would be lost were nothing left but one of several destinations. Those that are ``new``, and while all
     together break the promise required ones and those that have as much as all, open no incidents of their own."""
     promised = server.policy.objectives.rpo

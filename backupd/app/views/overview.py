@@ -1,7 +1,7 @@
 """Every server at a glance: can it be recovered as promised, and if not, what is wrong and what to do.
 
-However many servers there are, a few statements read what changes all the time, and the rows of how each of them stands
-(see ``backupd.app.views.standings``).
+However many servers there are, a few statements read what changes all the time, and the rows of the status of each of
+them (see ``backupd.app.views.standings``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from backupd.app.views.server_status import (
     ServerOverview,
     Status,
     StreamView,
-    place_troubles,
+    destination_troubles,
 )
 from backupd.app.views.standings import UNSEEN, ServerStatus, StatusCache, status_cache
 from backupd.binlog.stream_status import StreamState
@@ -45,12 +45,12 @@ from backupd.model.text import format_duration, format_time
 
 GAP = "binlog-gap"
 FEW = 100
-"""Of so many servers the rows are asked for by their names; beyond that, of all."""
+"""Up to this number of servers the rows are asked for by their names; beyond that, all are."""
 _FRESH_GAP = timedelta(days=7)
 """A gap that was noticed within this time is worth a warning; an older one is only shown."""
 _T = TypeVar("_T", JobRecord, LastJob, Incident)
 _SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
-"""Incidents of these kinds tell what is looked at here anyway."""
+"""Incidents of these kinds report what is looked at here anyway."""
 
 
 def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
@@ -68,7 +68,7 @@ def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = No
 class _Around:
     """What is known of one server besides what is in its overview."""
 
-    stands: ServerStatus
+    recovery: ServerStatus
     last_jobs: Sequence[LastJob]
     absence: Absence | None
     said: tuple[Mapping[str, Any], datetime] | None
@@ -79,20 +79,24 @@ def _made(
 ) -> Iterator[ServerOverview]:
     """Of these names; ``only``: whose rows are read, None: those of every server."""
     catalog = wiring.catalog
-    stands = known.of(wiring, names, now, only)
+    recovery = known.of(wiring, names, now, only)
     jobs = _by_server(catalog.jobs.list(only, state=OPEN))
     last = _by_server(catalog.glances.last_jobs(only))
     incidents = _by_server(catalog.incidents.list(only, is_open=True))
     tests, streams = catalog.glances.tests(only), catalog.glances.streams(only)
     absences = {absence.server: absence for absence in catalog.absences.all(only)}
     holds = {(one.server, one.kind): one for one in catalog.holds.all(only)}
-    schedules = catalog.schedules.all() if any(one.found.bare for one in stands.values()) else {}
+    schedules = catalog.schedules.all() if any(one.found.bare for one in recovery.values()) else {}
     for name in names:
-        server, looked = wiring.settings.server(name), stands.get(name)
+        server, looked = wiring.settings.server(name), recovery.get(name)
         around = _Around(looked or UNSEEN, last[name], absences.get(name), streams.get(name))
-        view, test, promised = around.stands.view, tests.get(name), server.policy.objectives if server.usable else None
+        view, test, promised = (
+            around.recovery.view,
+            tests.get(name),
+            server.policy.objectives if server.usable else None,
+        )
         state = state_of(wiring, name, around.said and around.said[0])
-        troubles = place_troubles(server, around.said[0] if around.said else None, now)
+        troubles = destination_troubles(server, around.said[0] if around.said else None, now)
         held, paused = (
             holds.get((name, kind)) or holds.get((EVERY_SERVER, kind)) for kind in (HoldKind.HOLD, HoldKind.PAUSE)
         )
@@ -126,7 +130,7 @@ def _made(
                 busy=any(job.kind in BACKUPS for job in jobs[name]),
                 ended=any(job.kind in BACKUPS for job in last[name]),
             )
-            if server.usable and around.stands.found.bare
+            if server.usable and around.recovery.found.bare
             else None,
         )
         reasons = sorted(_reasons(wiring, made, server, around, now), key=lambda reason: -reason.status.rank)
@@ -168,18 +172,18 @@ def _reasons(
     wiring: Wiring, made: ServerOverview, server: ServerSettings, around: _Around, now: datetime
 ) -> Iterator[Reason]:
     """Everything that is not as it should be, in the order in which reasons of one rank are shown."""
-    stands = around.stands
+    recovery = around.recovery
     if not server.usable:
         yield Reason(
             Status.BAD,
             f"its policy {made.policy} cannot be used: no scheduled job of this server starts",
             "; ".join(str(problem) for problem in server.problems[:3]),
         )
-    yield from _of_recovery(made, stands)
-    if stands.behind:
+    yield from _of_recovery(made, recovery)
+    if recovery.behind:
         yield Reason(
             Status.WARNING,
-            f"recoverability is shown as of {format_time(stands.at)}: later changes are not evaluated yet",
+            f"recoverability is shown as of {format_time(recovery.at)}: later changes are not evaluated yet",
             "repeat in a few seconds; while no service runs: backupd timeline " + made.name,
         )
     yield from _of_last_proof(made)
@@ -191,16 +195,16 @@ def _reasons(
         )
         yield from (
             Reason(Status.WARNING, doubt, f"backupd timeline {made.name} shows what can be recovered")
-            for doubt in stands.found.doubts
+            for doubt in recovery.found.doubts
         )
     if made.paused is None:
         yield from _of_stream(made, around, now)
     yield from _of_incidents_and_jobs(made, around)
     span = protection_of(wiring, made.name).within
-    if stands.found.unprotected_since is not None and now - stands.found.unprotected_since > span and server.usable:
+    if recovery.found.unprotected_since is not None and now - recovery.found.unprotected_since > span and server.usable:
         yield Reason(
             Status.WARNING,
-            f"no protected backup for {_span(now - stands.found.unprotected_since)}: too few verified copies at the "
+            f"no protected backup for {_span(now - recovery.found.unprotected_since)}: too few verified copies at the "
             "destinations",
             f"backupd replicate {made.name}",
         )
@@ -219,14 +223,14 @@ def _reasons(
         )
 
 
-def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]:
+def _of_recovery(made: ServerOverview, recovery: ServerStatus) -> Iterator[Reason]:
     """Can the server be recovered at all, and as the objectives promise?"""
     name = made.name
     kind = " --kind logical" if made.tables_only else ""
-    if stands.found.trouble:
-        message, _line, rest = stands.found.trouble.partition("\n")
+    if recovery.found.trouble:
+        message, _line, rest = recovery.found.trouble.partition("\n")
         yield Reason(Status.BAD, f"cannot determine the recoverable points in time: {message}", rest)
-    elif stands is UNSEEN:
+    elif recovery is UNSEEN:
         yield Reason(Status.WARNING, "its state is not determined yet", "repeat in a few seconds")
     elif made.latest is None and made.first_due is not None:
         runs = any(job.kind in BACKUPS for job in made.running)
@@ -326,7 +330,9 @@ def _of_incidents_and_jobs(made: ServerOverview, around: _Around) -> Iterator[Re
 
 
 def _of_gaps(made: ServerOverview, around: _Around, now: datetime) -> Iterator[Reason]:
-    fresh = [gap for gap in around.stands.found.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, made)]
+    fresh = [
+        gap for gap in around.recovery.found.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, made)
+    ]
     if fresh and all(incident.kind != GAP for incident in made.incidents):
         yield Reason(
             Status.WARNING,

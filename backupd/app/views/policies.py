@@ -108,7 +108,7 @@ def _view(wiring: Wiring, name: str, servers: Sequence[str]) -> PolicyView:
 
 
 def _differs(broken: Sequence[Problem], now: Sequence[Problem], file: str) -> bool:
-    """Is what was wrong with this file something else now? ``broken`` may also tell of a server that names a policy
+    """Is what was wrong with this file something else now? ``broken`` may also name a server that names a policy
     without a file, which has one now."""
     missed = any(problem.field.startswith("servers.") for problem in broken)
     return missed or {problem for problem in broken if problem.file == file} != set(now)
@@ -121,7 +121,7 @@ def _advice(wiring: Wiring, found: PolicyFile) -> tuple[str, ...]:
 
 
 RECENT = 10
-"""Backups of each kind that tell what the next ones will be like."""
+"""Backups of each kind that show what the next ones will be like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,8 @@ def explain_file(path: Path, server: str, *, now: datetime) -> Explanation:
     policy = _policy(path)
     zone = policy.timing.timezone or "UTC"
     empty = {
-        name: View(server, name, (), runs=streamed((), now) if streams(policy) else ()) for name in _places(policy)
+        name: View(server, name, (), runs=streamed((), now) if streams(policy) else ())
+        for name in _destinations(policy)
     }
     texts = (*advice(policy), *not_yet_active(policy))
     return _explained(path.stem, policy, server, zone, now, empty, texts, Typical())
@@ -165,14 +166,14 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     zone = policy.timing.timezone or settings.configuration.timezone
     today = {decisions.destination: decisions for decisions in preview(changed, name, now=now)}
     start = {
-        place: View(
+        destination: View(
             name,
-            place,
-            tuple(one.backup for one in today[place].backups),
-            hold=today[place].hold,
-            runs=_logs(policy, today[place], now),
+            destination,
+            tuple(one.backup for one in today[destination].backups),
+            hold=today[destination].hold,
+            runs=_logs(policy, today[destination], now),
         )
-        for place in _places(policy)
+        for destination in _destinations(policy)
     }
     texts = [
         *advice(policy, settings.configuration),
@@ -182,11 +183,11 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     texts += _slow(wiring, name, policy)
     texts += [f"{finding.subject}: {finding.message}" for finding in findings(wiring, [name])]
     forecasts: list[Forecast] = []
-    for place, view in start.items():
+    for destination, view in start.items():
         try:
-            one = forecast(changed, place) if view.backups else None
+            one = forecast(changed, destination) if view.backups else None
         except BackupdError as error:
-            texts.append(f"destinations: cannot determine the free space at {place}: {error.message}")
+            texts.append(f"destinations: cannot determine the free space at {destination}: {error.message}")
         else:
             forecasts += [one] if one is not None else []
     typical = _typical(wiring.catalog.backups.list(name))
@@ -208,7 +209,7 @@ def _policy(path: Path, known: Mapping[str, object] | None = None) -> Policy:
     return found.policy
 
 
-def _places(policy: Policy) -> tuple[str, ...]:
+def _destinations(policy: Policy) -> tuple[str, ...]:
     return (*policy.destinations.required, *policy.destinations.others)
 
 
@@ -238,14 +239,14 @@ def _explained(
     held = tuple(
         ahead(
             view,
-            policy.retention.get(place),
+            policy.retention.get(destination),
             runs,
             until=until,
             zone=ZoneInfo(zone),
             max_chain=max_chain,
             typical=typical,
         )
-        for place, view in start.items()
+        for destination, view in start.items()
     )
     return Explanation(name, server, zone, now, until, tuple(explain(policy)), texts, runs, held)
 
@@ -343,7 +344,7 @@ def ahead(
 
 
 def untold(runs: Iterable[BinlogRun]) -> tuple[BinlogRun, ...]:
-    """Binary logs by their times alone: of backups that do not exist yet nobody knows the place in them."""
+    """Binary logs by their times alone: of backups that do not exist yet nobody knows the position in them."""
     return tuple(replace(run, branch="", first=0, last=0) for run in runs)
 
 

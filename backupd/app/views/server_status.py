@@ -110,8 +110,8 @@ class LastProof(Document):
 
 @dataclass(frozen=True, slots=True)
 class StreamView(Document):
-    """The continuous copy of the binary log, as its process told last. ``state``: as `backupd binlog status` says it;
-    ``spool_bytes`` wait on this host, ``spool_limit`` may."""
+    """The continuous copy of the binary log, as its process reported last. ``state``: as `backupd binlog status` says
+    it; ``spool_bytes`` wait on this host, ``spool_limit`` may."""
 
     state: str
     told_at: datetime | None = None
@@ -225,7 +225,7 @@ def timeline(wiring: Wiring, server_name: str, listed: Sequence[BackupRecord] | 
         proofs=wiring.catalog.proofs.list(server_name, limit=1),
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
-        troubles=place_troubles(server, said[0] if said else None, now),
+        troubles=destination_troubles(server, said[0] if said else None, now),
         doubts=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name)),
         warnings=stream_troubles(server_name, said, now) if is_streamed else (),
         destinations=server.others if server.usable else (),
@@ -245,8 +245,8 @@ def counted(wiring: Wiring, listed: Iterable[BackupRecord]) -> list[BackupRecord
     return [one for one in within_reach(wiring, listed) if not one.apart]
 
 
-def place_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:
-    """By destination, of those that there is something to tell of. ``row``: what the stream said of itself last."""
+def destination_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:
+    """By destination, of those that there is something to report of. ``row``: what the stream said of itself last."""
     found: dict[str, str] = {}
     if row is None or not server.usable or not streams(server.policy):
         return found

@@ -96,29 +96,29 @@ class Standing(Document):
 
     def moved(self, confirmed: Branches, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
-        told = {
-            place: end
-            for place, at in confirmed.get(self.branch, {}).items()
-            if at != self.confirmed.get(place) and (end := believed(at, now)) is not None
+        ends = {
+            destination: end
+            for destination, at in confirmed.get(self.branch, {}).items()
+            if at != self.confirmed.get(destination) and (end := believed(at, now)) is not None
         }
         latest = self.latest
         if latest is not None:
-            latest = max([latest, *told.values()])
-        reach = tuple(self._reached(one, told, latest, now) for one in self.reach)
+            latest = max([latest, *ends.values()])
+        reach = tuple(self._reached(one, ends, latest, now) for one in self.reach)
         return replace(self, latest=latest, reach=reach)
 
-    def _reached(self, one: Reach, told: Confirmed, latest: datetime | None, now: datetime) -> Reach:
+    def _reached(self, one: Reach, ends: Confirmed, latest: datetime | None, now: datetime) -> Reach:
         end = one.latest
         if end is None or latest is None:
             return one
         if one.name in self.onward:
-            end = max(end, told.get(one.name, end))
+            end = max(end, ends.get(one.name, end))
         zero = timedelta()
         return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
 
     def misses(self, confirmed: Branches, since: datetime) -> bool:
         """Was something ``confirmed`` later than ``since`` that it does not follow?"""
-        moving = {place for places in confirmed.values() for place, at in places.items() if at > since}
+        moving = {name for by_destination in confirmed.values() for name, at in by_destination.items() if at > since}
         return bool(moving) and not (self.branch and moving <= {*self.onward})
 
 
@@ -224,9 +224,9 @@ class StatusCache:
                     deadline = 0.0
                 continue
             if row is not None:
-                standing, told = self._known[name][1], confirmed.get(name, {})
-                found[name] = bases.status(row, standing, told, now)
-                kept = KEPT if only is not None or standing.misses(told, row.made_at) else OLD
+                standing, ends = self._known[name][1], confirmed.get(name, {})
+                found[name] = bases.status(row, standing, ends, now)
+                kept = KEPT if only is not None or standing.misses(ends, row.made_at) else OLD
                 overtaken = overtaken or not timedelta(0) <= now - row.made_at < kept
             if overtaken or row is None:
                 later.append(name)
@@ -248,7 +248,7 @@ class StatusCache:
         }
 
     def _is_kept(self, wiring: Wiring, new: Look) -> bool:
-        """A catalog that takes nothing (its disk is full, say) can still be read, and whoever asks is told."""
+        """A catalog that takes nothing (its disk is full, say) can still be read, and whoever asks gets an answer."""
         trouble = ""
         try:
             new.keep(wiring.catalog)
@@ -277,7 +277,7 @@ class StatusCache:
                 return
             try:
                 look(wiring, name, wiring.clock())
-            except BackupdError as error:  # whoever asks next is told, where it is more than a moment's trouble
+            except BackupdError as error:  # whoever asks next learns of it, where it is more than a moment's trouble
                 say("standing-trouble", f"{name}: {error}", level=logging.WARNING)
                 return
             time.sleep(time.monotonic() - begun)
@@ -317,14 +317,14 @@ class Bases:
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
         self._digests: dict[str, str] = {}
-        places, configured = identities(wiring), wiring.settings.destinations
+        repositories, configured = identities(wiring), wiring.settings.destinations
         # Not which repository it is, which each host has to see for itself: only which names are of one.
-        first = {place: name for name, place in sorted(places.items(), reverse=True)}
+        first = {repository: name for name, repository in sorted(repositories.items(), reverse=True)}
         self._shared = json.dumps(
             [
                 FORM,
                 {
-                    name: [first[places[name]] if name in places else None, one.is_off_site]
+                    name: [first[repositories[name]] if name in repositories else None, one.is_off_site]
                     for name, one in sorted(configured.items())
                 },
             ]
@@ -347,7 +347,7 @@ class Bases:
         return row.basis == basis or (row.basis == _of_failed(basis) and timedelta(0) <= now - row.made_at < KEPT)
 
     def status(self, row: StandingRow, found: Standing, confirmed: Branches, now: datetime) -> ServerStatus:
-        """What goes on is followed only while nothing was lost since the look: a row must not tell more than there
+        """What goes on is followed only while nothing was lost since the look: a row must not show more than there
         is."""
         same = self.is_of(row.server, row, now)
         follows = same and not row.has_lost
@@ -366,7 +366,8 @@ def _policy(server: ServerSettings) -> str:
 def _configured(wiring: Wiring, confirmed: Branches) -> Branches:
     known = wiring.settings.destinations
     return {
-        branch: {place: at for place, at in places.items() if place in known} for branch, places in confirmed.items()
+        branch: {name: at for name, at in by_destination.items() if name in known}
+        for branch, by_destination in confirmed.items()
     }
 
 
@@ -405,7 +406,7 @@ def looked(wiring: Wiring, name: str, now: datetime) -> Look:
         raise
     except BackupdError as error:
         trouble = str(error)
-    except Exception as error:  # noqa: BLE001  what is wrong with one must not hide the others; all is told
+    except Exception as error:  # noqa: BLE001  what is wrong with one must not hide the others; all is reported
         say("standing-trouble", f"{name}: {''.join(traceback.format_exception(error))}", level=logging.ERROR)
         trouble = f"internal error: {type(error).__name__}: {error}"
     return Look(name, now, count, _of_failed(basis), Standing(trouble=trouble))

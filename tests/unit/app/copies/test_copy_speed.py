@@ -11,7 +11,7 @@ import pytest
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.replication import needed_rate, tell_speed
+from backupd.app.copies.replication import needed_rate, report_speed
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupRecord
 from tests.support.catalog import samples
@@ -50,21 +50,21 @@ def test_what_is_needed_is_what_the_last_two_weeks_brought() -> None:
 
 
 def test_one_event_when_it_falls_behind_and_one_when_it_keeps_up(wiring: Wiring) -> None:
-    tell_speed(wiring, "db1", "far", GIB, 40 * 3600.0)
+    report_speed(wiring, "db1", "far", GIB, 40 * 3600.0)
     assert told(wiring) == [], "with one backup nothing is known"
     for record in taken(GIB, GIB, GIB):
         wiring.catalog.backups.add(record)
-    tell_speed(wiring, "db1", "far", GIB, 3600.0)
-    tell_speed(wiring, "db1", "far", 100, 59.0)
-    tell_speed(wiring, "db1", "far", 0, 40 * 3600.0)
+    report_speed(wiring, "db1", "far", GIB, 3600.0)
+    report_speed(wiring, "db1", "far", 100, 59.0)
+    report_speed(wiring, "db1", "far", 0, 40 * 3600.0)
     assert told(wiring) == []
-    tell_speed(wiring, "db1", "far", GIB, 25 * 3600.0)
-    tell_speed(wiring, "db1", "far", GIB, 30 * 3600.0)
+    report_speed(wiring, "db1", "far", GIB, 25 * 3600.0)
+    report_speed(wiring, "db1", "far", GIB, 30 * 3600.0)
     assert told(wiring) == ["destination-slow"]
     (event,) = wiring.catalog.events.list()
     assert "far is too slow for db1: the last copies took 1.0 GiB in 1d 1h (11.7 KiB/s)" in event.message
     assert "the backups of the last two weeks brought 12.1 KiB/s" in event.message
-    tell_speed(wiring, "db1", "far", GIB, 23 * 3600.0)
+    report_speed(wiring, "db1", "far", GIB, 23 * 3600.0)
     assert told(wiring) == ["destination-slow", "destination-keeps-up"]
 
 
@@ -79,7 +79,7 @@ def test_our_own_limit_is_named_as_what_holds_copies_back(short_tmp: Path) -> No
         wiring = Wiring(load_settings(office.file), catalog)
         for record in taken(GIB, GIB, GIB):
             catalog.backups.add(record)
-        tell_speed(wiring, "db1", "far", GIB, 25 * 3600.0)
+        report_speed(wiring, "db1", "far", GIB, 25 * 3600.0)
         (event,) = catalog.events.list()
         assert event.message.startswith("max_upload of far (")
         assert "is too low for the copies of db1" in event.message

@@ -17,7 +17,7 @@ from backupd.app.retention import retention as logretention
 from backupd.app.retention.decisions import NOTHING, first_files, solve
 from backupd.app.retention.preview import preview
 from backupd.app.retention.retention import clear, make_room
-from backupd.app.retention.rules import BinlogRun, Decisions, LogPlace, Stored, View
+from backupd.app.retention.rules import BinlogRun, Decisions, LogPosition, Stored, View
 from backupd.app.views.capacity import forecast
 from backupd.app.views.policies import SPAN, streamed
 from backupd.catalog.session import Catalog
@@ -42,7 +42,7 @@ def branch(name: str = OLD, **changes: Any) -> Branch:
 
 
 def placed(name: str, days: float, number: int, *, on: str = OLD, **changes: Any) -> Stored:
-    return stored(name, days_ago(days), place=LogPlace(on, number), **changes)
+    return stored(name, days_ago(days), log_position=LogPosition(on, number), **changes)
 
 
 def run(first: int, last: int, begin: float, end: float, *, on: str = OLD) -> BinlogRun:
@@ -151,7 +151,7 @@ def test_what_a_kept_backup_can_be_rolled_forward_with_never_goes(
         at += length + 2
     keep: dict[str, Any] = {"daily": count, **({"recovery_window": "20d"} if window else {})}
     decisions = solved(view(backups, runs=tuple(runs)), **keep)
-    oldest = min(one.backup.place.number for one in decisions.kept if one.backup.place)
+    oldest = min(one.backup.log_position.number for one in decisions.kept if one.backup.log_position)
     assert all(one.run.last < oldest for one in decisions.runs if not one.keep)
     going = [one.run.last for one in decisions.runs if not one.keep]
     staying = [one.run.first for one in decisions.runs if one.keep]
@@ -326,7 +326,7 @@ def test_a_full_disk_is_relieved_of_logs_that_nobody_needs(month: Callable[[str]
 
 def test_what_is_streamed_goes_on_in_an_outlook() -> None:
     older, newest = streamed([run(40, 60, 9, 7), run(70, 105, 5, 0)], NOW)
-    assert (older.last_at, older.place) == (days_ago(7), None)
+    assert (older.last_at, older.log_position) == (days_ago(7), None)
     assert newest.last_at > NOW + SPAN
     (begun,) = streamed((), NOW)
     assert begun.first_at == NOW
