@@ -157,7 +157,7 @@ def answer(request: Request, service: Acting, wiring: Wired, actor: CurrentActor
         wanted = asked.request()
         wanted.check()
         if actor.has(Role.OPERATOR):
-            wanted.check_place()
+            wanted.check_target_folder()
         made = service.requests.plan(wanted)
     except BackupdError as error:
         return _ask(request, service, wiring, asked, error)
@@ -284,7 +284,7 @@ def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None
     planned, nowhere = RestoreRequest.from_json(found.request), None
     asked = Question.again(found.request)
     try:
-        planned.check_place()
+        planned.check_target_folder()
     except UsageError as missing:
         nowhere = problem_of(missing)
     return render(

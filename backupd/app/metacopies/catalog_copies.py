@@ -3,8 +3,9 @@ configuration, proofs and witnesses, and ``RECOVER.md``, which needs no key to b
 
 Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog
 that was made after the loss of another keeps the copies of that one: it may need what only they know. Proofs and
-witnesses lie beside the backups that they are about and outlive the catalog. Whatever is missing is put, so it does not
-matter when this was last done. What a catalog does not know may be what it has lost: only what is stored counts.
+witnesses are stored beside the backups that they are about and outlive the catalog. Whatever is missing is put, so it
+does not matter when this was last done. What a catalog does not know may be what it has lost: only what is stored
+counts.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ KEYS = "public-keys.asc"
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
 KEPT_OF_EARLIER = 3
-"""Copies of each earlier catalog of the installation that are kept once the present one has ``KEPT`` of its own."""
+"""Copies of each earlier catalog of the installation that are kept once the present one has ``KEPT`` copies."""
 PAUSE = timedelta(hours=1)
 """The least time between two copies of the catalog at one destination."""
 WAIT = 60.0
-"""Seconds that a job waits for another one that is just copying, so that RECOVER.md tells of both."""
+"""Seconds that a job waits for another one that is just copying, so that RECOVER.md covers both."""
 SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 PROOFS_KEPT = timedelta(days=400)
@@ -91,7 +92,7 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     fails is an event, and is tried again after the next job. ``turn``: what is read again, too."""
     renew_or_log(wiring)
     try:
-        told = write_copies(wiring, turn=turn, wait=WAIT)
+        copied = write_copies(wiring, turn=turn, wait=WAIT)
     except BusyError:
         say(
             "copies-failed",
@@ -103,8 +104,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return
-    _report(wiring, told)
-    for one in told:
+    _report(wiring, copied)
+    for one in copied:
         key = Key(COPIES, subject=one.destination)
         if one.problem:
             wiring.alert(
@@ -119,8 +120,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
             wiring.settle(looked={key: well})
 
 
-def _report(wiring: Wiring, told: Iterable[Copied]) -> None:
-    for one in told:
+def _report(wiring: Wiring, copied: Iterable[Copied]) -> None:
+    for one in copied:
         if one.damages is not None:
             report(wiring, one.destination, one.damages)
         if one.problem:
@@ -132,12 +133,12 @@ def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tu
     alone; what is damaged or stale is replaced, and reported. Nothing is read while another process makes copies, or
     where none could be made."""
     try:
-        told = write_copies(wiring, turn=of_server(server) if whole else lambda _key: False, put=False)
+        copied = write_copies(wiring, turn=of_server(server) if whole else lambda _key: False, put=False)
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return ()
-    _report(wiring, told)
-    return tuple(damage for one in told for damage in one.damages or ())
+    _report(wiring, copied)
+    return tuple(damage for one in copied for damage in one.damages or ())
 
 
 def write_copies(
@@ -277,7 +278,7 @@ class _Writer:
             try:
                 destination.delete(info.key)
             except LockedError:
-                return  # a rule of the place keeps it for now; a later copy tries again
+                return  # a rule of the destination keeps it for now; a later copy tries again
             self._note.forget(destination.name, info.key)
 
     def _put_text(self, destination: Destination) -> bool:
@@ -309,7 +310,7 @@ class _Writer:
         try:
             marker = get_bytes(destination, layout.REPOSITORY)
         except ObjectMissingError:
-            return  # a place that needs none
+            return  # a destination that needs none
         before = self._note.marker(destination.name)
         if marker != before and not marker_problem(marker, before):
             self._note.set(destination.name, layout.REPOSITORY, marker.decode())
@@ -419,4 +420,4 @@ def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[
                 proofdoc.remove(destination, server, proof_id)
                 wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
             except LockedError:
-                return  # a rule of the place keeps it for now, and what is younger even longer
+                return  # a rule of the destination keeps it for now, and what is younger even longer

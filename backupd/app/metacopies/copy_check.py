@@ -39,7 +39,7 @@ _DAYS = 28
 _CHUNK = 1 << 20
 
 Turn = Callable[[str], bool]
-"""Is what lies under this key to be read now?"""
+"""Is what is stored under this key to be read now?"""
 
 
 class CopyNote:
@@ -124,7 +124,7 @@ def problem(destination: Destination, key: str, digest: str) -> str:
     except ObjectMissingError:
         return ""
     except ArchivedError:
-        return ""  # a rule of the place has moved it; nobody can say
+        return ""  # a rule of the destination has moved it; nobody can say
     except DamagedError as error:
         return " ".join((error.detail or error.message).split())
     except OSError as error:  # the medium itself

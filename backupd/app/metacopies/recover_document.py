@@ -43,7 +43,7 @@ _VARIABLE = re.compile(r"@@([A-Z_]+)@@")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Access:
     """How to get at a destination. ``settings``: shell that defines ``names FOLDER`` and ``fetch KEY``; ``fields``:
     its configuration, with ``@@NAME@@`` for variables of the shell; ``by_hand``: shell that brings what the
     runbook in ``BASE`` needs to the folder ``REPOSITORY``, where it is not one."""
@@ -67,7 +67,7 @@ def recover_text(
     """Markdown. ``name``: what the destination is called; ``newest``: of each server with backups there the id of the
     newest; ``recipients``: fingerprints of the keys of which each opens everything; ``signed``: servers of which only
     what is signed is believed, as ``signing`` says."""
-    place = _place(name, config)
+    access = _access(name, config)
     servers = sorted(newest)
     encryption: dict[str, Any] = {"gnupg_home": "@@GNUPGHOME@@", "recipients": list(recipients)}
     if signing is not None:
@@ -78,8 +78,8 @@ def recover_text(
     return document(
         "recover",
         version=version("backupd"),
-        words=place.words,
-        needs=place.needs,
+        words=access.words,
+        needs=access.needs,
         recipients=_bullets(recipients),
         signers=_bullets(signing.trusted) if signing is not None else "",
         rows=rows_of(newest),
@@ -92,7 +92,7 @@ def recover_text(
                 "settings",
                 first=servers[0] if servers else "NAME",
                 trust=f"{signature_check()}export SIGNER" if signing is not None else "",
-                place=place.settings,
+                place=access.settings,
             ),
             "configuration": shell(
                 "recover",
@@ -107,7 +107,7 @@ def recover_text(
                 "recover",
                 "recovery",
                 servers=_here({one: {"policy": _POLICIES[one in signed], "owner": "@@OWNER@@"} for one in servers}),
-                destinations=_here({name: place.fields}),
+                destinations=_here({name: access.fields}),
                 encryption=_here(encryption),
                 policy=_here(policy),
                 signed_policy=_here({**policy, "signed": True}),
@@ -118,7 +118,7 @@ def recover_text(
                 (
                     shell("recover", "newest", server_folders=layout.SERVERS),
                     *([_unaltered(signed)] if unaltered else ()),
-                    place.by_hand,
+                    access.by_hand,
                     shell("recover", "steps"),
                 )
             ),
@@ -152,14 +152,14 @@ def made_by(text: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def _place(name: str, config: DestinationConfig) -> _Place:
+def _access(name: str, config: DestinationConfig) -> _Access:
     fields = {
         name: value
         for name, value in config.model_dump(mode="json", exclude_unset=True).items()
         if name not in _OF_ITS_HOST and value is not None
     }
     if isinstance(config, FilesystemConfig):
-        return _Place(
+        return _Access(
             "This folder",
             "- this folder, whose path you set as `REPOSITORY`",
             shell("recover", "folder"),
@@ -168,7 +168,7 @@ def _place(name: str, config: DestinationConfig) -> _Place:
     if isinstance(config, S3Config):
         prefix = f"{config.prefix}/" if config.prefix else ""
         style = shell("recover", "s3_style", style=config.addressing) + "\n\n" if config.addressing != "auto" else ""
-        return _Place(
+        return _Access(
             f"This bucket, `{config.bucket}`" + (f", below `{prefix}`," if prefix else ""),
             "- `aws`, and credentials that may list and read this bucket, where it finds them: "
             "`AWS_SHARED_CREDENTIALS_FILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, are exported"
@@ -179,7 +179,7 @@ def _place(name: str, config: DestinationConfig) -> _Place:
         )
     options, fetch = shell("recover", "sftp_options"), shell("recover", "fetch_named", destination=name, kind="SFTP")
     target, folder = quote(f"{config.user}@{config.host}"), quote(_batch(config.path))
-    return _Place(
+    return _Access(
         f"This folder, `{config.path}` on {config.host},",
         "- `sftp`, a private SSH key that this host accepts, whose path you set as `SFTP_KEY`, and a file with the "
         "host's own key, whose path you set as `KNOWN_HOSTS`",
@@ -332,7 +332,7 @@ def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
             get_bytes(destination, layout.REPOSITORY), note.marker(destination.name)
         )
     except ObjectMissingError:
-        pass  # a place that needs none
+        pass  # a destination that needs none
     except DamagedError as error:
         found[layout.REPOSITORY] = " ".join((error.detail or error.message).split())
     try:

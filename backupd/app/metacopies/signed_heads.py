@@ -96,19 +96,19 @@ def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "")
 
 def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
     """Say in a new head of each server that ``former`` signed up to the one before; gives what the heads say now. That
-    it was said before stands."""
+    it was said before remains."""
     renew(wiring, every=timedelta(), former=former)
     found = {}
     for server in sorted(wanting(wiring.settings)):
-        told = [
+        retirements = [
             one
             for destination in wiring.usable_destinations()
             if (head := _there(destination, server)[0]) is not None
             for one in head.retired
             if one.key == former
         ]
-        if told:
-            found[server] = max(told, key=lambda one: one.counter)
+        if retirements:
+            found[server] = max(retirements, key=lambda one: one.counter)
     return found
 
 
@@ -185,7 +185,7 @@ def _runbook(wiring: Wiring, head: Head) -> str:
     try:
         return f"{head.newest}, SHA-256 {detail(wiring, head.newest).runbook_sha256}" if head.newest else ""
     except BackupdError:
-        return ""  # whoever reads the backup tells why it cannot be read
+        return ""  # whoever reads the backup reports why it cannot be read
 
 
 def _there(destination: Destination, server: str) -> tuple[Head | None, str]:
@@ -214,7 +214,7 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
     took = before.places.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
-    told = (
+    shown = (
         f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
         "as the newest backup"
         if found is not None
@@ -223,7 +223,7 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
     wiring.alert(
         Key(ROLLED_BACK, server, destination.name),
         Severity.ERROR,
-        f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {told}",
+        f"possible rollback at {destination.name}: it acknowledged head {took} of {server}; now {shown}",
         detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
         hint=f"1. find out who writes to {destination.name}; 2. list the missing data: backupd verify {server}; "
         f"3. copy it back: backupd replicate {server} --to {destination.name}. The alert closes after a clean "
@@ -347,10 +347,10 @@ def _outdated(wiring: Wiring, destination: Destination, server: str) -> str:
 
 def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
     """What its own head names and is missing: somebody may take away the newest, and leave the head."""
-    said, told = [], f"its head of {format_time(head.at)}"
+    said, source = [], f"its head of {format_time(head.at)}"
     if head.newest and not _is_there(destination, server, head.newest):
         said.append(
-            f"{destination.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
+            f"{destination.name} does not hold backup {head.newest} of {server}, the newest by {source}, or it is "
             "marked deleted there: if no other destination has it, somebody deleted it"
         )
     reached = head.logs.get(destination.name)
@@ -364,7 +364,7 @@ def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
         if (number, end) < (reached.number, reached.end):
             said.append(
                 f"binary logs of {server} at {destination.name} end at byte {end} of file {number} of branch "
-                f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
+                f"{reached.branch}, and by {source} they reached byte {reached.end} of file {reached.number}: "
                 "if no other destination has more, somebody deleted them"
             )
     return said
@@ -382,7 +382,9 @@ def _had_heads(destination: Destination, server: str) -> bool:
     return found is not None and isinstance(found.header, Header) and found.header.is_bound
 
 
-def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | None, told: int | None) -> list[str]:
+def _suspicions(
+    server: str, found: Mapping[str, Head], failed_at: datetime | None, noted_counter: int | None
+) -> list[str]:
     best = max(found.values(), key=lambda head: head.counter)
     ahead = next(name for name, head in found.items() if head == best)
     said = [
@@ -392,10 +394,10 @@ def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | No
         for name, head in sorted(found.items())
         if head.counter < best.counter
     ]
-    if told is not None and best.counter < told:
+    if noted_counter is not None and best.counter < noted_counter:
         said.append(
             f"the store was possibly rolled back to {format_time(best.at)}: the last report has counter "
-            f"{told} of {server}, and the newest head has {best.counter}"
+            f"{noted_counter} of {server}, and the newest head has {best.counter}"
         )
     if failed_at is not None and best.at < failed_at - EVERY - GRACE:
         said.append(

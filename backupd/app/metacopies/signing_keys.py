@@ -1,16 +1,16 @@
-"""The key that signs what is stored: making the first one, putting another one into the place of one that was stolen or
+"""The key that signs what is stored: making the first one, replacing one that was stolen or
 lost, and signing what is stored already (vouching).
 
-Signatures tell nothing of when they were made, for whoever has a key dates them as he likes. So a former key counts for
+Signatures do not show when they were made, for whoever has a key dates them as he likes. So a former key counts for
 nothing any more, however old a document says that it is: all that this installation knows as its own is signed anew.
 That is done twice. Before the configuration is changed the new signatures are put beside the former ones, so that the
 running service and its restores believe all of it throughout; after it, what was signed with the former key meanwhile,
-and then a head that tells up to which counter that key counted.
+and then a head that says up to which counter that key counted.
 
 What proves a manifest is its digest in the catalog, which the run that made the backup wrote there. A row that was made
-from what a destination told (a rebuild, an adoption) proves nothing about that destination, and of binary logs and
+from what a destination holds (a rebuild, an adoption) proves nothing about that destination, and of binary logs and
 branches the catalog holds no digest: those are signed only for somebody who says so, or where the former key vouches
-for them, and only where they agree with all that the catalog knows and with what lies there.
+for them, and only where they agree with all that the catalog knows and with what is stored there.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _new(settings: Settings, clock: Clock) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rotation(Document):
-    """``former`` gives way to ``key``. ``finished``: the configuration names ``key`` already; then ``retired`` tells up
+    """``former`` gives way to ``key``. ``finished``: the configuration names ``key`` already; then ``retired`` says up
     to which counter of each server's head the former one counted. ``places``: what was signed anew where; ``silent``:
     destinations that did not answer, with why; ``steps``: what is to be done now."""
 
@@ -195,17 +195,17 @@ def rotate_signing(
             hint="name the key that it replaced: backupd keys rotate-signing --from FINGERPRINT",
         )
     prove_signing(replace(signing(settings), key=key, trusted=(key,)))
-    places, silent = _sign_anew(_by(wiring, key, without=named), named, unproven)
+    signed, silent = _sign_anew(_by(wiring, key, without=named), named, unproven)
     trusted = ", and take that out of `trusted_signers`" if named in settings.encryption.trusted_signers else ""
     return Rotation(
         named,
         key,
         False,
-        places,
+        signed,
         silent,
         {},
         (
-            f"in {settings.file} write `signing_key: {key}` in the place of {named}{trusted}",
+            f"in {settings.file} write `signing_key: {key}` instead of {named}{trusted}",
             _RELOAD,
             f"then finish it, so that the former key is no longer trusted: backupd keys rotate-signing --from {named}",
         ),
@@ -228,7 +228,7 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
             hint=f"remove it there, in {settings.file}, then reload the service: systemctl reload backupd",
         )
     prove_signing(replace(signing(settings), key=key, trusted=(key,)))
-    places, silent = _sign_anew(wiring, former, unproven)
+    signed, silent = _sign_anew(wiring, former, unproven)
     retired = heads.retire(wiring, former)
     if all(event.detail != former for event in wiring.catalog.events.list(kind=ROTATED)):
         signs = f"{key} signs now; documents signed only with {former} are no longer trusted"
@@ -236,13 +236,13 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
     for one in write_copies(wiring, now=True):
         if one.problem:
             silent.setdefault(one.destination, one.problem)
-    done = Rotation(former, key, True, places, silent, retired, (_PRINT,))
+    done = Rotation(former, key, True, signed, silent, retired, (_PRINT,))
     again = f"after the problems above are resolved: backupd keys rotate-signing --from {former}"
     return done if done.ok else replace(done, steps=(again, *done.steps))
 
 
 def _by(wiring: Wiring, key: str, *, without: str) -> Wiring:
-    """The same installation as one whose configuration names ``key`` in the place of ``without``."""
+    """The same installation as one whose configuration names ``key`` instead of ``without``."""
     settings = wiring.settings
     encryption = settings.encryption.model_copy(
         update={
@@ -260,18 +260,18 @@ def _sign_anew(wiring: Wiring, former: str, unproven: bool) -> tuple[dict[str, V
     believing = Signing(ours.home, None, (former,))
     silent = {name: error.message for name, error in wiring.unreachable().items()}
     usable = wiring.usable_destinations()
-    for name in set(wiring.settings.destinations) - {place.name for place in usable}:
+    for name in set(wiring.settings.destinations) - {destination.name for destination in usable}:
         if wiring.holds_backups(name):
             silent.setdefault(name, "its folder is empty or no repository: is its file system mounted?")
-    places = {}
-    for place in usable:
+    signed = {}
+    for destination in usable:
         try:
-            places[place.name] = vouch(wiring, place.name, unproven=unproven, former=believing)
-            if isinstance(place, SignedDestination):
-                heads.countersign(wiring, place)
+            signed[destination.name] = vouch(wiring, destination.name, unproven=unproven, former=believing)
+            if isinstance(destination, SignedDestination):
+                heads.countersign(wiring, destination)
         except DestinationError as error:
-            silent[place.name] = error.message
-    return places, silent
+            silent[destination.name] = error.message
+    return signed, silent
 
 
 def _fingerprint(text: str) -> str:
@@ -330,9 +330,9 @@ def vouch(wiring: Wiring, name: str, *, unproven: bool = False, former: Signing 
     count = 0
     documents = _documents(wiring, destination, allowed)
     while batch := list(islice(documents, _BATCH)):
-        told = each(look, batch)
-        count += told.count("")
-        left += [f"{name}: {key}: {why}" for (key, _judge), why in zip(batch, told, strict=True) if why]
+        answers = each(look, batch)
+        count += answers.count("")
+        left += [f"{name}: {key}: {why}" for (key, _judge), why in zip(batch, answers, strict=True) if why]
     return Vouched(count, tuple(left))
 
 

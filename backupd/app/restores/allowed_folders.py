@@ -16,7 +16,7 @@ from restore.datadir.occupancy import refuse_nested, refuse_non_empty
 from restore.datadir.staging import INSIDE, read_marker, unfinished
 
 
-def at_real_place(request: RestoreRequest) -> RestoreRequest:
+def with_real_paths(request: RestoreRequest) -> RestoreRequest:
     """With its folder as the system calls it: without symbolic links, dots and doubled slashes. One folder has one
     name then, and a job can check that it is still the one that was allowed."""
     return replace(
@@ -31,10 +31,10 @@ def refuse_unseen(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None
         wiring.settings.server(name)
 
 
-def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
+def refuse_folder(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
     """Raises ForbiddenError for a folder that ``actor`` may not restore into, RefusedError for one that holds
     something else than this very restore; what that is, only those who see all servers are shown. ``request`` is
-    ``at_real_place``."""
+    ``with_real_paths``."""
     folder = request.folder
     if not folder:
         return

@@ -75,7 +75,7 @@ class Rebuilt(Document):
     """How many of each were taken in; it grows until all is. ``damaged``: backups that cannot be restored from there;
     ``closed``: how many backups have no position, because no private key opened them; ``catalog_of``: from when the
     copies of the lost catalog are that were used; ``history``: rows that came from them; ``problems``: what could not
-    be read, or is not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the
+    be read, or is not what was stored, in words. ``bound``, ``unbound``: of how many backups what they say in the
     clear was compared with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those
     that are ``closed`` nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head of each
     server says at each destination; why one may have been turned back is a problem. ``elsewhere``: which backups one
@@ -105,7 +105,7 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
     """Fill the catalog from destination ``name``. Into one that knows backups or binary logs already only with
     ``merge``, which adds what it lacks and changes what it says of this destination's copies.
 
-    Who names a destination after a loss means that what lies there is his. A catalog that has taken backups of its own
+    Who names a destination after a loss means that what is stored there is his. A catalog that has taken backups itself
     knows which are: with ``adopt`` those that it does not know count as ours, too, else they are foreign.
 
     Raises NotFoundError, RefusedError, DestinationError when the destination cannot be reached, CatalogError.
@@ -183,7 +183,7 @@ class _Rebuild:
                 self._report(Progress("rebuild", files_done=done, files_total=len(owners), note="backups"))
 
     def _look(self, owner: tuple[str, str], presence: Presence, *, deleted: bool, pinned: bool) -> BackupRecord | None:
-        """The row of one backup as the destination tells of it; None, and a problem told, where it tells nothing."""
+        """The row of one backup by what the destination holds; None, and a problem reported, where it holds nothing."""
         found = read(self._destination, *owner)
         if found is None:
             return None
@@ -241,7 +241,7 @@ class _Rebuild:
         ours = {one.destination: one for one in known.copies}
         before = ours.get(copy.destination)
         ours[copy.destination] = replace(copy, verified_at=before.verified_at if before is not None else None)
-        # What no key opened before tells no position.
+        # What no key opened before gives no position.
         better = known if known.flavour else replace(record, manifest=known.manifest)
         backups.add(
             replace(
@@ -254,8 +254,8 @@ class _Rebuild:
         )
         backups.set_copy_state(record.id, copy.destination, copy.state)
 
-    def _headless(self, told: Collection[str]) -> list[str]:
-        """Backups of which there are files but no manifest, and that nobody is writing; those ``told`` are left out."""
+    def _headless(self, reported: Collection[str]) -> list[str]:
+        """Backups of which there are files but no manifest, and that nobody is writing; without ``reported`` ones."""
         busy = {owner for lease in intents(self._destination) for owner in lease.backups}
         trees, sides = unfinished(self._destination)
         owners = {
@@ -265,7 +265,7 @@ class _Rebuild:
             f"{self._destination.name}: backup {backup_id} of {server} has no manifest: it was removed, or the backup "
             "or its deletion was interrupted"
             for server, backup_id in sorted(owners - busy)
-            if backup_id not in told
+            if backup_id not in reported
         ]
 
     # -- the rest
@@ -321,10 +321,10 @@ def _answers(look: Callable[[tuple[str, str]], Answer], owners: list[tuple[str, 
 
 
 def lost_catalogs(
-    wiring: Wiring, destination: Destination, tell: Callable[[str], None]
+    wiring: Wiring, destination: Destination, report: Callable[[str], None]
 ) -> Iterator[tuple[datetime, Catalog]]:
     """Of each catalog that kept copies there the newest that can be used, opened, with its time; newest first. It is
-    gone when the next one is asked for. Those that cannot be used are told in words, and older ones taken instead.
+    gone when the next one is asked for. Those that cannot be used are reported in words, and older ones taken instead.
 
     Raises RefusedError for the spool, DestinationError."""
     found = [
@@ -347,9 +347,9 @@ def lost_catalogs(
                         yield moment, catalog
                 except (ArchivedError, DamagedError, KeyUnusableError, ObjectMissingError) as error:
                     if maker not in closed:
-                        tell(_unusable(destination, key, error))
+                        report(_unusable(destination, key, error))
                     if isinstance(error, KeyUnusableError):
-                        closed.add(maker)  # of many copies for the same key, one is told
+                        closed.add(maker)  # of many copies for the same key, one is reported
     except OSError as error:
         hint = "make room there; the copy of the lost catalog is opened in it"
         raise spool_unusable(spool, error, hint) from error
@@ -404,7 +404,7 @@ class Succession:
                         f"{self._name}: backup {record.id} of {record.server} is missing: the copy of the catalog of "
                         f"{format_time(moment)} knows it as complete there, and no deletion is recorded"
                     )
-        # What it lacked when it was rebuilt itself was told then, and what it lacks since was deleted.
+        # What it lacked when it was rebuilt itself was reported then, and what it lacks since was deleted.
         self._complete |= any(event.subject == self._name for event in older.events.list(kind=REBUILT))
         for server in older.binlogs.servers():
             _logs(self._wiring, older, server, self._name)
@@ -458,23 +458,21 @@ def _logs(wiring: Wiring, older: Catalog, server: str, destination: str) -> None
     branches = {branch.id for branch in binlogs.branches(server)}
     runs, now = binlogs.runs(server, destination), wiring.clock()
     for run in older.binlogs.runs(server, destination):
-        place = last_of(run)
+        end = last_of(run)
         # Logs that are gone since would make it a false promise.
-        whole = any(
-            one.branch == run.branch and first_of(one) <= first_of(run) and place <= last_of(one) for one in runs
-        )
-        beyond = [one for one in runs if one.branch == run.branch and last_of(one) >= place]
-        # Logs that came since tell more by their own stamps, which count for nothing beside what was confirmed.
+        whole = any(one.branch == run.branch and first_of(one) <= first_of(run) and end <= last_of(one) for one in runs)
+        beyond = [one for one in runs if one.branch == run.branch and last_of(one) >= end]
+        # Logs that came since show more by their own stamps, which count for nothing beside what was confirmed.
         later = [
             *(one.confirmed_at for one in beyond),
-            *(one.last_at for one in beyond if last_of(one) > place and one.last_at and one.last_at <= now),
+            *(one.last_at for one in beyond if last_of(one) > end and one.last_at and one.last_at <= now),
         ]
         if (
             run.confirmed_at is not None
             and whole
             and all(moment is None or moment < run.confirmed_at for moment in later)
         ):
-            binlogs.confirm(server, destination, run.branch, place, run.confirmed_at)
+            binlogs.confirm(server, destination, run.branch, end, run.confirmed_at)
     for gap in older.binlogs.gaps(server):
         if gap.branch in branches and gap.destination in ("", destination):
             binlogs.add_gap(gap)

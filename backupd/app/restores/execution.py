@@ -69,7 +69,7 @@ def restore(
     what an interrupted one left. ``waiting``: its row, where one was queued; else it gets a new one, or that of the
     interrupted one. ``as_promised`` raises where the plan for tables is not what was asked for.
 
-    Without a renaming tables take the place of live ones: the job's ``confirm`` must be the name of that server, or
+    Without a renaming tables replace live ones: the job's ``confirm`` must be the name of that server, or
     ``run.confirm`` is asked once it is known how they differ. Raises what planning raises, RefusedError without
     confirmation, and what the execution raises; no live table was touched then, or a repeated call finishes what had
     begun.
@@ -314,19 +314,19 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
             f"restore {drop} left nothing on {server_name}{near}",
             hint=f"`backupd leftovers {server_name}` lists the leftovers",
         )
-    told = []
+    listed = []
     for one in found:
         begun = next((moving for schema in one.schemas if (moving := pending(connection, schema))), None)
         if one not in wanted:
-            told.append(Leftover(one, begun))
+            listed.append(Leftover(one, begun))
             continue
         finished = False
         for schema in one.schemas:
             with contextlib.suppress(LostError):  # taken back, and what is gone was to be dropped anyway
                 finished = settle(connection, schema, RunContext()) is not None or finished
         drop_staging(connection, one.schemas)
-        told.append(Leftover(one, begun, finished=finished, dropped=True))
-    return tuple(told)
+        listed.append(Leftover(one, begun, finished=finished, dropped=True))
+    return tuple(listed)
 
 
 def refuse_unconfirmed(request: RestoreRequest, confirm: str | None, *, asked: bool) -> None:

@@ -16,11 +16,11 @@ from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.jobs.jobs import queued
 from backupd.app.restores.allowed_folders import (
-    at_real_place,
     refuse_changed,
-    refuse_place,
+    refuse_folder,
     refuse_shared,
     refuse_unseen,
+    with_real_paths,
 )
 from backupd.app.restores.execution import Outcome, base_of, earlier_attempt, promise, restore, row_of
 from backupd.app.restores.plan import foresee, plan
@@ -81,11 +81,11 @@ def request_restore(
     if isinstance(request, str):
         raise NotFoundError(f"there is no plan {request}")
     request.check()
-    request.check_place()
+    request.check_target_folder()
     wiring.settings.needs_restore()
     refuse_unseen(wiring, actor, request)
-    request = at_real_place(request)
-    refuse_place(wiring, actor, request)
+    request = with_real_paths(request)
+    refuse_folder(wiring, actor, request)
     chosen = _planned(wiring, request)
     if shown is not None and (other := _difference(promise(shown.document), promise(chosen.as_json()), request)):
         raise PlanChangedError(
@@ -212,7 +212,7 @@ def _trouble(outcome: Outcome) -> str:
 
 
 def _without_rows(document: dict[str, Any]) -> dict[str, Any]:
-    """Nothing that stood in a table goes into the catalog."""
+    """No value of a table goes into the catalog."""
     for table in document.get("tables", ()):
         if table["difference"]:
             table["difference"].pop("samples")

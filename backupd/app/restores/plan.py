@@ -50,7 +50,7 @@ def plan(
     narrowed: bool = False,
 ) -> Plan:
     """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
-    backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
+    backup, which then counts as a full one with its position in the binary log, and none of these ids. Moves nothing.
     ``cold`` False: whether something has to be thawed first is not asked. ``narrowed``: only changes of some tables
     will be replayed.
     Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be

@@ -18,7 +18,7 @@ from backupd.model.text import format_duration, format_time
 from restore.planning.plan import TABLE_STEP_NAMES
 
 WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
-"""Phases that every restore of a whole server tells of. ``fetched``: also opened, and compared with what was stored;
+"""Phases that every restore of a whole server reports. ``fetched``: also opened, and compared with what was stored;
 ``prepared``: transactions applied; ``restored``: put in place."""
 _ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified")
 _DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified")

@@ -216,7 +216,7 @@ class RestoreRequest:
             found.append(f"{', '.join(live)}: not with {name('sql')}, which touches no server")
         return found
 
-    def check_place(self, name: Callable[[str], str] = json_name) -> None:
+    def check_target_folder(self, name: Callable[[str], str] = json_name) -> None:
         """Raises UsageError where neither a folder nor a server to restore into is given. ``name``: see ``mixed``."""
         if not self.of_tables and not self.datadir:
             raise UsageError(

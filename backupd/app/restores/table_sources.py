@@ -39,7 +39,7 @@ from restore.subset import subset_of, tables_in
 from restore.tables.source import part_of_dump
 
 _NAMED = 3
-"""Tables that are needed besides, of which the reason is told."""
+"""Tables that are needed besides, of which the reason is shown."""
 _INNODB = ".ibd"
 _DOUBTFUL = "CREATE ... IF NOT EXISTS created it unless it existed, and the backup does not record whether it did"
 _MOST_TRIES = 8
@@ -151,7 +151,7 @@ def _without_files(
     Raises NotFoundError where a pattern fits nothing else."""
     listed = loaded.body.facts.inventory or ()
     found = {
-        table.name: f"it is of engine {table.engine or 'unknown'} and has no file of its own there, so only a restore "
+        table.name: f"it is of engine {table.engine or 'unknown'} and has no separate file there, so only a restore "
         "of the whole server brings it back"
         for table in listed
         if table.name not in there and fits_any(table.name, patterns)
@@ -170,8 +170,8 @@ def _without_files(
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell. ``doubtful``: what
-    is there at the target, too, and cannot be told from the backup, and why."""
+    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs show. ``doubtful``: what
+    is there at the target, too, and cannot be distinguished from the backup, and why."""
 
     wanted: tuple[TableName, ...]
     needed: tuple[TableName, ...]
@@ -309,7 +309,7 @@ class _Search:
     ) -> _Resolved:
         """Which tables the patterns mean at the target. ``before``: all that the server had when the backup was taken,
         None where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they
-        cannot be told from all others."""
+        cannot be distinguished from all others."""
         lower = info.variables.get("lower_case_table_names") == "1"
         statements = tuple(self._statements(base.replay, info)) if base.replay else ()
         changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}

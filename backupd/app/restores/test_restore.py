@@ -212,7 +212,7 @@ def _trial(wiring: Wiring, chosen: Plan, record: BackupRecord) -> _Trial:
 def _replay_checks(rolled: RolledForward | None) -> list[Check]:
     if rolled is None:
         return []
-    place = f"{rolled.stop.file}:{rolled.stop.pos}" + (f" (GTID {rolled.stop.gtids})" if rolled.stop.gtids else "")
+    position = f"{rolled.stop.file}:{rolled.stop.pos}" + (f" (GTID {rolled.stop.gtids})" if rolled.stop.gtids else "")
     events = f"; state restored of the events {', '.join(rolled.events)}" if rolled.events else ""
     remarks = f"; {'; '.join(rolled.remarks)}" if rolled.remarks else ""
-    return [Check(REPLAYED, PASSED, f"{rolled.transactions} transactions to {place}{events}{remarks}")]
+    return [Check(REPLAYED, PASSED, f"{rolled.transactions} transactions to {position}{events}{remarks}")]

@@ -1,6 +1,6 @@
 """Thaws: jobs that wait until an archive has made stored objects readable.
 
-None has a process or a thread of its own: whoever looks moves it on, and its rows in the catalog say where it is, so
+None has its own process or thread: whoever looks moves it on, and its rows in the catalog say where it is, so
 that a look may be killed at any moment and the next one goes on. The service looks now and then (``ThawWatch``), in a
 thread that ends with the look. Where a row may lag behind the destination, the destination is asked first; what is
 being thawed already is not asked for again.
@@ -42,7 +42,7 @@ _EXTEND = timedelta(hours=6)
 _BATCH = 1000
 _UNKNOWN_HOURS = 48.0
 _LATE = timedelta(hours=1)
-"""What is not there so long after it was expected is told to be late."""
+"""What is not there this long after it was expected is reported as late."""
 _TO_ASK = (ThawState.WANTED, ThawState.RAISED)
 READY = "thaw-ready"
 LATE = "thaw-late"
@@ -102,7 +102,7 @@ def begin(
 
 
 def _lengthened(wiring: Wiring, job: JobRecord, days: int) -> JobRecord:
-    """What is thawed stays for so many days from now on, at least. A place takes a longer time only for what is there
+    """What is thawed stays for ``days`` from now on, at least. A destination takes a longer time only for what is there
     already, so whatever comes is asked for again then."""
     if days <= int(job.arguments["days"]):
         return job
@@ -152,7 +152,7 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
 
 
 def advance(wiring: Wiring, job_id: str) -> JobRecord:
-    """Look at one thaw, ask for what has not been asked for, and record how it stands; the job afterwards.
+    """Look at one thaw, ask for what has not been asked for, and record how far it is; the job afterwards.
 
     Of a thaw that is over nothing happens. A destination that does not answer is written into the row, and asked again
     later. Raises CatalogError, NotFoundError.
@@ -211,10 +211,10 @@ class _Look:
         any_changed, lost = False, list[ThawItem]()
         for start in range(0, len(items), _BATCH):
             batch = items[start : start + _BATCH]
-            stands = look(self._archive, [item.key for item in batch])
+            states = look(self._archive, [item.key for item in batch])
             changed = []
             for item in batch:
-                one = stands.get(item.key)
+                one = states.get(item.key)
                 if one is None:
                     changed.append(replace(item, state=ThawState.FAILED, message="it is not there"))
                 elif one.state is ColdState.ARCHIVED or self._goes_too_soon(one):
@@ -395,12 +395,12 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
     return ended
 
 
-def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
+def _report_late(wiring: Wiring, job: JobRecord, expected: datetime, progress: str) -> None:
     """Tell that what was expected by then has not come; once for each moment that was promised."""
     if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
         return
     late = DestinationError(
-        f"the thaw is late: {stands}, and the rest was expected by {format_time(expected)}",
+        f"the thaw is late: {progress}, and the rest was expected by {format_time(expected)}",
         hint="backupd keeps waiting. Ask the operator of the destination, or have it done faster at a "
         f"higher price: backupd thaw --raise {job.id} --tier TIER",
     )

@@ -44,7 +44,7 @@ def with_thaw(
     or name a tier: also where nothing is expected in an archive class, since a rule of the destination may have put it
     there.
 
-    Asks the destinations, and moves nothing. One that does not answer is told of in a warning. Raises RefusedError for
+    Asks the destinations, and moves nothing. One that does not answer gives a warning. Raises RefusedError for
     a tier that a storage class does not have.
     """
     archive, tier = wiring.settings.configuration.archive, options.thaw
@@ -184,7 +184,7 @@ class _Survey:
         return objects
 
     def of_backup(self, archive: ArchiveDestination, backup_id: str) -> _Cold | None:
-        """What of a backup is cold at one destination; None, with a warning, where that cannot be told."""
+        """What of a backup is cold at one destination; None, with a warning, where that is not known."""
         try:
             wants = wants_of_backup(load_header(archive, self._chosen.server, backup_id))
             return _look(
@@ -287,12 +287,12 @@ def _best_first(
 
 
 def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:
-    stands = look(archive, [want.key for want in wants])
+    states = look(archive, [want.key for want in wants])
     cold = _Cold()
     for want in wants:
-        one = stands.get(want.key)
+        one = states.get(want.key)
         if one is None:
-            continue  # it is missing; reading it will tell
+            continue  # it is missing; reading it will show it
         if one.state is ColdState.THAWED and one.until is not None:
             cold.until = min(filter(None, (cold.until, one.until)))
         elif one.state in (ColdState.ARCHIVED, ColdState.THAWING):
@@ -314,7 +314,7 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
 
 
 class JobThawWait(ThawWait):
-    """The thaw is a job of its own: it goes on when the restore ends, and the restore joins it when it is repeated.
+    """The thaw is a separate job: it goes on when the restore ends, and the restore joins it when it is repeated.
     There are several where something had to be thawed again."""
 
     def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:
@@ -370,7 +370,7 @@ class JobThawWait(ThawWait):
             time.sleep(STEP)
 
     def reopen(self, part: str) -> bool:
-        """A thawed copy went away while it was read, or a rule of the place has archived what was not."""
+        """A thawed copy went away while it was read, or a rule of the destination has archived what was not."""
         found = cold_of_part(self._wiring, self._chosen, part)
         if found:
             prices = self._wiring.settings.configuration.archive.prices.as_prices()

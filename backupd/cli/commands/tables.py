@@ -129,7 +129,7 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
     problems = request.mixed(option_name, said=said)
     try:
         if somewhere and not problems:
-            request.check_place(option_name)
+            request.check_target_folder(option_name)
     except UsageError as error:
         problems = [error.message]
     if problems:

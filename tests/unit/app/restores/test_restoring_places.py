@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import JobRun, Wiring
-from backupd.app.restores.allowed_folders import at_real_place, refuse_shared
+from backupd.app.restores.allowed_folders import refuse_shared, with_real_paths
 from backupd.app.restores.jobs import perform_restore
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
@@ -105,7 +105,7 @@ def test_one_folder_has_one_name(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for text in ("{}/real/x", "/{}/real/./x/", "{}//real/x", "{}/link/x"):
-        found = at_real_place(RestoreRequest("db1", "latest", datadir=text.format(tmp_path)))
+        found = with_real_paths(RestoreRequest("db1", "latest", datadir=text.format(tmp_path)))
         assert (found.datadir, found.sql) == (str(tmp_path / "real" / "x"), "")
 
 
@@ -116,7 +116,7 @@ def test_a_folder_that_became_another_one_since_it_was_allowed_is_refused_by_the
     (tmp_path / "outside").mkdir()
     (tmp_path / "a").mkdir()
     where = {kind: str(tmp_path / "a" / "x")}
-    request = at_real_place(
+    request = with_real_paths(
         replace(SQL, sql=where["sql"]) if kind == "sql" else RestoreRequest("db1", "latest", datadir=where["datadir"])
     )
     job = JobRecord("job-1", "restore", "db1", JobState.QUEUED, samples.NOON, arguments={"restore": "restore-1"})

@@ -234,14 +234,14 @@ def test_a_request_is_the_same_after_it_was_kept() -> None:
         RestoreRequest("db1", "latest", mode="tables", tables=("a.*",), sql="/srv/files", source="logical"),
     ):
         request.check()
-        request.check_place()
+        request.check_target_folder()
         assert RestoreRequest.from_json(request.as_json()) == request
     for nowhere, said in (
         (RestoreRequest("db1", "latest"), "no data directory given"),
         (RestoreRequest("db1", "latest", mode="tables", tables=("a.b",)), "no target given"),
     ):
         with pytest.raises(UsageError, match=said):
-            nowhere.check_place()
+            nowhere.check_target_folder()
 
 
 def test_policies_are_shown_with_who_follows_them_and_texts_are_validated(wiring: Wiring, service: Service) -> None:
