@@ -1,6 +1,6 @@
-"""What the service tells Prometheus: values in, the text of its exposition format out.
+"""What the service reports to Prometheus: values in, the text of its exposition format out.
 
-Every metric stands in METRICS; ``python -m backupd.metrics`` prints docs/metrics.md, which is made of it.
+Every metric is in METRICS; ``python -m backupd.metrics`` prints docs/metrics.md, which is made of it.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 class Values:
-    """What there is to tell; each value once."""
+    """The values of a scrape; each once."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[Labels, float]] = {}
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
-        """None: not known, so nothing is told. Raises Unknown."""
+        """None: not known, so nothing is set. Raises Unknown."""
         metric = _BY_NAME.get(name)
         if metric is None or len(labels) != len(metric.labels):
             raise Unknown(f"{name} with {len(labels)} labels")
@@ -192,12 +192,12 @@ def exposition(values: Values) -> bytes:
             continue
         order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
         head = f'{metric.name}{{{metric.labels[order[0]]}="'
-        between = [f'",{metric.labels[place]}="' for place in order[1:]]
+        between = [f'",{metric.labels[index]}="' for index in order[1:]]
         for found, value in samples.items():
-            told = head + label(found[order[0]])
-            for name, place in zip(between, order[1:], strict=True):
-                told += name + label(found[place])
-            lines.append(f'{told}"}} {number(value)}\n')
+            line = head + label(found[order[0]])
+            for name, index in zip(between, order[1:], strict=True):
+                line += name + label(found[index])
+            lines.append(f'{line}"}} {number(value)}\n')
     return "".join(lines).encode()
 
 
@@ -218,7 +218,7 @@ the code by `python -m backupd.metrics`; a test compares them.
 
 `api.metrics` in the configuration says who may read it: by default anybody on this host, and holders of a token
 elsewhere (`authorization: {credentials_file: ...}` in the scrape configuration; the role `viewer` is enough). With a
-token for some servers only those are told.
+token for some servers only those are reported.
 
 Ready to use: [deploy/prometheus.yml](../deploy/prometheus.yml) (how to scrape),
 [deploy/prometheus-rules.yml](../deploy/prometheus-rules.yml) (alerts),
@@ -226,8 +226,9 @@ Ready to use: [deploy/prometheus.yml](../deploy/prometheus.yml) (how to scrape),
 
 All of them are gauges. What is not known is left out: a server without an objective has no `..._objective_seconds`, one
 that was never proved no `backupd_proof_...`. Times are seconds since 1970; those of destinations were seen in the last
-minute or so (`backupd_destination_checked_timestamp_seconds`): no scrape waits for a place that does not answer. Mail
-and the page tell the same and need no Prometheus; what only Prometheus sees is that nobody answers at all (`up`).
+minute or so (`backupd_destination_checked_timestamp_seconds`): no scrape waits for a destination that does not
+answer. Mail and the page report the same and need no Prometheus; what only Prometheus sees is that nobody answers at
+all (`up`).
 
 `set` is that of the policy's sets of tables for logical backups, empty elsewhere; `leg` the schedule of the policy that
 asked for a job (`physical.full`, `logical/money`, `test_restore` ...), empty where a person did.

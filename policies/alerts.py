@@ -1,4 +1,4 @@
-"""What the configuration says about who is told."""
+"""What the configuration says about who is notified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADDRESS = re.compile(rf"(?!.*=\?){_WORD}@(?:{_WORD}|\[(?:IPv6:)?[0-9A-Fa-f:.]+\
 
 
 def _address(text: str) -> str:
-    """Only what a mail's header can hold as it stands, without quotes: nothing else is used, and much is mistyped."""
+    """Only what a mail's header can hold as it is, without quotes: nothing else is used, and much is mistyped."""
     points = text.startswith(".") or text.endswith(".") or any(bad in text for bad in ("..", ".@", "@."))
     if points or len(text) > _LONGEST_ADDRESS or not text.isprintable() or not _ADDRESS.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a mail address: write name@example.com")
@@ -79,8 +79,8 @@ class Email(Section):
 
 
 class Heartbeat(Section):
-    """A URL of a watcher elsewhere that is asked for regularly, and that tells somebody when that stops: a service that
-    is dead, or a machine without power, sends no mail."""
+    """A URL of a watcher elsewhere that is asked for regularly, and that notifies somebody when that stops: a service
+    that is dead, or a machine without power, sends no mail."""
 
     refused: ClassVar = {
         "url": "such addresses are secrets: put it into a file that only the service can read (mode "
@@ -104,7 +104,7 @@ class Report(Section):
 
 
 class Alerts(Section):
-    """Who is told when something fails, or silently does not happen, and when it is well again."""
+    """Who is notified when something fails, or silently does not happen, and when it is well again."""
 
     email: Email | None = optional(description="By mail.")
     channels_file: LocalPath | None = optional(

@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Does it stand for every address of this host, so that nobody can go there?"""
+    """Does it mean every address of this host, so that nobody can go there?"""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -264,7 +264,7 @@ class Server(Section):
     refused: ClassVar = {
         "password": KEPT_IN_FILE.format("password_file, or under [client] in defaults_file"),
         "pass": KEPT_IN_FILE.format("password_file"),
-        "datadir": "the server itself tells where its data is",
+        "datadir": "the server itself reports where its data is",
     }
 
     socket: LocalPath | None = optional(description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])

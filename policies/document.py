@@ -27,7 +27,7 @@ Scalar = str | int | float | bool | None
 class Node:
     """A value and its 1-based line. ``weight``: values in it, itself included, aliases counted as often as used.
 
-    ``key_lines`` tells where each key of a mapping stands.
+    ``key_lines``: the line of each key of a mapping.
     """
 
     line: int

@@ -374,7 +374,7 @@ Cadence = Annotated[
 Window = Annotated[str, _as_written(parse_window), WithJsonSchema({"type": "string", "format": "time window"})]
 TimeZone = Annotated[str, _as_written(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]
 Target = Annotated[str, _as_written(_target), WithJsonSchema({"type": "string", "format": "target"})]
-"""Where a restore goes to, or ``random``: the place for each test restore is drawn anew."""
+"""Where a restore goes to, or ``random``: drawn anew for each test restore."""
 Percent = Annotated[float, BeforeValidator(_percent), WithJsonSchema({"type": "string", "format": "percentage"})]
 """0 to 1 after reading."""
 Name = Annotated[str, _as_written(_name), WithJsonSchema({"type": "string", "format": "name"})]

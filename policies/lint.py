@@ -159,7 +159,7 @@ _UNITS = {
     "monthly": ("months", 30 * _DAY),
     "yearly": ("years", 365 * _DAY),
 }
-"""Rules that keep the last backup of each of so many spans of time."""
+"""Rules that keep the last backup of each of a number of spans of time."""
 
 
 def _kept(rule: Keep) -> str:
@@ -186,7 +186,7 @@ class Contradiction:
 
 
 def schedules(policy: Policy) -> Iterator[tuple[Location, str]]:
-    """Every schedule of a policy: where it stands and its cadence."""
+    """Every schedule of a policy: its field and its cadence."""
     if policy.physical is not None:
         yield ("physical", "full"), policy.physical.full
         if policy.physical.incremental is not None:
@@ -328,8 +328,8 @@ def _missing(policy: Policy) -> Iterator[str]:
         yield "binlog: missing; without it only the moments of backups are recoverable, none between them"
     if not policy.config_files:
         yield "config_files: missing; a bare host needs its configuration back too"
-    if len(_places(policy)) < 2:
-        yield "destinations: only one; a second place, away from the first, survives its loss"
+    if len(_destinations(policy)) < 2:
+        yield "destinations: only one; a second one, away from the first, survives its loss"
     if policy.test_restore is None:
         if policy.physical is not None or policy.logical is None:  # dumps are not restored for a test
             yield "test_restore: missing; backupd does not prove that these backups can be restored"
@@ -339,17 +339,17 @@ def _missing(policy: Policy) -> Iterator[str]:
         yield "verify: missing; disks lose bytes silently, and only reading finds it before a restore does"
 
 
-def _places(policy: Policy) -> tuple[str, ...]:
+def _destinations(policy: Policy) -> tuple[str, ...]:
     return (*policy.destinations.required, *policy.destinations.others)
 
 
 def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[str]:
     if configuration is None:
         return
-    places = [place for name in _places(policy) if (place := configuration.destinations.get(name)) is not None]
-    if len(places) < 2:
+    found = [one for name in _destinations(policy) if (one := configuration.destinations.get(name)) is not None]
+    if len(found) < 2:
         return  # said already
-    wanted, away = policy.protection, sum(place.is_off_site for place in places)
+    wanted, away = policy.protection, sum(one.is_off_site for one in found)
     if not away and wanted.off_site:
         yield (
             "destinations: all are folders of this host's file systems; fire, theft or an intruder can destroy them "
@@ -360,9 +360,9 @@ def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[s
             f"protection.off_site: {wanted.off_site} copies away from the site are asked for, and only {away} of "
             "the destinations are there: no backup is ever protected"
         )
-    if len(places) < wanted.copies:
+    if len(found) < wanted.copies:
         yield (
-            f"protection.copies: {wanted.copies} copies are asked for, at {len(places)} destinations: no backup is "
+            f"protection.copies: {wanted.copies} copies are asked for, at {len(found)} destinations: no backup is "
             "ever protected"
         )
 
@@ -404,7 +404,7 @@ def _window(policy: Policy) -> Iterator[str]:
             "backups come back"
         )
     full = _full(policy)
-    for other in _places(policy):
+    for other in _destinations(policy):
         rule = policy.retention.get(other)
         if other != name and rule is not None and _reach(rule, full) < longest:
             yield (
@@ -440,7 +440,7 @@ def _chain(policy: Policy) -> Iterator[str]:
     if needed > physical.max_chain and step < full:
         yield (
             f"physical.max_chain: at most {physical.max_chain} increments, but up to {needed} are due between two "
-            "full backups: full ones will be taken in their place"
+            "full backups: full ones will be taken instead"
         )
 
 
@@ -470,8 +470,8 @@ def _repetitions(policy: Policy) -> Iterator[str]:
         if longest > shortest:
             yield (
                 f"retry: waits up to {_span(longest)} before the last attempt, longer than the time between two "
-                f"runs of {'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): the next run takes the "
-                "place of a repetition that still waits"
+                f"runs of {'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): the next run "
+                "replaces a repetition that still waits"
             )
 
 

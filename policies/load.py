@@ -46,7 +46,7 @@ def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
     sources, of_files = _sources(node, path, problems)
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
-    problems += _shared_places(configuration, node, path)
+    problems += _shared_destinations(configuration, node, path)
     servers = dict(configuration.servers) if configuration else {}
     for source in sources[1:]:
         found, wrong = validate(ServersFile, source.node, source.path)
@@ -119,15 +119,15 @@ def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Sour
     return sources, of_files
 
 
-def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
-    """Destinations of which one is another, or lies inside of it: each names both."""
+def _shared_destinations(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
+    """Destinations of which one is another, or is inside of it: each names both."""
     found = {} if configuration is None else {name: one.address for name, one in configuration.destinations.items()}
     problems = []
     for (name, (space, parts)), (other, (its, outer)) in permutations(found.items(), 2):
         if space != its or parts[: len(outer)] != outer or (parts == outer and name < other):
             continue
         field_of = {"filesystem": "path", "sftp": "path", "s3": "bucket"}[space[0]]
-        how = "is the same place as" if parts == outer else "lies inside of"
+        how = "is the same folder or bucket as" if parts == outer else "is inside of"
         line_of, dotted_of = place(node, ("destinations", other, field_of))
         message = (
             f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): "

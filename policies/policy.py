@@ -298,7 +298,7 @@ class Timing(Section):
 
 
 class Retry(Section):
-    """What happens after a failure that may pass by itself."""
+    """What happens after a failure that may pass."""
 
     attempts: int = Field(3, ge=1, le=20, description="Maximum number of attempts per run.", examples=[3])
     pause: Duration = written(
@@ -424,7 +424,7 @@ class Objectives(Section):
 
 
 class Protection(Section):
-    """What makes a backup one that survives what happens to a single place."""
+    """What makes a backup one that survives what happens to a single destination."""
 
     copies: int = written(
         2,
@@ -464,7 +464,7 @@ class Policy(Section):
     """The whole of a policy file."""
 
     refused: ClassVar = {
-        "password": "secrets have no place in a policy",
+        "password": "secrets do not belong in a policy",
         "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, "
         "logical.sets, witness.schedule",
         "include": "belongs under logical.tables",

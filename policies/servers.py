@@ -107,7 +107,7 @@ def _refusal(entry: os.DirEntry[str], inside: str) -> str:
 
 
 def duplicates(sources: Sequence[Source]) -> Iterator[Problem]:
-    """Servers that several files have; each problem names both places."""
+    """Servers that several files have; each problem names both files."""
     first: dict[str, Source] = {}
     for source in sources:
         for name in source.servers:

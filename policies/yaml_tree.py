@@ -253,7 +253,7 @@ class _Builder:
         frame = self._stack[-1]
         if key in frame.node.key_lines:
             first = frame.node.key_lines[key]
-            self._problem(line, f"`{key}` is written twice in the same place, first in line {first}")
+            self._problem(line, f"`{key}` is written twice, first in line {first}")
         frame.key, frame.key_line = key, line
 
     def _open(self, node: Node, anchor: str | None) -> None:

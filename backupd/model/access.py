@@ -51,7 +51,7 @@ class Actor(Document):
         return self.role.rank >= role.rank
 
     def sees(self, server: str) -> bool:
-        """May it know of ``server``? Of "", which stands for no server or for all, only who sees all."""
+        """May it know of ``server``? Of "", which means no server or all, only who sees all."""
         return self.servers is None or server in self.servers
 
 

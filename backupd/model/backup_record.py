@@ -86,7 +86,7 @@ class BackupRecord(Document):
     """Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool leaves out and no
     logical backup takes, or that it lost because they were changed meanwhile."""
     manifest: str = field(default="", metadata=HIDDEN)
-    """SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody found at a
+    """SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that say what somebody found at a
     destination."""
     missing: tuple[str, ...] | None = field(default=None, metadata=HIDDEN)
     """Of a physical backup: tables (as ``TableName.shown``) of which a file that they need is not in it; None where
@@ -181,7 +181,7 @@ EVERY_SERVER = "*"
 
 
 class HoldKind(StrEnum):
-    """``hold``: nothing of the server is deleted. ``pause``: no job of it starts by itself."""
+    """``hold``: nothing of the server is deleted. ``pause``: no job of it starts by schedule."""
 
     HOLD = "hold"
     PAUSE = "pause"

@@ -1,7 +1,7 @@
 """Sets of global transaction ids, in the two families' own writing.
 
 MySQL: ``<uuid>[:<tag>]:<first>[-<last>]...``, a set with holes (manual, "GTID sets"; tags since 8.3). MariaDB: one
-``<domain>-<server>-<sequence>`` per domain, which stands for everything of the domain up to it.
+``<domain>-<server>-<sequence>`` per domain, which means everything of the domain up to it.
 
 Binary logs as values: transactions, segments, runs of segments, branches of a server's history.
 """
@@ -143,7 +143,7 @@ def plus(one: str, other: str, *, mariadb: bool) -> str:
 
 
 def same(one: str, other: str, *, mariadb: bool) -> bool:
-    """Do both stand for the same transactions? Raises ValueError."""
+    """Do both mean the same transactions? Raises ValueError."""
     return covers(one, other, mariadb=mariadb) and covers(other, one, mariadb=mariadb)
 
 
@@ -220,7 +220,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One transaction (or one statement that commits by itself) of a binary log, as the index keeps it.
+    """One transaction (or one statement that commits alone) of a binary log, as the index keeps it.
 
     It is in ``[start, end)`` of its file, in bytes. ``gtid``: empty where the server gave none. ``at``: when it
     committed, as exactly as the log records it: to the microsecond with ``precise``, else the second of its last event.
@@ -418,9 +418,9 @@ class Branch(Document):
     note: str = ""
     baseline: str = field(default="", metadata=json_key(later=True))
 
-    def executed(self, told: str) -> str:
+    def executed(self, logged: str) -> str:
         """All that is executed at a position of the branch where its files record ``recorded``. Raises ValueError."""
-        return plus(self.baseline, told, mariadb=False) if self.baseline else told
+        return plus(self.baseline, logged, mariadb=False) if self.baseline else logged
 
     def file(self, number: int) -> str:
         """The name of a file; at least six digits, as servers write it."""

@@ -252,7 +252,7 @@ class LockedError(DestinationError):
 
 
 class MissingRightsError(LockedError):
-    """The credentials may not delete there: that does not end by itself. ``hint`` names the rights."""
+    """The credentials may not delete there: that does not end without a change of rights. ``hint`` names the rights."""
 
 
 class CatalogError(BackupdError):

@@ -208,21 +208,21 @@ def objects_digest(objects: Iterable[StoredObject]) -> str:
     return digest.hexdigest()
 
 
-def version_of(told: object, form: str, newest: int, where: str) -> int:
+def version_of(written: object, form: str, newest: int, where: str) -> int:
     """The version of a document that says that it is ``stated`` and belongs to the ``form``. Raises ValueError,
     NewerFormatError."""
-    name, slash, number = str(told).rpartition("/")
+    name, slash, number = str(written).rpartition("/")
     if name + slash != form or re.fullmatch("[1-9][0-9]{0,8}", number) is None:
-        raise ValueError(f"format {str(told)[:120]!r} is not known to this version")
+        raise ValueError(f"format {str(written)[:120]!r} is not known to this version")
     if int(number) > newest:
-        raise NewerFormatError(where, str(told))
+        raise NewerFormatError(where, str(written))
     return int(number)
 
 
-def _digest(told: object) -> str:
-    if not isinstance(told, str) or len(told) != hashlib.sha256().digest_size * 2:
-        raise ValueError(f"{str(told)[:120]!r} is no SHA-256")
-    return told
+def _digest(written: object) -> str:
+    if not isinstance(written, str) or len(written) != hashlib.sha256().digest_size * 2:
+        raise ValueError(f"{str(written)[:120]!r} is no SHA-256")
+    return written
 
 
 def _canonical(document: dict[str, Any]) -> bytes:

@@ -38,7 +38,7 @@ _PATTERN = re.compile(rf"{_HALF}\.{_HALF}")
 
 
 def quote_name(*names: str) -> str:
-    """```shop`.`or``der` ``: identifiers as they may stand in any statement, whatever the sql_mode."""
+    """```shop`.`or``der` ``: identifiers as they may be written in any statement, whatever the sql_mode."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
@@ -70,7 +70,7 @@ class TableName(Document):
 @dataclass(frozen=True, slots=True)
 class TablePattern:
     """``shop.orders``, ``shop.*``, ``*.log_?``; or with quoted names, which mean just themselves:
-    ```my.shop`.`or der` ``, ```my.shop`.* ``. ``*`` stands for any text, ``?`` for one character; upper and lower case
+    ```my.shop`.`or der` ``, ```my.shop`.* ``. ``*`` matches any text, ``?`` for one character; upper and lower case
     differ."""
 
     text: str

@@ -27,7 +27,7 @@ def parse_time(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{text!r} lies outside of the calendar") from None
+        raise ValueError(f"{text!r} is outside of the calendar") from None
 
 
 _SIZES = {"": 1, "b": 1}

@@ -86,7 +86,7 @@ class Prices:
     copy_per_gib_month: float = 0.0
 
     def cost(self, storage_class: str, tier: str, objects: int, size: int, days: int) -> float | None:
-        """Of thawing so many objects with so many bytes for so long; None where the table does not say."""
+        """Of thawing these objects with these bytes for this time; None where the table does not say."""
         price = self.retrieval.get(storage_class, {}).get(tier)
         if price is None:
             return None

@@ -511,19 +511,24 @@ def test_every_field_is_described_and_every_plain_one_has_an_example(top: type[S
 @pytest.mark.parametrize(
     ("first", "second", "how", "field"),
     [
-        ("{type: filesystem, path: /srv/b}", "{type: filesystem, path: /srv/b/}", "is the same place as", "path"),
-        ("{type: filesystem, path: /srv}", "{type: filesystem, path: /srv/b}", "lies inside of", "path"),
+        (
+            "{type: filesystem, path: /srv/b}",
+            "{type: filesystem, path: /srv/b/}",
+            "is the same folder or bucket as",
+            "path",
+        ),
+        ("{type: filesystem, path: /srv}", "{type: filesystem, path: /srv/b}", "is inside of", "path"),
         (
             "{type: s3, bucket: acme, prefix: p}",
             "{type: s3, bucket: acme, prefix: p}",
-            "is the same place as",
+            "is the same folder or bucket as",
             "bucket",
         ),
-        ("{type: s3, bucket: acme}", "{type: s3, bucket: acme, prefix: p}", "lies inside of", "bucket"),
+        ("{type: s3, bucket: acme}", "{type: s3, bucket: acme, prefix: p}", "is inside of", "bucket"),
         (
             "{type: sftp, host: h, user: u, path: /v, key_file: /k, known_hosts: /h}",
             "{type: sftp, host: H, user: u, path: /v/w, key_file: /k, known_hosts: /h}",
-            "lies inside of",
+            "is inside of",
             "path",
         ),
     ],

@@ -68,7 +68,7 @@ def test_aliases_mean_what_they_name() -> None:
         ("--- \n...\n", 1, "is empty"),
         ("- a\n- b\n", 1, "must be a mapping"),
         ("just words\n", 1, "must be a mapping"),
-        ("a: 1\nb: 2\na: 3\n", 3, "`a` is written twice in the same place, first in line 1"),
+        ("a: 1\nb: 2\na: 3\n", 3, "`a` is written twice, first in line 1"),
         ("a:\n  b: 1\n  'b': 2\n", 3, "`b` is written twice"),
         ("a:\n\t- b\n", 2, "a tab is used for indentation"),
         ("a: 1\n\tb: 2\n", 2, "a tab is used for indentation"),
