@@ -16,8 +16,7 @@ from zoneinfo import ZoneInfo
 
 from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import BinlogRun, Stored, View
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.manifest import Stats
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
 from bench.measure import timed

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from datetime import date
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from backupd.model.document import made_of
-from backupd.model.thaw import Price, Prices
 from policies.alerts import Alerts
 from policies.fields import (
     BASE,
@@ -35,6 +34,9 @@ from policies.fields import (
     written,
 )
 from storage.config import FilesystemConfig, S3Config, SftpConfig, StorageClass
+
+if TYPE_CHECKING:
+    from backupd.model.thaw import Prices
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_LABEL}\.)*(?!([0-9]+|0[xX][0-9A-Fa-f]*)\Z){_LABEL}")
@@ -200,6 +202,8 @@ class PriceTable(Section):
     )
 
     def as_prices(self) -> Prices:
+        from backupd.model.thaw import Price, Prices  # few need them
+
         classes = {**{name: ClassPrice.model_validate(one) for name, one in _LIST.items()}, **self.classes}
         return Prices(
             self.currency,

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.model.backup_record import BackupKind
+from backupd.model.backup_record import BackupKind, Stats
 from backupd.model.errors import BackupdError, DestinationError, RefusedError
 from backupd.model.manifest import (
     CODEC,
@@ -22,7 +22,6 @@ from backupd.model.manifest import (
     BodyFacts,
     Header,
     Landmarks,
-    Stats,
     StoredObject,
     bound,
     encode_header,

@@ -14,9 +14,9 @@ if "serve" in sys.argv[1:4:2]:  # the first word, or that after `--config FILE`
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 # Python looks for cycles of garbage whenever 700 objects more than before are alive: a tenth of the time of a start,
-# which makes 250,000 that stay. Here it looks for the first time when there are more than that, then after every
+# which makes 130,000 that stay. Here it looks for the first time when there are more than that, then after every
 # 50,000: what is garbage is found all the same, at most some megabytes later.
-gc.set_threshold(300_000)
+gc.set_threshold(200_000)
 
 
 def _look_again(phase: str, _found: Mapping[str, int]) -> None:

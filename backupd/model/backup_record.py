@@ -12,7 +12,6 @@ from datetime import datetime
 from enum import StrEnum
 
 from backupd.model.document import HIDDEN, Document, computed, json_key
-from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 
@@ -51,6 +50,18 @@ class Copy(Document):
     stored_at: datetime
     verified_at: datetime | None = None
     """When it was last read again and found good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Document):
+    """Sizes in bytes: of the source's plaintext, of all objects referenced, of the objects that were new."""
+
+    bytes_source: int
+    bytes_stored: int
+    bytes_new: int
+    files: int
+    files_linked: int
+    """Files that were the same as in earlier backups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from backupd.model.backup_record import Stats
 from backupd.model.document import DOCUMENT_LIMIT, HIDDEN, Document, check_fields, json_key, parsed
 from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
@@ -61,18 +62,6 @@ class StoredObject:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StoredObject:
         return cls(name=str(data["name"]), size=int(data["size"]), sha256=str(data["sha256"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Stats(Document):
-    """Sizes in bytes: of the source's plaintext, of all objects referenced, of the objects that were new."""
-
-    bytes_source: int
-    bytes_stored: int
-    bytes_new: int
-    files: int
-    files_linked: int
-    """Files that were the same as in earlier backups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs import jobs
 from backupd.backup.finding import Finding, warning
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.document import Document, json_key
@@ -82,6 +81,8 @@ def pause(wiring: Wiring, server: str, reason: str, by: str, *, stop_running: bo
     stopped: list[str] = []
     problems: list[str] = []
     if stop_running:
+        from backupd.app.jobs import jobs
+
         for job in _open_jobs(wiring, server):
             try:
                 jobs.cancel(wiring, job.id, by)

@@ -22,12 +22,11 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.retention.decisions import SKEW, needed, solve
 from backupd.app.retention.holds import holds_of, kept_anywhere
 from backupd.app.retention.rules import BinlogRun, Decisions, LogPosition, Minimum, RunDecision, Stored, View
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.binlog import Branch, Run
 from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobKind, JobState
-from backupd.model.manifest import Stats
 from backupd.model.proof import FAILED, PROVED
 from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.recovery.chains import lineages, strangers

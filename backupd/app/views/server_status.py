@@ -18,7 +18,6 @@ from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
-from backupd.app.views.objectives import first_to_come
 from backupd.model.backup_record import BackupKind, BackupRecord, Hold
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import NotFoundError, RefusedError
@@ -231,7 +230,7 @@ def timeline(wiring: Wiring, server_name: str, listed: Sequence[BackupRecord] | 
         destinations=server.others if server.usable else (),
         by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows,
-        first_due=None if records or not server.usable else first_to_come(wiring, server_name, now),
+        first_due=None if records or not server.usable else _first_due(wiring, server_name, now),
     )
 
 
@@ -243,6 +242,12 @@ def by_dumps(server: ServerSettings) -> bool:
 def counted(wiring: Wiring, listed: Iterable[BackupRecord]) -> list[BackupRecord]:
     """The backups that a timeline is made of."""
     return [one for one in within_reach(wiring, listed) if not one.apart]
+
+
+def _first_due(wiring: Wiring, server: str, now: datetime) -> datetime | None:
+    from backupd.app.views.objectives import first_to_come  # asks the calendar, of a server without backups
+
+    return first_to_come(wiring, server, now)
 
 
 def destination_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:

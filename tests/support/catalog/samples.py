@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.job import JobRecord, JobState, RestoreRecord
-from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof, Witness
 from backupd.model.server_facts import Position
 

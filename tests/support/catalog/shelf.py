@@ -12,10 +12,9 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.retention.deletion import reconcile
 from backupd.catalog.session import Catalog
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.event import Event
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.manifest import Stats
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
 from backupd.transfer.deletion import marks

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, MysqlGtids, Run, Segment, SegmentKey
-from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import follows, linked, run_of
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zstandard
 
+from backupd.model.backup_record import Stats
 from backupd.model.errors import KeyUnusableError
 from backupd.model.manifest import (
     Body,
@@ -21,7 +22,6 @@ from backupd.model.manifest import (
     Entry,
     Header,
     Part,
-    Stats,
     StoredObject,
     bound,
     encode_header,

@@ -12,10 +12,9 @@ from typing import Any, Self
 
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.retention.deletion import Deleted
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.errors import BackupdError
 from backupd.model.job import JobRecord, Progress, Report
-from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server_facts import Position
 from restore.planning.plan import Plan, Step

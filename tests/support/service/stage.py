@@ -13,12 +13,11 @@ from backupd.app.context.wiring import Wiring, owner
 from backupd.app.restores.request import RestoreRequest
 from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind, Stats
 from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
 from backupd.model.errors import ToolError
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, new_id

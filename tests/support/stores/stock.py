@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup_record import Sighting
+from backupd.model.backup_record import Sighting, Stats
 from backupd.model.manifest import (
     Body,
     BodyFacts,
     Entry,
     Header,
     Part,
-    Stats,
     StoredObject,
     encode_header,
     objects_digest,

@@ -29,12 +29,11 @@ from backupd.app.views.server_status import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role
-from backupd.model.backup_record import BackupKind, BackupRecord, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, Copy, Stats
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, Progress
-from backupd.model.manifest import Stats
 from backupd.model.proof import FAILED, PROVED
 from backupd.model.server_facts import Identity, Position, Verdict
 from backupd.model.text import new_id

@@ -334,7 +334,7 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
             "verify.schedule",
             'is missing: When a share of what is stored is read again, for example schedule: "0 12 * * *"',
         ),
-        ("password: geheim", "password", "secrets have no place"),
+        ("password: geheim", "password", "secrets do not belong"),
         ("schedule: daily", "schedule", "each leg has its own"),
         ("binlog: {checkpoint: 500ms}", "binlog.checkpoint", "greater than or equal to 1 second"),
         ("binlog: {checkpoint: 2h}", "binlog.checkpoint", "less than or equal to 1 hour"),

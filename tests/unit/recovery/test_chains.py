@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.recovery.chains import chain_of, dependants, restorable
 from backupd.recovery.restorable import Obstacle, Restorability, Restorable, Why, members_of

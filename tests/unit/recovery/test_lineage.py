@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
-from backupd.model.manifest import Stats
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Stats
 from backupd.model.server_facts import Position
 from backupd.recovery.chains import lineages, standing_aside, strangers
 

@@ -9,9 +9,8 @@ import pytest
 from backupd.backup.server_checks import rocks_words
 from backupd.cli.commands.binlog import show_timeline
 from backupd.cli.output import Screen
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.binlog import Branch, BranchReason, Ending, Run
-from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 from backupd.recovery.runs import executed, same_state

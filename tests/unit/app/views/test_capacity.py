@@ -13,10 +13,9 @@ from backupd.alerts.rules import FILLING
 from backupd.app.context.wiring import Wiring
 from backupd.app.views.capacity import FillingWatch
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup_record import Copy
+from backupd.model.backup_record import Copy, Stats
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
-from backupd.model.manifest import Stats
 from storage.destination import Space
 from tests.support.catalog.samples import backup
 from tests.support.service.house import Clock, Office

@@ -17,10 +17,9 @@ from backupd.app.service.check import check
 from backupd.app.views.capacity import forecast, room
 from backupd.app.views.policies import Typical, ahead, explain_file, explain_here, planned_runs
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup_record import BackupKind, BackupRecord, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, Copy, Stats
 from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.job import JobKind
-from backupd.model.manifest import Stats
 from policies.policy import Keep, Policy
 from policies.reference import example
 from storage.destination import Space

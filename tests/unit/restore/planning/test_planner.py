@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, partial_words
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats, partial_words
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from restore.planning.plan import Plan, Rate
 from restore.planning.planner import Preferences, make_plan
