@@ -21,7 +21,6 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
-from backupd.model.manifest import Header
 from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, Verdict
 from backupd.model.text import format_time
 from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
@@ -452,6 +451,7 @@ def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
     """Does the server's binary log hold the bytes that it held right before the position of our newest physical
     backup?"""
     from backupd.engine.server.binary_logs import missing_evidence
+    from backupd.model.manifest import Header
     from backupd.transfer.records.manifests import read
 
     if not info.log_bin:
