@@ -196,7 +196,7 @@ def sweep_locked(
         gone=partial(_record_removed, wiring, destination, at_once),
         report=report,
     )
-    report(wiring, destination, swept)
+    report_sweep(wiring, destination, swept)
     return swept
 
 
@@ -577,7 +577,7 @@ MISSING_HINT = (
 )
 
 
-def report(wiring: Wiring, destination: Destination, swept: Collected) -> None:
+def report_sweep(wiring: Wiring, destination: Destination, swept: Collected) -> None:
     """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
     name = destination.name
     for kind, is_broken, severity, message, detail, hint, well in (
