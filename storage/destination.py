@@ -49,6 +49,9 @@ class Capability(Flag):
     """What was deleted or overwritten may still be there, and can be brought back: see ``VersionedDestination``."""
     LOCKS = auto()
     """What is stored may not be deleted for a time: see ``LockingDestination``."""
+    COPIES = auto()
+    """What is stored can be stored under another key, too, without its bytes being sent: see
+    ``CopyingDestination``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,23 @@ class LockingDestination(Destination, Protocol):
         """Keep ``key`` locked for at least as long as if it had been stored at ``since`` (aware, UTC); True when that
         had to be asked for. Never shortens. Raises ObjectMissingError."""
         ...
+
+
+@runtime_checkable
+class CopyingDestination(Destination, Protocol):
+    """A destination with the COPIES capability."""
+
+    def duplicate(self, source: str, target: str) -> bool:
+        """Let ``target`` hold the bytes of ``source``, too, whatever it held before: in one step, durable. They live
+        apart from then on, though they may share the same bytes and the time when these were stored. False where this
+        destination cannot do it: ``target`` has to be put. Raises ObjectMissingError where there is no ``source``."""
+        ...
+
+
+def as_copying(destination: Destination) -> CopyingDestination | None:
+    """``destination`` as one that copies what it holds, or None where the COPIES capability is missing."""
+    able = Capability.COPIES in destination.capabilities
+    return destination if able and isinstance(destination, CopyingDestination) else None
 
 
 def as_locking(destination: Destination) -> LockingDestination | None:

@@ -25,9 +25,10 @@ class FilesystemDestination(Folder):
 
     @property
     def capabilities(self) -> Capability:
-        """SPACE, and TREE where the file system knew hard links when the destination was made."""
+        """SPACE, and TREE and COPIES where the file system knew hard links when the destination was made."""
         if self._capabilities is None:
-            found = Capability.SPACE | (Capability.TREE if self._knows_links() else Capability.NONE)
+            linked = Capability.TREE | Capability.COPIES
+            found = Capability.SPACE | (linked if self._knows_links() else Capability.NONE)
             if not self.is_initialised():
                 return found
             self._capabilities = found
@@ -80,6 +81,24 @@ class FilesystemDestination(Folder):
                 raise
             return False
         return True
+
+    def duplicate(self, source: str, target: str) -> bool:
+        """See ``CopyingDestination.duplicate``: a hard link; False where the file has as many as it may have."""
+        layout.check_key(source)
+        layout.check_key(target)
+        above = target.rpartition("/")[0]
+        with self._guard(f"linking {target}"):
+            while True:
+                try:
+                    self._make(above)
+                    if not self._link(source, target):
+                        return False
+                    with self._inside(above) as folder:
+                        self.sync(folder)
+                except FileNotFoundError:  # somebody removed a folder because it was empty, just before
+                    self._require(f"linking {target}")
+                    continue
+                return True
 
     def publish(self, tree: str) -> None:
         """See ``TreeDestination.publish``: fsync of all folders, then a rename; an older tree is removed first."""

@@ -21,6 +21,7 @@ from storage.destination import (
     Capability,
     ChecksumDestination,
     Coldness,
+    CopyingDestination,
     Destination,
     LockingDestination,
     ObjectInfo,
@@ -104,7 +105,12 @@ class ForwardingDestination:
     def identity(self, key: str) -> tuple[int, int]:
         return self._tree.identity(key)
 
-    # -- ARCHIVE, CHECKSUMS, LOCKS and VERSIONS
+    # -- COPIES, ARCHIVE, CHECKSUMS, LOCKS and VERSIONS
+
+    def duplicate(self, source: str, target: str) -> bool:
+        if not isinstance(self._inner, CopyingDestination):
+            raise self._incapable("copies")
+        return self._inner.duplicate(source, target)
 
     def coldness(self, key: str) -> Coldness:
         return self._archive.coldness(key)
@@ -257,5 +263,5 @@ def _asking(name: str) -> Callable[..., Any]:
 
 
 _ASKING = ("put", "get", "stat", "list", "delete", "space", "is_initialised", "initialise", "leftovers")
-for _name in (*_ASKING, "clear_leftovers", "coldness", "thaw", "checksum"):
+for _name in (*_ASKING, "clear_leftovers", "coldness", "thaw", "checksum", "duplicate"):
     setattr(BreakerDestination, _name, _asking(_name))

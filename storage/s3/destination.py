@@ -64,7 +64,7 @@ class S3Destination:
 
     @property
     def capabilities(self) -> Capability:
-        """By the configuration alone: CHECKSUMS and VERSIONS always, AUDITED at Amazon's own S3, LOCKS with an object
+        """By the configuration alone: CHECKSUMS, VERSIONS and COPIES always, AUDITED at Amazon's own S3, LOCKS with an object
         lock, ARCHIVE where a class has to be thawed, else RULES."""
         classes = {self._config.storage_class, self._config.binlog_storage_class}
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
@@ -72,7 +72,7 @@ class S3Destination:
         audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
         locks = Capability.LOCKS if self._config.object_lock is not None else Capability.NONE
         archive = Capability.ARCHIVE if cold else Capability.RULES
-        return Capability.CHECKSUMS | Capability.VERSIONS | audited | locks | archive
+        return Capability.CHECKSUMS | Capability.VERSIONS | Capability.COPIES | audited | locks | archive
 
     def close(self) -> None:
         """Give the connections back; the next call makes new ones."""
@@ -101,12 +101,40 @@ class S3Destination:
                 f"{self._bucket.words.label} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
                 hint="check the server's log; backupd retries later",
             )
+        self._check_lock(key, head, headers, done.etag)
+        return ObjectInfo(key, done.size, _second(head["LastModified"]))
+
+    def _check_lock(self, key: str, head: HeadObjectOutputTypeDef, headers: dict[str, Any], etag: str) -> None:
+        """``headers``: what was asked for with the bytes that the server calls ``etag``."""
         until = headers.get("ObjectLockRetainUntilDate")
         if until is not None and not s3versions.is_locked(head, until):
-            if head["ETag"] == done.etag:  # else it was there already, or somebody has put something else since
+            if head["ETag"] == etag:  # else it was there already, or somebody has put something else since
                 raise s3versions.not_locked(self._bucket, key, until)
             s3versions.lengthen(self._bucket, key, head, until)
-        return ObjectInfo(key, done.size, _second(head["LastModified"]))
+
+    def duplicate(self, source: str, target: str) -> bool:
+        """See ``CopyingDestination.duplicate``: CopyObject, with class, encryption and lock as a put of ``target`` has
+        them; False for a server that does not know it."""
+        layout.check_key(source)
+        layout.check_key(target)
+        doing = f"copying {source} to {target}"
+        self._require(doing)
+        headers = self._headers(target)
+        fields: dict[str, Any] = {
+            **self._bucket.where(target),
+            **headers,
+            "CopySource": self._bucket.where(source),
+            "ChecksumAlgorithm": "SHA256",
+        }
+        try:
+            answer = self._bucket.call(
+                doing, lambda client: client.copy_object(**fields), key=source, expect=_knows_no_copies
+            )
+        except ClientError:
+            return False
+        head = self._head(target, f"looking at {target} after it was copied")
+        self._check_lock(target, head, headers, answer["CopyObjectResult"].get("ETag", ""))
+        return True
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
         """See ``Destination.get``. The stream goes on by itself after a broken connection."""
@@ -412,6 +440,10 @@ def _is_ours(key: str) -> bool:
     except DestinationError:
         return False
     return True
+
+
+def _knows_no_copies(error: ClientError) -> bool:
+    return status_of(error) in {405, 501}
 
 
 def _is_forbidden(error: ClientError) -> bool:

@@ -27,7 +27,7 @@ from storage.config import SftpConfig
 from storage.destination import Capability, ObjectInfo, Space, new_marker, not_empty
 from storage.folder import FOLDER_MODE, LINK_HINT, SourceFailedError, folders_of, read_source
 from storage.sftp.session import ANSWER_SECONDS, SYNC_SECONDS, Download, Sessions, Upload
-from storage.sftp.wire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
+from storage.sftp.wire import DENIED, FAILURE, HARDLINK, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
 
 _TEMPORARY = ".tmp"
 _ABANDONED_SECONDS = 86400
@@ -56,7 +56,7 @@ class SftpDestination:
         self.root = config.path.rstrip("/")
         self._where = f"{config.user}@{config.host}:{self.root}"
         self._sessions = Sessions(name, config, seconds)
-        self._tells_space = True
+        self._tells_space = self._links = True
         self._user = config.user
         self._syncs_folders = True
         self._writing: set[str] = set()
@@ -65,8 +65,9 @@ class SftpDestination:
 
     @property
     def capabilities(self) -> Capability:
-        """SPACE, until a server shows that it does not know statvfs."""
-        return Capability.SPACE if self._tells_space else Capability.NONE
+        """SPACE, until a server shows that it does not know statvfs, and COPIES, likewise."""
+        space = Capability.SPACE if self._tells_space else Capability.NONE
+        return space | (Capability.COPIES if self._links else Capability.NONE)
 
     def close(self) -> None:
         """Close the connections that nobody uses; the next call makes new ones."""
@@ -82,6 +83,25 @@ class SftpDestination:
                 return _info(key, found)
         except SourceFailedError as failed:
             raise failed.error from None
+
+    def duplicate(self, source: str, target: str) -> bool:
+        """See ``CopyingDestination.duplicate``: a hard link, renamed to its final name; False for a server that makes
+        none, or no more."""
+        old, new = self._checked(source), self._checked(target)
+        with self._guard(f"linking {target}", source), self._temporary() as temporary:
+            if not self._sessions.run(lambda wire: self._link(wire, old, temporary.path)):
+                return False
+            self._move(temporary, new, self._sessions.run(lambda wire: wire.stat(old)))
+            temporary.kept = False  # of two names of one file a rename removes none
+        return True
+
+    def _link(self, wire: Wire, old: str, new: str) -> bool:
+        self._links = HARDLINK in wire.extensions
+        if not self._links:
+            return False
+        wire.stat(old)  # a server says no more than that it failed
+        self._make_all(wire, posixpath.dirname(new))
+        return tolerating(FAILURE, lambda: wire.link(old, new))
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
         """See ``Destination.get``. The stream goes on by itself on a new connection."""

@@ -23,6 +23,7 @@ WINDOW = 64
 POSIX_RENAME = "posix-rename@openssh.com"
 FSYNC = "fsync@openssh.com"
 STATVFS = "statvfs@openssh.com"
+HARDLINK = "hardlink@openssh.com"
 
 END, MISSING, DENIED, FAILURE = 1, 2, 3, 4
 _READ, _WRITE, _CREATE = 0x01, 0x02, 0x08
@@ -203,6 +204,10 @@ class Wire:
     def move(self, old: str, new: str) -> None:
         """In one step, in place of what had the name."""
         self._do(_EXTEND, _string(POSIX_RENAME), _string(old), _string(new))
+
+    def link(self, old: str, new: str) -> None:
+        """Another name for a file (hardlink@openssh.com); it fails where ``new`` exists."""
+        self._do(_EXTEND, _string(HARDLINK), _string(old), _string(new))
 
     def move_unless_there(self, old: str, new: str) -> None:
         """As the protocol's own rename: it fails where ``new`` exists."""

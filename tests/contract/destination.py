@@ -10,14 +10,16 @@ from typing import BinaryIO, cast
 
 import pytest
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DestinationError, ObjectMissingError
 from storage import layout
-from storage.destination import Capability, Destination, TreeDestination, as_tree
+from storage.destination import Capability, Destination, TreeDestination, as_copying, as_tree
 
 PART = 1 << 20
 """The piece size of the drivers that copy in pieces."""
 KEY = layout.object_key("ab" * 32 + "-" + "01" * 8)
 OTHER = layout.object_key("cd" * 32 + "-" + "02" * 8)
+LOG = layout.segment_folder("shop", SegmentKey("20261121T042512Z-7f3a9c01", 1, 0, 10))
 TREE = layout.tree_name("shop", "20261121T042512Z-7f3a9c01")
 SLOW_SOURCE = """
 import io, sys
@@ -104,6 +106,26 @@ class DestinationContract:
         put(destination, KEY, b"0123456789")
         with destination.get(KEY, offset=1, length=7) as stream:
             assert [stream.read(3), stream.read(3), stream.read(3), stream.read(3)] == [b"123", b"456", b"7", b""]
+
+    def test_a_duplicate_outlives_what_it_was_made_of(self, destination: Destination) -> None:
+        copying = as_copying(destination)
+        if copying is None:
+            assert Capability.COPIES not in destination.capabilities
+            return
+        source, target = f"{LOG}part-00000.piece.zst.gpg", f"{LOG}part-00001.zst.gpg"
+        put(destination, source, b"some bytes")
+        assert copying.duplicate(source, target)
+        assert copying.duplicate(source, target)
+        assert (get(destination, target), destination.stat(target).size) == (b"some bytes", 10)
+        put(destination, source, b"others")
+        assert get(destination, target) == b"some bytes"
+        assert copying.duplicate(source, target)
+        assert get(destination, target) == b"others"
+        destination.delete(source)
+        assert (keys(destination, LOG), get(destination, target)) == ([target], b"others")
+        with pytest.raises(ObjectMissingError):
+            copying.duplicate(source, target)
+        assert not list(destination.leftovers())
 
     def test_an_unknown_key_is_named_in_the_error(self, destination: Destination) -> None:
         for ask in (lambda: get(destination, KEY), lambda: destination.stat(KEY)):

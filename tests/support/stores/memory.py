@@ -50,8 +50,8 @@ class MemoryDestination:
 
     @property
     def capabilities(self) -> Capability:
-        """TREE, or nothing."""
-        return Capability.TREE if self._tree else Capability.NONE
+        """TREE and COPIES, or nothing."""
+        return Capability.TREE | Capability.COPIES if self._tree else Capability.NONE
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
         """See ``Destination.put``."""
@@ -119,6 +119,14 @@ class MemoryDestination:
         blob = self._find(key)
         with self._lock:
             self._partial.setdefault(tree, {})[path] = blob
+
+    def duplicate(self, source: str, target: str) -> bool:
+        """See ``CopyingDestination.duplicate``: as a hard link, of the same age."""
+        layout.check_key(target)
+        blob = self._find(source)
+        with self._lock:
+            self._blobs[target] = blob
+        return True
 
     def publish(self, tree: str) -> None:
         """See ``TreeDestination.publish``."""
