@@ -182,6 +182,10 @@ class SpoolView:
         turns = {branch.id: turn for turn, branch in enumerate(self.branches)}
         return sorted(lacks, key=lambda key: (turns[key.branch], key))
 
+    def pieces(self) -> list[SegmentKey]:
+        """All that were cut of the files in the spool, in log order."""
+        return [log.key(cut) for log in map(self.log, self.files) for cut in log.cuts]
+
     def missing_bytes(self, held: Held) -> int:
         """How much of the files' bytes a destination does not hold."""
         missing = (file for file in self.files if not self.log(file).is_complete(held))

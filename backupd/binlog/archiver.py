@@ -25,14 +25,16 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from backupd.binlog.archive_state import ArchiveState, Committed, Ledger, Recorder, SpoolView, StateFile
-from backupd.binlog.segment_cutter import Cutter, DamagedLogError, LogCoordinate, Marks, next_piece
+from backupd.binlog.segment_cutter import LogCoordinate, Marks, next_piece
+from backupd.binlog.segment_sealer import Cutter, DamagedLogError
 from backupd.binlog.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, BusyError
 from backupd.model.text import Clock
+from backupd.transfer.log_segments import PartsGoneError
 from backupd.transfer.records.encryption import Sealer
-from storage.destination import Destination
+from storage.destination import Destination, as_copying
 
 MOST_SEALED = 1 << 30
 """Bytes of sealed segments that are kept for destinations that are down."""
@@ -122,6 +124,7 @@ class Archiver:
         self._state_file = StateFile(self.spool.folder)
         self._ledger = Ledger(self.recorder)
         self._behind = {name: Behind(0, None) for name in self.destinations}
+        self._copying = all(as_copying(destination) is not None for destination in self.destinations.values())
 
     def __enter__(self) -> Self:
         """Raises BusyError when another process archives this spool, OSError."""
@@ -194,7 +197,7 @@ class Archiver:
         removed = self._remove(view)
         busy = [key for progress in self._progress.values() if (key := progress.shipper.key) is not None]
         with self._staying():
-            self._cutter.tidy(view.unfinished(), busy)
+            self._cutter.tidy(view.unfinished(), busy, view.pieces(), light=self._copying)
             self._state_file.save(self._state)
         unrecorded = self._confirm(view) or unrecorded
         self._show(view)
@@ -255,22 +258,21 @@ class Archiver:
             self._trouble = before.trouble
             return
         branch = view.branch(file.branch)
-        context = log.context if start else None
         safe = replace(file, size=min(file.size, self.spool.sync(file)))
         try:
-            found = self._cutter.piece(safe, branch, start, context)
+            found = self._cutter.piece(safe, branch, log, start)
         except DamagedLogError as error:
             self._trouble = _damage_text(error, self.spool.doubt(file, error.good, "; ".join(error.damages)))
             found = (
-                self._cutter.piece(replace(safe, size=error.good), branch, start, context)
-                if error.good > start
+                self._cutter.piece(replace(safe, size=error.good), branch, log, start)
+                if error.good > log.cut_to
                 else None
             )
         if found is None:
             self._fruitless[file.branch, file.number] = replace(seen, trouble=self._trouble)
             return
         self._fruitless.pop((file.branch, file.number), None)
-        self._state.keep(log.with_piece(found[0], found[1].context))
+        self._state.keep(log.with_piece(*found))
         self._state.cut_at = now
 
     def _is_fetched_again(self, file: Spooled) -> bool:
@@ -353,6 +355,9 @@ class Archiver:
                 progress.drops_wait(now, waits=outcome.waits)
                 self._ledger.dropped(name, view.server, outcome.keys)
                 tally.dropped += len(outcome.keys)
+            case PartsGoneError():
+                progress.went_well()
+                self._cutter.seal_anew(outcome.key)
             case BackupdError() | OSError():
                 progress.failed(str(outcome), now)
             case _:

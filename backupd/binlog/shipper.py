@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -125,10 +125,11 @@ class Shipper:
             self._locked[branch.id] = now
         header = segments.put(self._destination, sealed, now=self._clock())
         segment = sealed.header.segment
-        return Delivery(header, self._replaced(segment, plain) if segment.start == 0 else ())
+        return Delivery(header, self._replaced(segment, sealed.pieces, plain) if segment.start == 0 else ())
 
-    def _replaced(self, segment: Segment, plain: Path) -> tuple[SegmentKey, ...]:
-        """The pieces that ``segment`` holds, each compared with the file that it is said to be of."""
+    def _replaced(self, segment: Segment, pieces: Mapping[SegmentKey, str], plain: Path) -> tuple[SegmentKey, ...]:
+        """The pieces that ``segment`` holds, each compared with ``pieces``, of which it was put together, or with the
+        file that it is said to be of."""
         key = segment.key
         found = []
         for other in segments.of_file(self._destination, segment.server, key.branch, key.number):
@@ -140,16 +141,16 @@ class Shipper:
                     hint=_BOTH_KEPT,
                 )
             if other != key and other.end <= key.end:
-                self._compare(segment.server, other, plain)
+                self._compare(segment.server, other, pieces.get(other), plain)
                 found.append(other)
         return tuple(found)
 
-    def _compare(self, server: str, key: SegmentKey, plain: Path) -> None:
+    def _compare(self, server: str, key: SegmentKey, known: str | None, plain: Path) -> None:
         try:
             there = segments.load_header(self._destination, server, key).segment.sha256
         except (DamagedError, NotFoundError):
             return  # worth nothing, or gone: the larger one is what counts
-        here = digest_of(plain, key.start, key.end)
+        here = known or digest_of(plain, key.start, key.end)
         if here != there:
             raise SegmentConflictError(
                 f"destination {self._destination.name} holds a piece of binary log {key.number} of {server} that "

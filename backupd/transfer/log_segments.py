@@ -12,6 +12,7 @@ logs where the process that stores may not remove, and where a piece differs fro
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ from backupd.transfer.records.segment_documents import (
 )
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects
-from storage.destination import Destination, ObjectInfo, size_of
+from storage.destination import Destination, ObjectInfo, as_copying, size_of
 
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted upload that are younger than this need not be put again."""
@@ -63,6 +64,15 @@ SETTLED = timedelta(days=1)
 
 class SegmentConflictError(RefusedError):
     """Two different binary logs claim the same position in a server's history: neither is overwritten."""
+
+
+class PartsGoneError(BackupdError):
+    """A destination lacks parts that ``key`` took over from pieces, and they are not here any more: it is to be sealed
+    anew."""
+
+    def __init__(self, key: SegmentKey) -> None:
+        super().__init__(f"parts of binary log {key.number} are to be sealed anew")
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,11 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> SegmentHe
             return present
         remove(destination, header.segment.server, header.segment.key)
         present = None
-    for item in header.sealed:
+    there = _elsewhere(destination, header) if present is None or bad else {}
+    # What is put is young, and shows a sweep that the folder is somebody's: parts that are only linked keep their age.
+    for item in sorted(header.sealed, key=lambda one: one.sha256 in there):
         if present is None or header.folder + item.name in bad:
-            _put_part(destination, sealed, item, now)
+            _put_part(destination, sealed, item, there.get(item.sha256), now)
     if present is None:
         _commit(destination, header)
     gone = [item.name for item in header.sealed if size_of(destination, header.folder + item.name) != item.size]
@@ -133,7 +145,22 @@ def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeade
     return found
 
 
-def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now: datetime) -> None:
+def _elsewhere(destination: Destination, header: SegmentHeader) -> dict[str, str]:
+    """Where sealed parts of other segments of the same file are, by their SHA-256, if the destination copies."""
+    segment = header.segment
+    if segment.start or as_copying(destination) is None:
+        return {}
+    found: dict[str, str] = {}
+    for key in of_file(destination, segment.server, segment.branch, segment.number):
+        if key != segment.key:
+            with contextlib.suppress(NotFoundError, DamagedError):
+                other = load_header(destination, segment.server, key)
+                found |= {part.stored.sha256: other.folder + part.stored.name for part in other.parts}
+    return found
+
+
+def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, there: str | None, now: datetime) -> None:
+    """``there``: where the destination has the same bytes."""
     key = sealed.header.folder + item.name
     try:
         info = destination.stat(key)
@@ -142,10 +169,26 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now:
             return
     except ObjectMissingError:
         pass
-    with sealed.open(item) as stream:
+    if there is not None and _is_copied(destination, there, key, item):
+        return
+    try:
+        stream = sealed.open(item)
+    except FileNotFoundError as error:
+        raise PartsGoneError(sealed.header.segment.key) from error
+    with stream:
         destination.put(key, stream)
     if problem := _problem(destination, key, item):
         raise _lost(destination, key, problem)
+
+
+def _is_copied(destination: Destination, source: str, key: str, item: StoredObject) -> bool:
+    """Does ``key`` hold the bytes of ``source`` now, as they were stored? They are read, or confirmed by a destination
+    that audits itself."""
+    copying = as_copying(destination)
+    try:
+        return copying is not None and copying.duplicate(source, key) and not found_wrong(destination, key, item)
+    except ObjectMissingError:
+        return False
 
 
 def _commit(destination: Destination, header: SegmentHeader) -> None:

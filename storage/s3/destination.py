@@ -64,8 +64,8 @@ class S3Destination:
 
     @property
     def capabilities(self) -> Capability:
-        """By the configuration alone: CHECKSUMS, VERSIONS and COPIES always, AUDITED at Amazon's own S3, LOCKS with an object
-        lock, ARCHIVE where a class has to be thawed, else RULES."""
+        """By the configuration alone: CHECKSUMS, VERSIONS and COPIES always, AUDITED at Amazon's own S3, LOCKS with an
+        object lock, ARCHIVE where a class has to be thawed, else RULES."""
         classes = {self._config.storage_class, self._config.binlog_storage_class}
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
         # Other servers keep the checksum of an upload beside the bytes, and return it whatever became of these.

@@ -7,12 +7,14 @@ Unsealing returns nothing before gpg has agreed to all of it.
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from operator import methodcaller
 from pathlib import Path
@@ -111,8 +113,42 @@ class Sealer:
                 through(command, status, write, sealed.write)
             except ToolError as error:
                 raise _explained(error, status.lines()) from error
-            self._check(status.lines(), sealed)
+            self._check(status.lines(), sealed.getbuffer())
             return sealed.getvalue()
+
+    def seal_pieces(self, plain: Iterable[bytes | bytearray | memoryview], size: int, target: Path) -> tuple[int, str]:
+        """Seal ``size`` bytes, which come in pieces, into a new file (0600) that is not synced; how many bytes it has,
+        and their SHA-256. The same form as ``seal`` gives; only what is compressed of them is in memory as a whole.
+        Raises as ``seal``, and OSError; then ``target`` is of no use."""
+        compressing = self._compressor().compressobj(size=size)
+        frame = [*map(compressing.compress, plain), compressing.flush()]
+
+        def write(sink: BinaryIO) -> None:
+            sink.write(padding(sum(map(len, frame))))
+            while frame:
+                sink.write(frame.pop(0))
+
+        descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w+b") as file, Status() as status:
+            digest, stored = hashlib.sha256(), 0
+
+            def take(chunk: memoryview) -> None:
+                nonlocal stored
+                digest.update(chunk)
+                file.write(chunk)
+                stored += len(chunk)
+
+            try:
+                through(self._command(status), status, write, take)
+            except ToolError as error:
+                raise _explained(error, status.lines()) from error
+            file.flush()
+            if stored:
+                with mmap.mmap(descriptor, stored, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as sealed:
+                    self._check(status.lines(), sealed)
+            else:
+                self._check(status.lines(), b"")
+            return stored, digest.hexdigest()
 
     def seal_file(self, source: Path, target: Path) -> None:
         """The same from file to file (0600, new), for what may be larger than memory. Raises as ``seal`` does, and
@@ -148,11 +184,11 @@ class Sealer:
             found = self._local.compressor = zstandard.ZstdCompressor(level=self._level, write_checksum=True)
         return found
 
-    def _check(self, lines: Sequence[StatusLine], sealed: BytesIO) -> None:
+    def _check(self, lines: Sequence[StatusLine], sealed: bytes | memoryview) -> None:
         """gpg exited with 0: did it also say that it came to the end, and is the object what it should be?"""
         _assert_ended(lines)
         try:
-            found = len(key_ids(sealed.getbuffer()))
+            found = len(key_ids(sealed))
         except DamagedError as error:
             raise ToolError("gpg exited with 0, but its output is not a whole object", detail=error.detail) from error
         if found != len(self.recipients):

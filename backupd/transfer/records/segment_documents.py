@@ -19,6 +19,7 @@ version 2 of that.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -28,13 +29,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import zstandard
+
 from backupd.engine.binlog.events import clear_flag
-from backupd.model.binlog import INDEX_FORMAT, Branch, Segment, Transaction
+from backupd.model.binlog import INDEX_FORMAT, Branch, Segment, SegmentKey, Transaction
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, StreamError, UsageError
 from backupd.model.manifest import CODEC, PART_SIZE, StoredObject, version_of
 from backupd.model.text import is_id, is_name
-from backupd.process.folders import sync_folder, write_private
 from backupd.transfer.records.encryption import Sealer
 from storage import layout
 
@@ -234,15 +236,19 @@ _PLACE = re.compile(rb'\n\{"gtid":"([0-9a-zA-Z_:-]*)","start":([0-9]+),"end":([0
 """How each line of an index but its first begins."""
 INDEX_PART = 8 * 1024 * 1024
 """Bytes of index that fill one part of it; each part begins with the head and can be read alone."""
+_READ = 1 << 20
+_LINES = "transactions.zst"
 _FLAGGED = 22
 """Bytes at the beginning of a file that hold its in-use flag."""
 
 
 class Sealing:
-    """Seals one segment. ``transaction`` and ``plain`` may come in any order, then ``finish``.
+    """Seals one segment. Its bytes come in order (``part``, ``plain``, ``borrow``), and so do its transactions
+    (``transaction``, ``lines``), then ``finish``; bytes and transactions may come from two threads.
 
-    ``folder`` is made afresh. ``piece``: of a file that still grows; its parts are named so. All methods raise
-    ToolError and KeyUnusableError as Sealer does, and OSError.
+    ``folder`` is made afresh. ``piece``: of a file that still grows; its parts are named so, and its transactions stay
+    in the folder as they are too (``kept_lines``). Nothing is synced: who finds the folder later compares digests
+    (``Sealed.load``). All methods raise ToolError and KeyUnusableError as Sealer does, and OSError.
     """
 
     def __init__(self, folder: Path, sealer: Sealer, *, piece: bool = False) -> None:
@@ -254,93 +260,152 @@ class Sealing:
         self._parts: list[SealedPart] = []
         self._index: list[SealedPart] = []
         self._lines = bytearray(index_head())
+        self._packer = zstandard.ZstdCompressor(level=1, write_checksum=True)
 
     def transaction(self, transaction: Transaction) -> None:
         """Take the next transaction of the index."""
-        self._lines += index_line(transaction)
+        self.lines(index_line(transaction))
+
+    def lines(self, lines: bytes) -> None:
+        """Take the next transactions as an index has them, whole lines."""
+        self._lines += lines
         if len(self._lines) >= INDEX_PART:
             self._close_index()
 
     def plain(self, stream: BinaryIO, start: int, end: int) -> str:
-        """Seal bytes ``[start, end)`` of a file from ``stream``, which is at ``start``; their SHA-256.
-
-        A whole file's beginning loses its in-use flag. Raises StreamError when the stream ends too early.
-        """
+        """Seal bytes ``[start, end)`` of a file from ``stream``, which is at ``start``; their SHA-256. Raises
+        StreamError as ``part``."""
         digest = hashlib.sha256()
         while start < end:
-            part = self._part(stream, start, end, digest)
-            self._parts.append(part)
-            start += part.size
+            size = min(PART_SIZE, end - start)
+            self.part(stream, start, size, digest)
+            start += size
         return digest.hexdigest()
 
+    def part(self, stream: BinaryIO, start: int, size: int, *digests: hashlib._Hash) -> None:
+        """Seal the next ``size`` bytes of a file from ``stream``, which is at ``start``, as one part; ``digests`` get
+        them, too. A file's beginning loses its in-use flag. Raises StreamError when the stream ends too early."""
+        own = hashlib.sha256()
+
+        def pieces() -> Iterator[bytes]:
+            left = size
+            while left:
+                data = stream.read(min(_READ, left))
+                if not data:
+                    raise StreamError(
+                        f"a binary log in the spool ends {left} bytes too early",
+                        hint="check whether a file in the spool's folder was truncated by hand; move the folder away "
+                        "to start again",
+                    )
+                if start == 0 and left == size:
+                    data = without_flag(data)
+                left -= len(data)
+                for digest in (own, *digests):
+                    digest.update(data)
+                yield data
+
+        self._parts.append(self._seal(layout.part_name(len(self._parts), piece=self._piece), pieces(), size, own))
+
+    def borrow(self, part: SealedPart, folder: Path) -> None:
+        """Take over a part of a piece that was sealed into ``folder``; its sealed bytes as far as they are there."""
+        name = layout.part_name(len(self._parts), piece=self._piece)
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / name).hardlink_to(folder / part.stored.name)
+        self._parts.append(replace(part, stored=replace(part.stored, name=name)))
+
     def finish(self, segment: Segment, target: Path) -> Sealed:
-        """Make the folder complete and durable, and rename it to ``target``. ``segment`` is what was sealed."""
+        """Make the folder complete and rename it to ``target``. ``segment`` is what was sealed."""
         header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), ())
         self._lines[: len(index_head())] = index_head(segment_digest(header))
         self._close_index()
         header = replace(header, index=tuple(self._index))
-        fresh = self._folder / f"{layout.SEGMENT}.new"
-        write_private(fresh, encode_segment(header))
-        fresh.rename(self._folder / layout.SEGMENT)
-        sync_folder(self._folder)
+        (self._folder / layout.SEGMENT).write_bytes(encode_segment(header))
         self._folder.rename(target)
         return Sealed(target, header)
 
-    def _part(self, stream: BinaryIO, start: int, end: int, digest: hashlib._Hash) -> SealedPart:
-        """A function of its own, so that no two parts are in memory."""
-        data = bytearray(stream.read(min(PART_SIZE, end - start)))
-        if not data:
-            raise StreamError(
-                f"a binary log in the spool ends {end - start} bytes too early",
-                hint="check whether a file in the spool's folder was truncated by hand; move the folder away to start "
-                "again",
-            )
-        if start == 0 and len(data) >= _FLAGGED:
-            data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))
-        digest.update(data)
-        return self._seal(layout.part_name(len(self._parts), piece=self._piece), data)
-
     def _close_index(self) -> None:
-        self._index.append(self._seal(layout.index_name(len(self._index)), self._lines))
-        self._lines = bytearray(index_head())
+        lines, self._lines = self._lines, bytearray(index_head())
+        if self._piece:
+            with (self._folder / _LINES).open("ab") as file, memoryview(lines) as view:
+                file.write(self._packer.compress(view[lines.index(b"\n") + 1 :]))
+        self._index.append(self._seal(layout.index_name(len(self._index)), (lines,), len(lines), hashlib.sha256(lines)))
 
-    def _seal(self, name: str, data: bytes | bytearray) -> SealedPart:
-        sealed = self._sealer.seal(data)
-        write_private(self._folder / name, sealed)
-        return SealedPart(
-            StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()),
-            len(data),
-            hashlib.sha256(data).hexdigest(),
-        )
+    def _seal(self, name: str, plain: Iterable[bytes | bytearray], size: int, digest: hashlib._Hash) -> SealedPart:
+        """``digest``: of ``plain``, once that was read."""
+        stored, sha256 = self._sealer.seal_pieces(plain, size, self._folder / name)
+        return SealedPart(StoredObject(name, stored, sha256), size, digest.hexdigest())
 
 
 class Sealed:
-    """A sealed segment in a private folder. ``header`` describes it."""
+    """A sealed segment in a private folder. ``header`` describes it. ``pieces``: those that it was put together from,
+    with their SHA-256: their bytes are known to be the file's."""
 
-    def __init__(self, folder: Path, header: SegmentHeader) -> None:
+    def __init__(self, folder: Path, header: SegmentHeader, pieces: Mapping[SegmentKey, str] | None = None) -> None:
         self.folder = folder
         self.header = header
+        self.pieces = pieces or {}
 
     @classmethod
     def load(cls, folder: Path) -> Sealed | None:
-        """What ``folder`` holds, None unless it is complete."""
+        """What ``folder`` holds, None unless it is complete and as it was sealed."""
+        found = cls.described(folder)
+        try:
+            if found is None or any(_digest_of(folder / item.name) != item.sha256 for item in found.header.sealed):
+                return None
+        except FileNotFoundError:
+            return None
+        return found
+
+    @classmethod
+    def described(cls, folder: Path) -> Sealed | None:
+        """What was sealed into ``folder``, whether its sealed bytes are still there or not."""
         try:
             raw = (folder / layout.SEGMENT).read_bytes()
-            header = decode_segment(raw, where=str(folder / layout.SEGMENT))
-            whole = all((folder / item.name).stat().st_size == item.size for item in header.sealed)
+            return cls(folder, decode_segment(raw, where=str(folder / layout.SEGMENT)))
         except (FileNotFoundError, NotADirectoryError, DamagedError):
             return None
-        return cls(folder, header) if whole else None
 
     def open(self, item: StoredObject) -> BinaryIO:
         """The sealed bytes of one of ``header.sealed``; the caller closes the stream. Raises OSError."""
         return (self.folder / item.name).open("rb")
+
+    def kept_lines(self) -> Iterator[bytes]:
+        """The transactions of a piece as its index has them, some whole lines at a time. Raises OSError, DamagedError
+        for what is not as it was written."""
+        try:
+            with (self.folder / _LINES).open("rb") as file:
+                plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                rest = b""
+                while chunk := plain.read(_READ):
+                    lines, end, rest = (rest + chunk).rpartition(b"\n")
+                    yield lines + end
+        except zstandard.ZstdError as error:
+            raise _no_index(1, str(error)) from error
+
+    @staticmethod
+    def lighten(folder: Path) -> None:
+        """Only the description of a piece, and its transactions, are needed any longer."""
+        for path in folder.iterdir():
+            if layout.is_sealed_log(path.name):
+                path.unlink(missing_ok=True)
 
     @staticmethod
     def remove(folder: Path) -> None:
         """The header first, so that a half removed folder is not taken for a whole one."""
         (folder / layout.SEGMENT).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def without_flag(beginning: bytes) -> bytes:
+    """The beginning of a file as it is archived: without the in-use flag."""
+    if len(beginning) < _FLAGGED:
+        return beginning
+    return clear_flag(beginning[:_FLAGGED]) + beginning[_FLAGGED:]
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -- the index

@@ -6,7 +6,7 @@ import hashlib
 import io
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -120,6 +120,12 @@ class Faulty(MemoryDestination):
         self._trouble()
         return super().list(prefix)
 
+    def duplicate(self, source: str, target: str) -> bool:
+        self._trouble()
+        done = super().duplicate(source, target)
+        self.faults.behind()
+        return done
+
     def delete(self, key: str) -> None:
         self._trouble()
         super().delete(key)
@@ -141,6 +147,11 @@ class QuickSealer(Sealer):
         self.faults.before()
         self.calls += 1
         return secrets.token_bytes(16) + bytes(plain)
+
+    def seal_pieces(self, plain: Iterable[bytes | bytearray | memoryview], size: int, target: Path) -> tuple[int, str]:
+        sealed = self.seal(b"".join(plain))
+        target.write_bytes(sealed)
+        return len(sealed), hashlib.sha256(sealed).hexdigest()
 
 
 @dataclass
