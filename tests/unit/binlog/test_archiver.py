@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog import segment_cutter, shipper
+from backupd.binlog import segment_cutter, segment_sealer, shipper
 from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
@@ -492,9 +492,12 @@ def test_a_new_branch_follows_and_keeps_its_own_numbers(house: House) -> None:
         assert archiver.archived_to() == (logs[0].number + 1, 0)
 
 
+@pytest.mark.parametrize("small_part", [1, segment_sealer.SMALL_PART])
 def test_killed_at_any_operation_nothing_is_missing_and_nothing_is_stored_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_part: int
 ) -> None:
+    """``small_part``: of the pieces' parts all are taken over, or none."""
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", small_part)
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # a kill needs none, and there are hundreds of lives
     logs = real_logs()[:2]
     undisturbed = Faults()
