@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import queue
 import threading
@@ -89,7 +90,8 @@ class _Tally:
 class Archiver:
     """``with Archiver(spool, destinations, sealer, recorder, checkpoint=..., clock=...) as archiver:``
 
-    ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most.
+    ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most, and
+    no longer than until the next piece is due: that is sealed while the one before is being stored.
     ``on_committed``: hears from the thread that calls ``step`` as soon as all of them hold more, whether the recorder
     was told or not.
     """
@@ -111,6 +113,7 @@ class Archiver:
     _positions: deque[tuple[str, int, int, datetime]] = field(default_factory=lambda: deque(maxlen=64))
     _trouble: str = ""
     _stuck: bool = False
+    _was_cut: bool = False
     _fruitless: dict[tuple[str, int], _Fruitless] = field(default_factory=dict)
     _archived_to: tuple[int, int] | None = None
     _committed: Committed | None = None
@@ -175,6 +178,15 @@ class Archiver:
         """Somebody waits for what has come: the next step stores it, whatever the checkpoint is."""
         self._urged.set()
 
+    def due_in(self) -> float:
+        """Seconds until the next piece is due, where more came since the last step; ``inf`` where nothing did, or that
+        step could cut nothing."""
+        growing = (file for file in self.spool.files() if file.ended is None)
+        if self._state.cut_at is None or all(file.size <= self._state.file(*file.key).cut_to for file in growing):
+            return math.inf
+        left = (self._state.cut_at + self.checkpoint - self.clock()).total_seconds()
+        return left if left > 0 else 0.0 if self._was_cut else math.inf
+
     # -- the step
 
     def step(self, now: datetime) -> Shipped:
@@ -185,10 +197,10 @@ class Archiver:
         """
         view = self._look(now)
         tally = _Tally()
-        self._trouble, self._stuck = "", False
+        self._trouble, self._stuck, self._was_cut = "", False, False
         self._decide(view, now)
         self._note_committed(view)
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + min(self.patience, self.due_in())
         unrecorded = self._write(view, now)
         while (found := self._next_outcome(deadline)) is not None:
             self._take(view, *found, tally, now)
@@ -273,7 +285,7 @@ class Archiver:
             return
         self._fruitless.pop((file.branch, file.number), None)
         self._state.keep(log.with_piece(*found))
-        self._state.cut_at = now
+        self._state.cut_at, self._was_cut = now, True
 
     def _is_fetched_again(self, file: Spooled) -> bool:
         """Was it found to be damaged, and may a new copy mend it? Until then it is not archived, and neither is what

@@ -374,7 +374,7 @@ class StreamRun:
                 return
             self._attendance.look()
             self._give_up(status, begun, once=once)
-            self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
+            self._waker.wait(min(BEAT, archiver.due_in()))
 
     def _note_position(self, archiver: Archiver, status: StreamStatus) -> None:
         """Where the server stood after the clocks were last read: what is stored up to there is confirmed."""

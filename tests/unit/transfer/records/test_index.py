@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import pytest
 
-from backupd.model.binlog import Transaction
+from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.errors import DamagedError
 from backupd.transfer.records.segment_documents import decode_index, decode_places, index_head, index_line
 from tests.support.logs.binlogs import all_of, real_logs
@@ -49,3 +50,13 @@ def test_another_format_and_broken_lines_are_damage(broken: bytes) -> None:
             list(decode_index(damaged))
         with pytest.raises(DamagedError, match="line"):
             list(decode_places(b"".join(damaged)))
+
+
+def test_a_line_is_what_an_encoder_makes_of_the_same_transaction() -> None:
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    known = [found for log in real_logs("mariadb").files.values() for found in all_of(log.path)[1]]
+    odd = Change('a"\\\n\x00\u20ac\udc80', "\U0001f600", ChangeKind.OTHER, 7)
+    at = datetime(2026, 11, 28, 3, 4, 5, 60, UTC)
+    assert len(known) > 10
+    for one in (*known, Transaction("", 0, 2**40, at, True, 0, (odd, odd), "\udcff\t", "prepared", "X'00',1")):
+        assert index_line(one) == (encode(one.as_json()) + "\n").encode("utf-8", "surrogatepass")
