@@ -83,11 +83,11 @@ class Image:
     columns: tuple[Column, ...]
     full: bool
     layouts: dict[bytes, Layout] = field(default_factory=dict)
+    bitmap: int = field(init=False)
+    """Bytes of the bitmap of NULLs."""
 
-    @property
-    def bitmap(self) -> int:
-        """Bytes of the bitmap of NULLs."""
-        return (len(self.columns) + 7) // 8
+    def __post_init__(self) -> None:
+        self.bitmap = (len(self.columns) + 7) // 8
 
     def layout(self, nulls: bytes) -> Layout:
         """The steps over a row with this bitmap of NULLs; worked out once for each bitmap, of which 4,096 are kept."""
@@ -119,7 +119,8 @@ class Header:
 @dataclass(slots=True)
 class TableMap:
     """A table as its event in the log has it. ``types``: the type of each column, a byte each; ``headers`` and
-    ``images``: by the bytes that say which columns are there."""
+    ``images``: by the bytes that say which columns are there; ``known``: by the type of an event, what was last in
+    front of its rows (behind table and flags), and the images of these."""
 
     schema: str
     name: str
@@ -127,6 +128,7 @@ class TableMap:
     types: bytes
     headers: dict[bytes, Header] = field(default_factory=dict)
     images: dict[bytes, Image] = field(default_factory=dict)
+    known: dict[int, tuple[bytes, tuple[Image, ...]]] = field(default_factory=dict)
 
     def image(self, present: bytes) -> Image:
         """The row images that have the columns of the bitmap ``present``."""
@@ -242,38 +244,33 @@ def _pull_head(kind: int, body: Pull) -> bytes:
 
 def count_rows(table: TableMap, kind: int, body: bytes, at: int, stop: int) -> int:
     """How many rows an event has; ``at``: behind the table's number. Raises MisfitError and CompressionError."""
-    header, at = read_header(table, kind, body, at)
-    if kind == PARTIAL_UPDATE or kind in _COMPRESSED:
-        return sum(ended for ended in row_images(table, kind, header, body[at:stop]))
+    known = table.known.get(kind)
+    if known is not None and body.startswith(known[0], at + 2):
+        images, at = known[1], at + 2 + len(known[0])
+    else:
+        begin = at + 2
+        header, at = read_header(table, kind, body, at)
+        if kind == PARTIAL_UPDATE or kind in _COMPRESSED:
+            return sum(ended for ended in row_images(table, kind, header, body[at:stop]))
+        images = (header.before,) if header.after is None else (header.before, header.after)
+        table.known[kind] = body[begin:at], images
     if at == stop:
         return 1
     try:
-        return _count([header.before] if header.after is None else [header.before, header.after], body, at, stop)
+        return _count(images, body, at, stop)
     except IndexError:
         raise MisfitError("rows end inside a value") from None
 
 
-def _count(images: list[Image], body: bytes, at: int, stop: int) -> int:
+def _count(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
     """The rows, each of these ``images``."""
-    bitmaps: list[tuple[int, bytes]] = []
-    size = 0
-    for image in images:
-        nulls = body[at + size : at + size + image.bitmap]
-        steps, rest = image.layout(nulls)
-        if steps:
-            break
-        bitmaps.append((size, nulls))
-        size += image.bitmap + rest
-    else:
-        if rows := _equal_rows(body, at, stop, bitmaps, size):
-            return rows
-    parts = [(image.bitmap, image.layouts, image) for image in images]
-    rows = 0
+    rows, first = 0, at
     while at < stop:
         begin = at
-        for bitmap, layouts, image in parts:
+        for image in images:
+            bitmap = image.bitmap
             nulls = body[at : at + bitmap]
-            steps, rest = layouts.get(nulls) or image.layout(nulls)
+            steps, rest = image.layouts.get(nulls) or image.layout(nulls)
             at += bitmap
             for skip, prefix in steps:
                 at += skip
@@ -287,9 +284,25 @@ def _count(images: list[Image], body: bytes, at: int, stop: int) -> int:
         rows += 1
         if at == begin:
             break
+        if rows == 1 and at < stop and (equal := _all_equal(images, body, first, stop)):
+            return equal
     if at != stop:
         raise MisfitError("the last row does not end where its event ends")
     return rows
+
+
+def _all_equal(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
+    """How many rows there are, where they all have the NULLs and the length of the first one; else 0."""
+    bitmaps: list[tuple[int, bytes]] = []
+    size = 0
+    for image in images:
+        nulls = body[at + size : at + size + image.bitmap]
+        steps, rest = image.layout(nulls)
+        if steps:
+            return 0
+        bitmaps.append((size, nulls))
+        size += image.bitmap + rest
+    return _equal_rows(body, at, stop, bitmaps, size)
 
 
 def _equal_rows(body: bytes, at: int, stop: int, bitmaps: list[tuple[int, bytes]], size: int) -> int:
@@ -462,6 +475,14 @@ class Changes:
         """Count the rows of an event that is held in memory, and show them to the watch. Raises DamagedError for rows
         of a table that no event names."""
         kind, _when, _server, start, _end, data, body, stop = event
+        if self._watch is None and (table := self._tables.get(data[body : body + 6])) is not None:
+            try:
+                rows = count_rows(table, kind, data, body + 6, stop)
+            except (MisfitError, CompressionError) as error:
+                rows = self._uncounted(table, error)
+            key = table.schema, table.name, ROW_KINDS[kind]
+            self._rows[key] = self._rows.get(key, 0) + rows
+            return
 
         def count(table: TableMap, watch: RowWatch | None) -> int:
             if watch is None:
@@ -492,12 +513,16 @@ class Changes:
         try:
             rows = count(table, watch if watch is not None and watch.wants(self.gtid, self._start, table) else None)
         except (MisfitError, CompressionError) as error:
-            self.remarks[
-                f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index counts too few; replays "
-                "are not affected"
-            ] = None
+            rows = self._uncounted(table, error)
         key = table.schema, table.name, ROW_KINDS[kind]
         self._rows[key] = self._rows.get(key, 0) + rows
+
+    def _uncounted(self, table: TableMap, error: Exception) -> int:
+        self.remarks[
+            f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index counts too few; replays "
+            "are not affected"
+        ] = None
+        return 0
 
     @staticmethod
     def _shown(watch: RowWatch, table: TableMap, kind: int, header: Header, rows: bytes | Pull) -> int:

@@ -14,7 +14,7 @@ from storage.destination import Capability
 from tests.support.logs.archived import QuickSealer, branch_of
 from tests.support.logs.archived_logs import seal_log
 from tests.support.logs.real_logs import real_logs
-from tests.unit.transfer.test_interleaving import Stepped, World, explore
+from tests.unit.transfer.interleaving.test_backups import Stepped, World, explore
 
 BRANCH = branch_of("20261121T040000Z-0000000a")
 
