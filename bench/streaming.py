@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -54,8 +55,8 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``seconds`` from the program's start to its last byte; ``cpu`` of it and all below it; ``peak``: most resident
-    memory of all of them together."""
+    """``seconds`` from the program's start to its last byte; ``cpu`` of it and all below it; ``peak``: most memory of
+    all of them together."""
 
     seconds: float
     cpu: float
@@ -239,11 +240,14 @@ def processor(pid: int) -> float:
 
 
 def resident(pid: int) -> int:
-    pages = 0
+    """Bytes of a process and all below it; what several share counts once (a child that was only just forked is no
+    second process of that size)."""
+    found = 0
     for one in family(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            shares = re.search(r"^Pss:\s+(\d+) kB$", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE)
+            found += int(shares[1]) * 1024 if shares else 0
+    return found
 
 
 # -- catching up

@@ -48,6 +48,9 @@ _CREATED = slice(_VERSION.stop, _VERSION.stop + 4)
 _SAID = 9
 """Where the words of an error begin: 0xff, its number, '#' and a state of five characters."""
 _U32 = struct.Struct("<I")
+_MESSAGE = struct.Struct("<HBBBIBIIIH")
+"""A packet's length (two fields) and number, the status of its message, the header of its event."""
+_BEFORE_EVENT = 5
 
 
 class LogPlace(NamedTuple):
@@ -128,6 +131,37 @@ class LogBytes:
         """Behind the last of the events that were put since this was asked before and are to be acknowledged."""
         asked, self._asked = self._asked, None
         return asked
+
+    def run(self, view: memoryview, at: int, to: int) -> int:
+        """Take the events that are packets of their own and follow each other in their file, which nearly all do, from
+        byte ``at`` of a buffer on; where the first begins that is left to ``take``: all of those for a replica, too.
+        Raises what the sink raises."""
+        if not self._is_plain or self._head > 1:
+            return at
+        parts, size = list[memoryview](), self._sink.size
+        message, u32, crc32 = _MESSAGE.unpack_from, _U32.unpack_from, zlib.crc32
+        last = to - _MESSAGE.size - CRC_SIZE
+        while at <= last:
+            low, high, _number, status, _seconds, kind, _server_id, length, following, flags = message(view, at)
+            begin = at + _BEFORE_EVENT
+            end = begin + length
+            if (
+                length + 1 != low + (high << 16)
+                or status != _OK
+                or end > to
+                or length < HEADER.size + CRC_SIZE
+                or following != (size + length) & 0xFFFFFFFF
+                or flags & _ARTIFICIAL
+                or kind in HEARTBEATS
+                or crc32(view[begin : end - CRC_SIZE]) != u32(view, end - CRC_SIZE)[0]
+            ):
+                break
+            parts.append(view[begin:end])
+            size += length
+            at = end
+        if parts:
+            self._sink.put(b"".join(parts))
+        return at
 
     def take(self, pieces: Iterable[Piece]) -> None:
         """Raises EndedError, DamagedDumpError, MisnamedError, and what the sink raises."""

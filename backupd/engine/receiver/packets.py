@@ -51,6 +51,14 @@ class Packets:
         """So many bytes were put into ``space``."""
         self._to += count
 
+    def here(self) -> tuple[memoryview, int, int]:
+        """The buffer, and where in it the next packet begins and what came ends; nothing within a message."""
+        return self._view, self._from, self._from if self._inside else self._to
+
+    def skip(self, to: int) -> None:
+        """The packets before ``to``, as of ``here``, were taken."""
+        self._from = to
+
     def pieces(self) -> Iterator[Piece]:
         """What can be given of what came so far."""
         view = self._view

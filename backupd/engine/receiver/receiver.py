@@ -97,6 +97,7 @@ class Receiver:
                 return
             self._heard = time.monotonic()
             self._packets.came(count)
+            self._packets.skip(self._bytes.run(*self._packets.here()))
             self._bytes.take(self._packets.pieces())
             if (asked := self._bytes.asked()) is not None:
                 self._on_asked(asked)

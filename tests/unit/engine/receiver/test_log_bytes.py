@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backupd.engine.receiver.endings import DamagedDumpError, EndedError, EndKind
 from backupd.engine.receiver.log_bytes import LONGEST, LogBytes
-from backupd.engine.receiver.packets import Piece
+from backupd.engine.receiver.packets import Packets, Piece
 from backupd.model.errors import MisnamedError
 
 NAME, ADDRESS = "binlog.000007", "db1:3306"
@@ -351,3 +351,45 @@ def test_an_event_without_the_mark_of_those_for_a_replica_is_damaged(head: bytes
     log = LogBytes(Memory(), NAME, 4, ADDRESS, strict=True, semi_sync=True)
     with pytest.raises(DamagedDumpError, match="is damaged"):
         log.take([Piece(True, True, memoryview(head + (rotate() if len(head) != 2 else b"")))])
+
+
+def in_packets(*events: bytes) -> bytes:
+    return b"".join((len(one) + 1).to_bytes(3, "little") + b"\x07\0" + one for one in events)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from((2, 16, 27, 30)), st.binary(max_size=40)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2),
+    st.integers(30, 120),
+)
+def test_what_is_taken_in_one_go_is_what_is_taken_one_by_one(
+    drawn: list[tuple[int, bytes]], changes: list[tuple[int, int]], cut: int
+) -> None:
+    """Whatever is changed on its way, and wherever the bytes are cut."""
+
+    def outcome(*, at_once: bool) -> tuple[bytes, str]:
+        sink = Memory()
+        log, at = begun(sink)
+        takes(log, first := event(2, at, b"first"))
+        events, at = [], at + len(first)
+        for kind, body in drawn:
+            events.append(event(kind, at, body, following=None if kind != 27 else at))
+            at += len(events[-1]) if kind != 27 else 0
+        stream = bytearray(in_packets(*events))
+        for where, value in changes:
+            stream[where % len(stream)] = value
+        packets = Packets(512)
+        try:
+            for start in range(0, len(stream), cut):
+                chunk = stream[start : start + cut]
+                packets.space()[: len(chunk)] = chunk
+                packets.came(len(chunk))
+                if at_once:
+                    packets.skip(log.run(*packets.here()))
+                log.take(packets.pieces())
+        except (DamagedDumpError, EndedError, MisnamedError) as error:
+            return sink.content, f"{type(error).__name__} {error}"
+        return sink.content, ""
+
+    assert outcome(at_once=True) == outcome(at_once=False)
