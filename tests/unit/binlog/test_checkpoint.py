@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from backupd.binlog import segment_cutter, segment_sealer
 from backupd.binlog.segment_cutter import MOST_PIECES, Cut, LogCoordinate, LogFile, Marks, next_piece
 from backupd.model.binlog import Ending, SegmentKey
+from backupd.model.errors import DestinationFullError
+from backupd.transfer import log_segments
+from backupd.transfer.records.segment_documents import SegmentHeader
+from storage import layout
+from tests.support.logs.archived import Clock, Faulty, House, QuickSealer
+from tests.support.logs.real_logs import RealLog, real_logs
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -103,3 +112,215 @@ def test_marks_thin_out_and_keep_their_ends() -> None:
     within = marks.latest_within(LogCoordinate(0, 1, 9990))
     assert within is not None
     assert within[1] <= at(9990)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def one(clock: Clock) -> Faulty:
+    return Faulty("one", clock)
+
+
+@pytest.fixture
+def two(clock: Clock) -> Faulty:
+    return Faulty("two", clock)
+
+
+@pytest.fixture
+def house(tmp_path: Path, clock: Clock, one: Faulty, two: Faulty, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
+    return House(tmp_path / "spool", [one, two], clock)
+
+
+def sealer_of(house: House) -> QuickSealer:
+    assert isinstance(house.sealer, QuickSealer)
+    return house.sealer
+
+
+def stored(house: House, name: str) -> dict[str, str]:
+    """What each sealed part of a log is, by its key."""
+    return {
+        header.folder + part.stored.name: part.stored.sha256
+        for header in log_segments.headers(house.destinations[name])
+        if isinstance(header, SegmentHeader)
+        for part in header.parts
+    }
+
+
+def grown(house: House, log: RealLog, *, ends: tuple[int, ...]) -> dict[str, str]:
+    """With pieces up to ``ends``, each cut by a process of its own; what they are at the first destination."""
+    for end in ends:
+        house.grow(log, end)
+        house.step(60)
+    return stored(house, "one")
+
+
+def test_the_parts_of_pieces_are_not_sealed_again(house: House) -> None:
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[:3])
+    before = sealer_of(house).calls
+    house.end(log)
+    house.settle()
+    assert sealer_of(house).calls - before == 2  # what follows the last piece, and the index
+    for name in ("one", "two"):
+        house.check(name, [log])
+        assert list(stored(house, name).values())[:3] == list(pieces.values())
+        assert not any(layout.of_piece(key) for key in stored(house, name))
+    assert not list((house.spool.folder / "sealed").iterdir())
+
+
+def test_one_process_does_the_same(house: House) -> None:
+    log = real_logs()[0]
+    with house.archiver() as archiver:
+        for end in log.cuts[:3]:
+            house.grow(log, end)
+            assert not archiver.step(house.clock.move(60)).trouble
+        pieces = stored(house, "one")
+        house.end(log)
+        archiver.step(house.clock.move(60))
+        archiver.step(house.clock.move(400))
+    house.check("two", [log])
+    assert list(stored(house, "two").values())[:3] == list(pieces.values())
+
+
+def test_sealed_bytes_are_kept_here_only_until_each_destination_has_them(house: House, two: Faulty) -> None:
+    log = real_logs()[0]
+    two.refuse = DestinationFullError("destination two is full", destination="two")
+    grown(house, log, ends=log.cuts[:2])
+    here = house.spool.folder / "sealed"
+    assert len([path for path in here.rglob("*.gpg") if "part-" in path.name]) == 2
+    two.refuse = None
+    house.step(400)
+    house.step(400)
+    assert not list(here.rglob("*.gpg"))
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])
+
+
+def test_a_destination_that_was_away_gets_the_parts_from_here(house: House, two: Faulty) -> None:
+    log = real_logs()[0]
+    two.refuse = DestinationFullError("destination two is full", destination="two")
+    grown(house, log, ends=log.cuts[:3])
+    house.end(log)
+    house.step(60)
+    before = sealer_of(house).calls
+    two.refuse = None
+    house.settle()
+    assert sealer_of(house).calls - before <= 2  # the description of another process
+    house.check("one", [log])
+    house.check("two", [log])
+
+
+def test_parts_that_a_destination_lost_are_sealed_anew(house: House, two: Faulty) -> None:
+    log = real_logs()[0]
+    grown(house, log, ends=log.cuts[:3])
+    lost = log_segments.of_file(two, "shop", house.branch.id, log.number)[1]
+    log_segments.remove(two, "shop", lost)
+    del house.books.segments["two", lost]
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])
+
+
+def test_parts_that_are_damaged_at_a_destination_are_not_taken_over(house: House, two: Faulty) -> None:
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[:3])
+    key = list(pieces)[1]
+    with two.get(key) as stream:
+        content = bytearray(stream.read())
+    content[-1] ^= 1
+    two.put(key, io.BytesIO(content))
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])
+
+
+def test_small_neighbours_become_one_part(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[2:5])
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", log.cuts[2])  # the first piece is large, the others are not
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    found = list(stored(house, "one").values())
+    assert len(found) == 2
+    assert found[0] == next(iter(pieces.values()))
+
+
+def test_merged_pieces_take_over_parts_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_cutter, "MOST_PIECES", 2)
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[:2])
+    grown(house, log, ends=log.cuts[2:3])
+    house.step(1)
+    assert house.keys("one") == [house.key(log, 0, log.cuts[2])]
+    assert set(pieces.values()) < set(stored(house, "one").values())
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    assert set(pieces.values()) < set(stored(house, "one").values())
+
+
+def test_pieces_for_other_keys_are_sealed_anew(house: House) -> None:
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[:3])
+    sealer_of(house).recipients = ("B" * 40,)
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    assert not set(pieces.values()) & set(stored(house, "one").values())
+
+
+def test_a_destination_that_copies_nothing_gets_the_parts_from_here(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
+    plain = Faulty("plain", clock)
+    plain._tree = False
+    house = House(tmp_path / "spool", [plain], clock)
+    log = real_logs()[0]
+    for end in log.cuts[:3]:
+        house.grow(log, end)
+        house.step(60)
+    before = sealer_of(house).calls
+    house.end(log)
+    house.settle()
+    assert sealer_of(house).calls - before == 2
+    house.check("plain", [log])
+
+
+def test_a_file_that_is_another_one_than_its_pieces_is_not_put_together(house: House) -> None:
+    log, other = real_logs()[:2]
+    grown(house, log, ends=log.cuts[:2])
+    changed = RealLog(log.name, log.number, other.data, other.ending, other.transactions)
+    house.end(changed)
+    done = house.step(60)
+    assert "differs from the server's file" in done.trouble["one"]
+    assert house.key(log, 0, log.cuts[0]) in house.keys("one")
+
+
+def test_a_file_that_ended_and_is_written_to_again_goes_on(house: House) -> None:
+    log = real_logs()[0]
+    short = RealLog(log.name, log.number, log.data[: log.cuts[2]], Ending.CUT, log.transactions[:3])
+    grown(house, short, ends=log.cuts[:2])
+    with house.archiver() as archiver:
+        house.destinations["two"].refuse = DestinationFullError("full", destination="two")  # type: ignore[attr-defined]
+        house.end(short)
+        archiver.step(house.clock.move(60))
+        file = house.spool.files()[0]
+        house.spool.cut(file, file.size)
+        house.grow(log, log.cuts[3])
+        house.destinations["two"].refuse = None  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert not archiver.step(house.clock.move(400)).trouble
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])

@@ -1,6 +1,6 @@
 """Every interleaving of an increment being written with the deletion of the full backup that it builds on.
 
-As in ``test_backups``: both sides run the real order of looking, one destination call at a time, and each mutant
+As in ``test_interleaving``: both sides run the real order of looking, one destination call at a time, and each mutant
 at the end breaks one rule of it and must be found out.
 """
 
@@ -26,7 +26,7 @@ from backupd.transfer.records.manifests import backup_ids, committed
 from storage.destination import Destination
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import Stock, backup_id, believed
-from tests.unit.transfer.interleaving.test_backups import (
+from tests.unit.transfer.test_interleaving import (
     INTENT,
     MANIFEST,
     LostError,
