@@ -499,10 +499,12 @@ def _waits_like(sweep: JobRecord) -> Select[Any]:
 def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
     """End queued jobs (id: why) as skipped, within a transaction of the caller. Raises RefusedError when one of them is
     not queued any more."""
-    for job_id, reason in reasons.items():
-        ending = {"state": str(JobState.SKIPPED), "finished_at": now, "message": reason, "hint": ""}
-        if not connection.execute(_changed(job_id, JobState.QUEUED, **ending)).rowcount:
-            raise RefusedError(f"job {job_id} does not wait any more")
+    if not reasons:
+        return
+    # At once: a thousand may be, and nobody else writes meanwhile.
+    ending = [{"of_job": job_id, "reason": reason, "at": now} for job_id, reason in reasons.items()]
+    if connection.execute(_SKIP, ending).rowcount != len(ending):
+        raise RefusedError(f"one of {len(ending)} jobs that were to be skipped does not wait any more")
 
 
 def _taken_over(record: JobRecord) -> RefusedError:
@@ -549,6 +551,11 @@ def _in_state(*states: JobState) -> Select[Any]:
 _TAKE = _take()
 _ENDED = ("finished_at", "message", "detail", "hint", "result", "bytes", "phases")
 _END = {state: _move(state, *_ENDED) for state, moves in JOB_MOVES.items() if not moves}
+_SKIP = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("of_job"), jobs.c.state == str(JobState.QUEUED))
+    .values(state=str(JobState.SKIPPED), finished_at=bindparam("at"), message=bindparam("reason"), hint="")
+)
 _RUNNING = _in_state(JobState.RUNNING)
 _QUEUE_FIRST = _queue().limit(_FIRST)
 _QUEUE_AFTER = (
