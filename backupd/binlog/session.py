@@ -52,15 +52,18 @@ class Watch:
     """Of one connection, which began when the server was as ``begun`` says.
 
     ``poll`` and ``stall`` in seconds: how often the server is asked, and after how long without a byte nothing more is
-    expected.
+    expected; ``quiet``: after how long it is asked only every ``seldom``.
     """
 
-    def __init__(self, begun: SourceState, *, poll: float, stall: float, clock: Clock) -> None:
+    def __init__(
+        self, begun: SourceState, *, poll: float, stall: float, clock: Clock, quiet: float, seldom: float
+    ) -> None:
         self._begun = begun
         self._last = begun
         self._looked_at = clock()
         self._poll = poll
         self._stall = stall
+        self._quiet, self._seldom = quiet, max(poll, seldom)
         self._clock = clock
         now = time.monotonic()
         self._asked = self._room = now
@@ -69,7 +72,11 @@ class Watch:
 
     def is_due(self) -> bool:
         """Is it time to ask the server?"""
-        return time.monotonic() - self._asked >= self._poll
+        return time.monotonic() - self._asked >= (self._seldom if self.is_quiet() else self._poll)
+
+    def is_quiet(self) -> bool:
+        """Has nothing come for a while?"""
+        return time.monotonic() - self._moved[1] >= self._quiet
 
     def asked(self) -> None:
         """The server was asked just now."""

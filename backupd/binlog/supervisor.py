@@ -80,7 +80,8 @@ class Pace:
     server will remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead,
     and without a heartbeat in any case; ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``:
     the most while the server is out of reach or writes no binary log. Whether its data was replaced meanwhile can only
-    be told soon after it is back.
+    be told soon after it is back. While nothing has come for ``quiet``: ``rest`` instead of ``tick``, and ``seldom``
+    instead of ``poll``.
     """
 
     tick: float = 0.1
@@ -90,6 +91,9 @@ class Pace:
     first: float = 1.0
     most: float = 60.0
     away: float = 5.0
+    quiet: float = 60.0
+    rest: float = 0.5
+    seldom: float = 30.0
 
 
 @dataclass
@@ -241,7 +245,14 @@ class Streamer:
                 acknowledging=acknowledging,
             ) as session:
                 self._dump = session.thread_id
-                watch = Watch(state, poll=self.pace.poll, stall=self.pace.stall, clock=self.clock)
+                watch = Watch(
+                    state,
+                    poll=self.pace.poll,
+                    stall=self.pace.stall,
+                    clock=self.clock,
+                    quiet=self.pace.quiet,
+                    seldom=self.pace.seldom,
+                )
                 why = self._follow(session, watch, stop)
                 if session.current is not None:  # how it was last is what it is compared with when it is back
                     self.spool.note(watch.seen)
@@ -297,7 +308,7 @@ class Streamer:
         """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
         question: Question | None = None
         while not stop.is_set():
-            session.receive(self.pace.tick)
+            session.receive(self.pace.rest if watch.is_quiet() else self.pace.tick)
             if session.diverged or session.end is not None:
                 return ""
             self._acknowledger.acknowledge(session)

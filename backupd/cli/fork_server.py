@@ -41,9 +41,11 @@ def import_everything(kinds: Collection[str]) -> None:
             if not f"{found.name}.".startswith(tuple(f"{name}." for name in (*_NOT_NEEDED, *unused))):
                 import_module(found.name)
     import_module("backupd.cli.commands.serve")
+    from backupd.app.binlogs.stream_holder import code
     from policies.handed import prepare
 
     prepare()
+    code()  # of the files that were imported: each stream needs it
 
 
 def run(descriptor: int, kinds: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from backupd.alerts.conditions import Key
 from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.attendance import Attendance
 from backupd.app.binlogs.log_records import CatalogBackfill
+from backupd.app.binlogs.quiet import Rest, seldom
 from backupd.app.binlogs.stream_holder import Holder
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.logging_setup import say
@@ -40,7 +41,7 @@ from backupd.binlog.acknowledgement import OFF, Evidence
 from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.supervisor import Streamer
+from backupd.binlog.supervisor import Pace, Streamer
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.backup_record import BackupState
@@ -206,6 +207,7 @@ class StreamRun:
                 evidence=self._evidence(),
                 committed=archiver.committed,
                 on_asked=urge,
+                pace=Pace(seldom=seldom(self._server.policy)),
             )
             archiver.on_committed = lambda _committed: streamer.rouse()
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
@@ -351,10 +353,14 @@ class StreamRun:
         begun = time.monotonic()
         wanted_at: datetime | None = None
         reported = 0.0
+        rest = Rest(seldom(self._server.policy))
         while not self._stop.is_set():
             if self._broken is not None:
                 raise self._broken
             status = streamer.status()
+            if not (once or rest.is_due(status, archiver.behind(), self._troubles)):
+                self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
+                continue
             self._note_position(archiver, status)
             self._report_trouble(archiver.step(self._wiring.clock()))
             if status.state is StreamState.STREAMING and status.server_position is not None:

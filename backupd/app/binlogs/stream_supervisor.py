@@ -28,6 +28,7 @@ from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, Starter, open_log, start
 from backupd.app.runtime.other_process import OtherProcess
+from backupd.binlog.acknowledgement import OFF
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
@@ -262,6 +263,19 @@ class StreamWatch(ProcessWatch):
             work()
         except Exception as error:  # noqa: BLE001  raised by the caller once every stream was looked at
             troubles.append(error)
+
+
+def acknowledged(settings: Settings) -> list[str]:
+    """Servers whose commits wait for the stream."""
+    found = [settings.server(name) for name in settings.servers]
+    return [
+        server.name
+        for server in found
+        if server.usable
+        and streams(server.policy)
+        and server.policy.binlog is not None
+        and server.policy.binlog.acknowledge != OFF
+    ]
 
 
 def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:

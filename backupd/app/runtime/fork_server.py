@@ -25,7 +25,7 @@ from backupd.process.forking import GO, LARGEST, READY, TITLE_ROOM
 
 ANSWER = 5.0
 """Seconds that it may take to fork."""
-IMPORTING = 10.0
+IMPORTING = 60.0
 """Seconds that a fork server may take to begin until processes are started without it."""
 PAUSE = 60.0
 """Seconds without a fork server after one that ended unasked, or did not answer."""

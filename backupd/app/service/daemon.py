@@ -22,7 +22,7 @@ from pathlib import Path
 from backupd.app.alerting.service import AlertWatch, forget_old_alerts
 from backupd.app.backups.physical import forget_old
 from backupd.app.backups.rotation_hooks import AbsenceWatch
-from backupd.app.binlogs.stream_supervisor import StreamWatch
+from backupd.app.binlogs.stream_supervisor import StreamWatch, acknowledged
 from backupd.app.context.access import audit, service_actor
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, load_settings
@@ -401,6 +401,14 @@ class Daemon:
     def _end(self, worker: Worker, watches: Sequence[Watch]) -> int:
         worker.hold(True)
         self._notifier.stopping("waiting for running jobs")
+        if self._asked.ends_streams and (servers := acknowledged(self._wiring.settings)):
+            say(
+                "streams-end",
+                f"the streams of {', '.join(servers)} end with the service: commits there wait once for the server's "
+                "timeout (10 s where nothing else is set), or for nothing, and are not acknowledged until a service "
+                "runs again; after SIGTERM (systemctl restart) they go on",
+                level=logging.WARNING,
+            )
         say("daemon-stopping", f"{worker.running()} jobs are running")
         deadline = time.monotonic() + self._manner.grace
         while worker.running() and self._asked.stops < 2 and time.monotonic() < deadline:

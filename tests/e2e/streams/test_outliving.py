@@ -7,9 +7,12 @@ import os
 import re
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -17,6 +20,7 @@ from backupd.catalog.session import Catalog
 from tests.e2e.streams.test_streaming import STREAMED, archived, is_the_servers, state, stream_pid, wait_for, write
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.service import alive, catalog_of, descendants, end_streams, parent, serving, until
+from tests.support.servers.server import query
 
 
 @pytest.fixture
@@ -182,3 +186,83 @@ def test_a_stream_that_is_alone_ends_when_a_service_with_another_spool_has_taken
         assert service.stop() == 0
     house.config.write_text(right)
     assert "another backupd service uses the catalog" in handover(house)
+
+
+class Growth(threading.Thread):
+    """Watches the spool while clients write. ``longest``: seconds in which nothing came."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__(daemon=True)
+        self._folder = house.base / "spool" / "binlogs" / SERVER / "branches"
+        self._house, self._over = house, threading.Event()
+        self._writers = [threading.Thread(target=self._write, args=(number,), daemon=True) for number in range(2)]
+        self.longest = 0.0
+
+    def __enter__(self) -> Self:
+        for thread in self._writers:
+            thread.start()
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        for thread in self._writers:
+            thread.join()
+        self.join()
+
+    def afresh(self) -> float:
+        """What was the longest until now; begin anew."""
+        found, self.longest = self.longest, 0.0
+        return found
+
+    def run(self) -> None:
+        size, at = self._size(), time.monotonic()
+        while not self._over.is_set():
+            time.sleep(0.01)
+            now = time.monotonic()
+            self.longest = max(self.longest, now - at)
+            if (found := self._size()) != size:
+                size, at = found, now
+
+    def _write(self, number: int) -> None:
+        with self._house.server.connect() as connection:
+            while not self._over.is_set():
+                query(connection, f"INSERT INTO logs.stream VALUES ('{number} {time.monotonic()}')")
+                time.sleep(0.005)
+
+    def _size(self) -> list[int]:
+        return sorted(path.stat().st_size for path in self._folder.rglob("binlog.*"))
+
+
+def test_under_load_a_killed_service_is_not_noticed_and_a_replacement_is_faster_than_a_timeout(
+    house: House, catalog: Catalog
+) -> None:
+    """Of semi-synchronous replication: 10 s by default."""
+    policy = house.base / "policies" / "gold.yaml"
+    with serving(house, outlived=True) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        with Growth(house) as growth:
+            time.sleep(3)
+            usual = growth.afresh()
+            service.kill()
+            time.sleep(3)
+            killed = growth.afresh()
+            with serving(house, outlived=True) as second:
+                assert stream_pid(catalog) == first
+                adopted = growth.afresh()
+                policy.write_text(STREAMED.replace("checkpoint: 1s", "checkpoint: 2s"))
+                second.reload()
+                stream_pid(catalog, besides=first)
+                time.sleep(2)
+                replaced = growth.afresh()
+                assert second.leave() == 0
+    print(f"nothing came for: {usual=:.2f} s, {killed=:.2f} s, {adopted=:.2f} s, {replaced=:.2f} s")
+    assert max(killed, adopted) < 2 + usual, "on a machine that is busy with other tests"
+    assert replaced < 10
+    with serving(house) as service:
+        wait_for(catalog, datetime.now(UTC))
+        assert service.stop() == 0
+    (branch,) = catalog.binlogs.branches(SERVER)
+    is_the_servers(house, archived(house, branch, house.base))
+    assert catalog.binlogs.gaps(SERVER) == ()
