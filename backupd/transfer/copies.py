@@ -331,8 +331,13 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
     if present is not None and (present.parts, present.index) != (header.parts, header.index):
         return present  # the same bytes, sealed another time
     if present != header:
-        for item in header.sealed:
-            _bring(relay, header.folder + item.name, item, clock())
+        there = segments.elsewhere(relay.target, header)
+        for item in sorted(header.sealed, key=lambda one: one.sha256 in there):  # see ``segments.put``
+            key_there, name = there.get(item.sha256), header.folder + item.name
+            if key_there is not None and segments.is_copied(relay.target, key_there, name, item):
+                relay.pass_over(item)
+            else:
+                _bring(relay, name, item, clock())
         relay.put(document)
     if gone := segments.absent(relay.target, header):
         raise objects.not_kept(

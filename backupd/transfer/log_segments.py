@@ -105,7 +105,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> SegmentHe
             return present
         remove(destination, header.segment.server, header.segment.key)
         present = None
-    there = _elsewhere(destination, header) if present is None or bad else {}
+    there = elsewhere(destination, header) if present is None or bad else {}
     # What is put is young, and shows a sweep that the folder is somebody's: parts that are only linked keep their age.
     for item in sorted(header.sealed, key=lambda one: one.sha256 in there):
         if present is None or header.folder + item.name in bad:
@@ -145,7 +145,7 @@ def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeade
     return found
 
 
-def _elsewhere(destination: Destination, header: SegmentHeader) -> dict[str, str]:
+def elsewhere(destination: Destination, header: SegmentHeader) -> dict[str, str]:
     """Where sealed parts of other segments of the same file are, by their SHA-256, if the destination copies."""
     segment = header.segment
     if segment.start or as_copying(destination) is None:
@@ -169,7 +169,7 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, ther
             return
     except ObjectMissingError:
         pass
-    if there is not None and _is_copied(destination, there, key, item):
+    if there is not None and is_copied(destination, there, key, item):
         return
     try:
         stream = sealed.open(item)
@@ -181,9 +181,9 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, ther
         raise _lost(destination, key, problem)
 
 
-def _is_copied(destination: Destination, source: str, key: str, item: StoredObject) -> bool:
-    """Does ``key`` hold the bytes of ``source`` now, as they were stored? They are read, or confirmed by a destination
-    that audits itself."""
+def is_copied(destination: Destination, source: str, key: str, item: StoredObject) -> bool:
+    """Does ``key`` hold the bytes of ``source`` now, which should be those of ``item``? They are read, or confirmed by
+    a destination that audits itself."""
     copying = as_copying(destination)
     try:
         return copying is not None and copying.duplicate(source, key) and not found_wrong(destination, key, item)

@@ -311,7 +311,12 @@ class Sealing:
         """Take over a part of a piece that was sealed into ``folder``; its sealed bytes as far as they are there."""
         name = layout.part_name(len(self._parts), piece=self._piece)
         with contextlib.suppress(FileNotFoundError):
-            (self._folder / name).hardlink_to(folder / part.stored.name)
+            try:
+                (self._folder / name).hardlink_to(folder / part.stored.name)
+            except FileNotFoundError:
+                raise
+            except OSError:  # a file system that knows no links, or allows no more
+                shutil.copyfile(folder / part.stored.name, self._folder / name)
         self._parts.append(replace(part, stored=replace(part.stored, name=name)))
 
     def finish(self, segment: Segment, target: Path) -> Sealed:

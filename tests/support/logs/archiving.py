@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from backupd.binlog import segment_sealer
 from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spool
 from backupd.transfer.records.encryption import Sealer
@@ -15,6 +16,7 @@ from tests.support.logs.archived import Books
 
 
 def main(spool: str, home: str, key: str, folder: str) -> None:
+    segment_sealer.SMALL_PART = 1  # parts of pieces are taken over, however small the logs of a test are
     destination = FilesystemDestination("disk", Path(folder))
     with Archiver(
         Spool(Path(spool)),

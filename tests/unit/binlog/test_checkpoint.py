@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from backupd.model.errors import DestinationFullError
 from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
-from tests.support.logs.archived import Clock, Faulty, House, QuickSealer
+from tests.support.logs.archived import Clock, Faulty, House, QuickSealer, plain_of
 from tests.support.logs.real_logs import RealLog, real_logs
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
@@ -324,3 +325,40 @@ def test_a_file_that_ended_and_is_written_to_again_goes_on(house: House) -> None
     house.settle()
     house.check("one", [log])
     house.check("two", [log])
+
+
+def test_a_full_disk_while_parts_are_taken_over_delays_and_loses_nothing(house: House) -> None:
+    log = real_logs()[0]
+    pieces = grown(house, log, ends=log.cuts[:3])
+    house.end(log)
+    sealer_of(house).refuse = OSError(errno.ENOSPC, "No space left on device")
+    done = house.step(60)
+    assert "No space left on device" in done.trouble[""]
+    assert len(house.keys("one")) == 3
+    sealer_of(house).refuse = None
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])
+    assert set(pieces.values()) < set(stored(house, "one").values())
+
+
+def test_two_installations_that_archive_the_same_file_disturb_each_other_in_nothing(
+    tmp_path: Path, house: House, clock: Clock
+) -> None:
+    log = real_logs()[0]
+    other = House(tmp_path / "other", list(house.destinations.values()), clock)
+    for end in log.cuts[:3]:
+        for one in (house, other):
+            one.grow(log, end)
+            one.step(60)
+    for one in (house, other):
+        one.end(log)
+    house.step(60)
+    other.step(60)
+    for one in (house, other):
+        one.settle()
+    assert house.keys("one") == house.keys("two") == [house.key(log)]
+    for name in ("one", "two"):
+        (header,) = log_segments.headers(house.destinations[name])
+        assert isinstance(header, SegmentHeader)
+        assert plain_of(house.destinations[name], header) == log.archived

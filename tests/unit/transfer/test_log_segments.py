@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import tracemalloc
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from backupd.model.manifest import PART_SIZE
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
 from backupd.transfer.collection import collect
+from backupd.transfer.copies import copy_segment
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.log_segments import PartsGoneError, drop_pieces, replaced_pieces
 from backupd.transfer.records import segment_documents
@@ -33,6 +35,7 @@ from backupd.transfer.records.segment_documents import (
     encode_segment,
     is_log_name,
 )
+from backupd.transfer.relay import Relay
 from backupd.transfer.scrub_and_repair import scrub_segments
 from storage import layout
 from storage.destination import Capability, Destination
@@ -450,7 +453,7 @@ def test_no_sweep_removes_pieces_since_it_cannot_know_whether_their_file_is_what
     assert present(place) == {whole, stranger, *pieces}
 
 
-BRANCH = branch_of("20261121T040000Z-0000000a")
+GROWN = branch_of("20261121T040000Z-0000000a")
 
 
 class Copying(Stepped):
@@ -473,7 +476,7 @@ def sealed(tmp_path: Path, world: World) -> Callable[[bool], Sealed]:
     log, sealer = real_logs()[0], QuickSealer()
     ends = (0, log.cuts[1], log.size)
     pieces = [
-        seal_log(tmp_path / f"{end}", sealer, BRANCH, 1, log.data, start=start, end=end, ending=Ending.OPEN)
+        seal_log(tmp_path / f"{end}", sealer, GROWN, 1, log.data, start=start, end=end, ending=Ending.OPEN)
         for start, end in pairwise(ends)
     ]
     for piece in pieces:
@@ -489,7 +492,7 @@ def sealed(tmp_path: Path, world: World) -> Callable[[bool], Sealed]:
                 Sealed.lighten(piece.folder)
             for part in piece.header.parts:
                 sealing.borrow(part, piece.folder)
-        whole = seal_log(tmp_path / "whole", sealer, BRANCH, 1, log.data).header.segment
+        whole = seal_log(tmp_path / "whole", sealer, GROWN, 1, log.data).header.segment
         return sealing.finish(whole, tmp_path / "together")
 
     return made
@@ -518,9 +521,9 @@ def sweeping(place: Stepped) -> str:
 
 def dropping(place: Stepped) -> str:
     """The pieces go at any moment, as by the retention of another process."""
-    for key in log_segments.of_file(place, BRANCH.server, BRANCH.id, 1):
+    for key in log_segments.of_file(place, GROWN.server, GROWN.id, 1):
         if key.end < real_logs()[0].size or key.start:
-            log_segments.remove(place, BRANCH.server, key)
+            log_segments.remove(place, GROWN.server, key)
     return "dropped"
 
 
@@ -545,3 +548,28 @@ def test_nothing_takes_parts_that_a_larger_segment_takes_over(
 
     assert explore(world, (storing(sealed(bytes_here), world), other), check) > 50
     assert outcomes == ({"stored", "to be sealed anew"} if other is dropping and not bytes_here else {"stored"})
+
+
+def test_a_copy_at_another_destination_takes_over_the_parts_of_its_pieces(
+    world: World, sealed: Callable[[bool], Sealed]
+) -> None:
+    target = MemoryDestination("target", clock=world.now)
+    pieces = log_segments.of_file(world.place, GROWN.server, GROWN.id, 1)
+    for key in pieces:
+        copy_segment(Relay([world.place], target, pauses=()), GROWN.server, key, clock=world.now)
+    whole = log_segments.put(world.place, sealed(True), now=world.now())
+    relay = Relay([world.place], target, pauses=())
+    assert copy_segment(relay, GROWN.server, whole.segment.key, clock=world.now) == whole
+    assert (relay.tally.present, relay.tally.things) == (len(whole.parts), len(whole.index))
+    assert log_segments.problems(target, whole) == {}
+
+
+def test_parts_are_taken_over_where_the_spool_knows_no_links(
+    tmp_path: Path, world: World, sealed: Callable[[bool], Sealed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: Path, _target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    made = sealed(True)
+    assert Sealed.load(made.folder) is not None
