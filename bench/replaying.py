@@ -2,8 +2,7 @@
 
 Part of ``make bench``. For each flavour: sysbench tables, a cold copy as the backup, then writes by eight clients; the
 logs of these are replayed onto fresh copies of the backup, each way once for each round, alternating. Both copies must
-end with the source's checksums. Times are of the whole replay, the scratch source's start included; the empty system of
-that source is kept from one replay to the next, as the service does.
+end with the source's checksums. Times are of the whole replay.
 """
 
 from __future__ import annotations

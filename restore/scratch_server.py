@@ -17,9 +17,9 @@ from pathlib import Path
 
 from backupd.engine.binlog.statements import effect
 from backupd.engine.binlog.walk import walk
+from backupd.engine.empty_system import empty_system, installer_of
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
 from backupd.engine.physical.datafiles import assert_local
-from backupd.engine.scratch_source import empty_system, installer_of
 from backupd.engine.server.definitions import read_definition, statements
 from backupd.engine.server.launch import LaunchedServer, Options, options_for_copy
 from backupd.engine.sql.client import Connection, Session

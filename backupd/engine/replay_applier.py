@@ -1,9 +1,8 @@
-"""The replication applier of a restored copy, pointed at a scratch source.
+"""The replication applier of a restored copy, on relay logs that are laid out for it.
 
-The served files end where the replay ends, so the applier needs no UNTIL for the stop: it runs, with all its workers,
-until it has applied all there is. Both threads are watched. A receiving thread that ended (1236: the files do not
-continue the copy) leaves the applying one waiting for ever; and a copy whose server id occurs in the events would skip
-those silently and reach the end all the same, which is why transactions are counted.
+They end where the replay ends, so the applier needs no UNTIL: it runs, with all its workers, until it has applied all
+there is. A copy whose server id occurs in the events would skip those silently and reach the end all the same, which is
+why transactions are counted.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from backupd.engine.binlog.walk import Walk
-from backupd.engine.scratch_source import HOST, USER, Leg, LogSource, filter_replication
+from backupd.engine.relay_logs import CHANNEL, Leg, RelayLog, filter_replication
 from backupd.engine.server.launch import LaunchedServer
 from backupd.engine.sql.client import Session
-from backupd.model.binlog import MariadbGtids, MysqlGtids, covers, same
+from backupd.model.binlog import FIRST_EVENT, MariadbGtids, MysqlGtids, covers, same
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
 from backupd.process.output import redact
 
-CHANNEL = "backupd"
-"""The replication connection that a replay uses: others of the copy are not touched."""
 OF_SOME_TABLES = (
     "restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose another "
     "target (backup:ID needs no replay)"
@@ -38,11 +36,10 @@ _PAUSES = (0.02, 0.15)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far the applier is. ``io`` and ``sql``: error number and text of the receiving and the applying thread.
-    ``running``: is the applying thread? ``idle``: it says that it waits for more. ``file``, ``pos``: applied."""
+    """How far the applier is. ``error``: its number and text. ``running``: does it? ``idle``: it says that it waits for
+    more. ``file``, ``pos``: applied, in the archived files."""
 
-    io: tuple[int, str]
-    sql: tuple[int, str]
+    error: tuple[int, str]
     running: bool
     idle: bool
     file: str
@@ -76,9 +73,6 @@ _HINTS: Mapping[int, str] = {
     1062: "the copy already has a row that the binary logs insert: the replay began too early, or rows were written "
     "without logging them; try an older backup",
     1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
-    1236: "the binary logs do not continue at the position of the copy; nothing after it can be replayed",
-    2003: "the scratch source ended: check memory and disk space, then restore again",
-    13114: "the binary logs do not continue at the position of the copy; nothing after it can be replayed",
 }
 
 
@@ -93,13 +87,14 @@ def hint_of_statement(text: str) -> str:
     return _UNTOLD if _ENGINE_SAYS in text else ""
 
 
-def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:
+def _fail(now: Standing, *, narrowed: bool) -> NoReturn:
+    code, text = now.error
     hint = _HINTS.get(code, f"the error text is the server's; {other_way(narrowed=narrowed)}")
-    if narrowed and thread == "apply" and code != _XAER_NOTA:
+    if narrowed and code != _XAER_NOTA:
         known = f"{_HINTS[code]}; or " if code in _OF_HISTORY else ""
         hint = f"{known}it needs tables that this replay leaves out: {OF_SOME_TABLES}"
     raise ServerError(
-        f"replay stopped at {now.file}:{now.pos}: the server cannot {thread} the binary logs (error {code})",
+        f"replay stopped at {now.file}:{now.pos}: the server cannot apply the binary logs (error {code})",
         detail=f"{redact(text)}\nthe copy is at {now.file}:{now.pos} {now.gtids}".rstrip(),
         hint=hint_of_statement(text) or hint,
     )
@@ -120,7 +115,7 @@ class _Words:
     """The statements of a server, which MySQL renamed over the years (8.0.23, 8.0.26, 8.2). ``named`` and ``channel``:
     how a statement says which replication connection it means; ``listed`` and ``name``: the statement that lists all of
     them, and its column with their names; ``workers``: the variable with their number, and ``serial``: its value for
-    one transaction after the other; ``gtid``: the option to ask by GTID."""
+    one transaction after the other."""
 
     source: str
     replica: str
@@ -131,7 +126,6 @@ class _Words:
     name: str
     workers: str
     serial: int
-    gtid: str
 
     @classmethod
     def of(cls, info: ServerInfo) -> _Words:
@@ -147,7 +141,6 @@ class _Words:
                 name="Connection_name",
                 workers="slave_parallel_threads",
                 serial=0,
-                gtid=", MASTER_USE_GTID=slave_pos",
             )
         source = "SOURCE" if version >= Version(8, 0, 23) else "MASTER"
         replica = "REPLICA" if version >= Version(8, 0, 26) else "SLAVE"
@@ -161,7 +154,6 @@ class _Words:
             name="Channel_Name",
             workers=f"{replica.lower()}_parallel_workers",
             serial=1,
-            gtid=f", {source}_AUTO_POSITION=1",
         )
 
     def forget(self, session: Session) -> None:
@@ -173,28 +165,27 @@ class _Words:
 
 
 class Applier(ABC):
-    """One replay by the copy's own replication: of ``leg``, which ``source`` serves, onto ``server``; ``session``: an
-    open one to it."""
+    """One replay by the copy's own replication: of ``leg``, whose files are the relay ``logs``, onto ``server``;
+    ``session``: an open one to it."""
 
-    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, leg: Leg) -> None:
-        self._server, self._session, self._source, self._leg = server, session, source, leg
+    def __init__(self, server: LaunchedServer, session: Session, logs: Sequence[RelayLog], leg: Leg) -> None:
+        self._server, self._session, self._logs, self._leg = server, session, logs, leg
         self._words = _Words.of(leg.info)
         self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._words.workers}")))
 
     def prepare(self) -> None:
-        """Leave out what is excluded, point the connection ``backupd`` at the source, with the filter of the tables.
-        Raises ServerError, RefusedError."""
+        """Leave out what is excluded, give the connection ``backupd`` the relay logs, with the filter of the tables. It
+        never connects. Raises ServerError, RefusedError."""
         words, word = self._words, self._words.source
         workers = words.serial if self._is_serial else self._given
         self._session.execute(f"SET GLOBAL {words.workers} = %s", workers)
         self._session.execute(
-            f"{words.change}{words.named} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s, "
-            f"{word}_SSL=0{self._options()}{words.channel}",
-            HOST,
-            self._source.port,
-            USER,
-            self._source.password,
+            f"{words.change}{words.named} TO {word}_HOST='127.0.0.1', {word}_PORT=1, {word}_USER='nobody', "
+            f"RELAY_LOG_FILE=%s, RELAY_LOG_POS={FIRST_EVENT}{self._options()}{words.channel}",
+            self._logs[0].name,
         )
+        # The statement above has turned it off: files that are applied would stay.
+        self._session.execute("SET GLOBAL relay_log_purge = ON")
         # On MariaDB that of an earlier replay is kept by name.
         filter_replication(self._session, self._leg.info, CHANNEL, self._leg.tables)
 
@@ -222,16 +213,16 @@ class Applier(ABC):
 
     @abstractmethod
     def _options(self) -> str:
-        """What the statement that points at the source says of the beginning."""
+        """What the statement that names the relay logs says besides."""
 
     @abstractmethod
     def _busy(self) -> int:
         """How many of the applier's threads are at work."""
 
-    def _run(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None], until: str = "") -> Standing:
+    def _run(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None]) -> Standing:
         """Start the applier, look until it is ``done``, stop it; gives the last look."""
         words = self._words
-        self._session.execute(f"START {words.replica}{words.named}{words.channel}{until}")
+        self._session.execute(f"START {words.replica}{words.named} SQL_THREAD{words.channel}")
         end = self._wait(done, moved)
         self._session.execute(f"STOP {words.replica}{words.named}{words.channel}")
         return end
@@ -247,9 +238,8 @@ class Applier(ABC):
                     "the replay was cancelled", hint="the copy is at a position between start and target"
                 )
             now = self._looked()
-            for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
-                if code:
-                    _fail(code, text, thread, now, narrowed=narrowed)
+            if now.error[0]:
+                _fail(now, narrowed=narrowed)
             if done(now):
                 return now
             if now != last:
@@ -273,18 +263,25 @@ class Applier(ABC):
             ) from error
 
     def _look(self) -> Standing:
-        source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
+        replica = self._words.replica.capitalize()
         status = self._status()
+        file, pos = self._origin(str(status["Relay_Log_File"]), int(str(status["Relay_Log_Pos"])))
         waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
         return Standing(
-            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
-            sql=self._error(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
+            error=self._error(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
             running=status[f"{replica}_SQL_Running"] != "No",
             idle=waits and not self._busy(),
-            file=str(status[f"Relay_{source}_Log_File"]),
-            pos=int(str(status[f"Exec_{source}_Log_Pos"])),
+            file=file,
+            pos=pos,
             gtids=self.executed(),
         )
+
+    def _origin(self, name: str, pos: int) -> tuple[str, int]:
+        """Which byte of which archived file that place in a relay log is. The server's own, behind them, is empty."""
+        log = next((log for log in self._logs if log.name == Path(name).name), None)
+        if log is None:
+            return self._logs[-1].source.name, self._leg.sizes[-1][1]
+        return log.source.name, log.origin_of(pos)
 
     def _status(self) -> dict[str, object]:
         words = self._words
@@ -302,30 +299,22 @@ _NAMED = 5
 
 
 class MariadbApplier(Applier):
-    """MariaDB: by GTID always, because its events always have one. Excluded transactions: the replay goes on until just
-    before one (``UNTIL master_gtid_pos``, the state at that position), the position in its domain is set behind it, and
-    on it goes."""
+    """MariaDB, whose events always have a GTID. Excluded transactions are not in the relay logs; afterwards the
+    position is set behind them."""
 
     _applied = 0
 
     def apply(self, moved: Callable[[Standing], None]) -> None:
-        """In one run, or in one run up to each excluded transaction and another one behind it."""
+        """In one run."""
         found = self._leg.found
-        for gtid in sorted(self._leg.exclude, key=list(found.before).index):
-            before = found.before[gtid]
-            if not self._is_at(before):
-                self._counted(lambda now: not now.running, moved, f" UNTIL master_gtid_pos='{before}'")
-            if not self._is_at(before):
-                raise ServerError(
-                    f"the replay did not stop before {gtid}",
-                    detail=f"the copy is at {mariadb_position(self._session)}, not {before}",
-                )
+        before = self._count()
+        if not self._is_at(found.reached):
+            self._run(lambda now: self._is_at(found.reached, MariadbGtids.parse(now.gtids)), moved)
+        self._applied = self._count() - before
+        if self._is_at(found.reached) and not self._is_at(found.end):
             self._session.execute(
-                "SET GLOBAL gtid_slave_pos = %s", str(mariadb_position(self._session).plus(MariadbGtids.parse(gtid)))
+                "SET GLOBAL gtid_slave_pos = %s", str(mariadb_position(self._session).plus(found.end))
             )
-        if not self._is_at(found.end):
-            # No UNTIL: the files end here.
-            self._counted(lambda now: self._is_at(found.end, MariadbGtids.parse(now.gtids)), moved)
 
     def applied(self) -> int:
         """Event groups, by the connection's own counters."""
@@ -339,12 +328,9 @@ class MariadbApplier(Applier):
         return len(self._leg.found.domains) > 1 or self._leg.found.by_statement
 
     def _options(self) -> str:
-        return self._words.gtid
-
-    def _counted(self, done: Callable[[Standing], bool], moved: Callable[[Standing], None], until: str = "") -> None:
-        before = self._count()
-        self._run(done, moved, until)
-        self._applied += self._count() - before
+        # Without the name of a log of the source, 10.11 crashes at the first event.
+        first = self._logs[0].source.name
+        return f", MASTER_USE_GTID=no, MASTER_LOG_FILE='{first}', MASTER_LOG_POS={FIRST_EVENT}"
 
     def _count(self) -> int:
         status = self._status()
@@ -445,12 +431,7 @@ class MysqlApplier(Applier):
         return self._leg.found.by_statement or self._leg.info.version < _SIDE_BY_SIDE
 
     def _options(self) -> str:
-        word, start = self._words.source, self._leg.start
-        key = f", GET_{word}_PUBLIC_KEY=1" if self._leg.info.version >= Version(8, 0, 4) else ""
-        if self._by_gtid:
-            return key + self._words.gtid
-        at = start.pos - self._source.closed
-        return f"{key}, {word}_AUTO_POSITION=0, {word}_LOG_FILE='{start.file}', {word}_LOG_POS={at}"
+        return ""
 
     def _done(self, now: Standing) -> bool:
         sizes = self._leg.sizes
@@ -462,10 +443,8 @@ class MysqlApplier(Applier):
 
     def _refuse_hole(self) -> None:
         """What the first file says was executed before it must be on the copy."""
-        with self._source.server.connection.connect() as source:
-            before = str(source.scalar("SELECT @@GLOBAL.gtid_purged") or "")
         have = mysql_executed(self._session)
-        lacking = MysqlGtids.parse(before).minus(have)
+        lacking = self._leg.found.known.minus(have)
         if not lacking.is_empty:
             raise RefusedError(
                 f"the logs begin after {lacking}, which the copy has not executed",
@@ -545,10 +524,10 @@ def executed_by(session: Session, info: ServerInfo) -> str:
     return str(mariadb_position(session) if info.flavour is Flavour.MARIADB else mysql_executed(session))
 
 
-def applier_for(server: LaunchedServer, session: Session, source: LogSource, leg: Leg) -> Applier:
+def applier_for(server: LaunchedServer, session: Session, logs: Sequence[RelayLog], leg: Leg) -> Applier:
     """The applier of such a server, for the copy ``server`` with the open ``session``. Raises ServerError."""
     applier = MariadbApplier if leg.mariadb else MysqlApplier
-    return applier(server, session, source, leg)
+    return applier(server, session, logs, leg)
 
 
 def set_start(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backupd.engine.binlog_program import binlog_program
+from backupd.engine.relay_logs import Leg, copy_log, lay_out
 from backupd.engine.replay_applier import (
     exclude_mysql,
     executed_by,
@@ -24,7 +25,6 @@ from backupd.engine.replay_applier import (
     mysql_executed,
     set_mariadb_position,
 )
-from backupd.engine.scratch_source import Leg, copy_log, lay_out
 from backupd.engine.server.launch import LaunchedServer, give
 from backupd.engine.server.sandbox import confine, is_available
 from backupd.engine.sql.client import Session

@@ -540,7 +540,7 @@ class ReplayLeg(Document):
 
 class ReplayMethod(StrEnum):
     APPLIER = "applier"
-    """A private source serves the files, and the restored server's own replication applies them."""
+    """The restored server's own replication applies the files, which are its relay logs."""
     PIPE = "pipe"
     """One mysqlbinlog, piped into a client."""
 

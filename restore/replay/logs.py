@@ -40,9 +40,8 @@ from storage.destination import Destination
 
 T = TypeVar("T")
 
-COPIES = 3
-"""How many copies of the logs are on the disk while they are replayed: fetched, served, and as relay logs of the
-copy."""
+COPIES = 2
+"""How many copies of the logs are on the disk while they are replayed: fetched, and as relay logs of the copy."""
 _NO_HOLE = 2 * PART_SIZE
 """A replay that begins before reads its first file from the first byte: no part can be left out."""
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from backupd.engine.binlog.scan import Conflict, Conflicts, scan
 from backupd.engine.physical.datafiles import assert_local, astray, relink
+from backupd.engine.relay_logs import RELAY_LOGS, Leg
 from backupd.engine.replay_applier import NO_FOLDER_ELSEWHERE
-from backupd.engine.scratch_source import Leg
 from backupd.engine.server.launch import LaunchedServer, Options, ServerConfig, zone_of
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction, plus
@@ -43,17 +43,13 @@ from restore.replay.replay import Replayed, replay
 MOST_WORKERS = 16
 _LEAST_WORKERS = 4
 """More than two processors have: workers wait for each other and for the disk, too."""
-_MOST_THREADS = 8
-"""Of a copy whose replay has no number of workers."""
 _NAMED = 20
-_RELAY_SPACE = 1024 * 1024 * 1024
 
 _ALWAYS: Options = {
     # Lost work is done again from the backup; only a clean stop makes the copy a restored server.
     "innodb_flush_log_at_trx_commit": "0",
     "sync_relay_log": "0",
-    "relay_log": "backupd-relay",
-    "relay_log_space_limit": str(_RELAY_SPACE),
+    "relay_log": RELAY_LOGS,
     "loose_slave_max_allowed_packet": "1073741824",
     "loose_replica_max_allowed_packet": "1073741824",
     "loose_slave_exec_mode": "STRICT",
@@ -236,13 +232,9 @@ def _number(file: str) -> int:
 
 def _replay_options(info: ServerInfo, workers: int) -> Options:
     """Options of a copy that logs can be replayed onto, in parallel by ``workers`` (0: as this machine can)."""
-    cores = os.cpu_count() or 1
+    number = str(replay_workers(workers))
     if info.flavour is Flavour.MARIADB:
-        # It runs transactions side by side that may turn out to be in each other's way: with few cores that costs more
-        # than it gains (2 cores, 30,000 transactions: 3.6 s with one worker, 5.0 with two, 5.9 with four).
-        number = str(workers or min(_MOST_THREADS, max(1, cores // 2)))
         return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number}
-    number = str(workers or min(_MOST_THREADS, cores))
     ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
     return {
         **_ALWAYS,

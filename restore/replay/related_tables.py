@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from backupd.engine.binlog import statements as statementnames
 from backupd.engine.binlog.changes import is_cut
 from backupd.engine.binlog.statements import effect
-from backupd.engine.scratch_source import mistakable
+from backupd.engine.relay_logs import mistakable
 from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.model.binlog import STATEMENT_SIZE, Change, ChangeKind, Transaction
 from backupd.model.table import TableName, quote_name

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from backupd.engine import event_states
 from backupd.engine.binlog.walk import Walk, walk
+from backupd.engine.relay_logs import Leg, lay_relay_logs
 from backupd.engine.replay_applier import (
     OF_SOME_TABLES,
     Standing,
@@ -26,7 +27,6 @@ from backupd.engine.replay_applier import (
     set_start,
 )
 from backupd.engine.replay_pipe import replay_through_pipe
-from backupd.engine.scratch_source import Leg, log_source, refuse_other_end
 from backupd.engine.server.launch import LaunchedServer, Zone, global_zone
 from backupd.engine.server.probe import prepared_xa
 from backupd.engine.sql.client import Session
@@ -107,22 +107,35 @@ def replay(server: LaunchedServer, leg: Leg) -> Replayed:
 
 def _apply(server: LaunchedServer, session: Session, leg: Leg) -> tuple[str, int]:
     refuse_repeated(leg.found, narrowed=bool(leg.tables))
-    with log_source(server, leg) as source:
-        if leg.stop.gtids:
-            refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
-        sizes, whole = leg.sizes, leg.found.bytes
-        total = sum(size for _name, size in sizes)
+    _refuse_other_end(leg)
+    sizes, whole = leg.sizes, leg.found.bytes
+    total = sum(size for _name, size in sizes)
 
-        def moved(now: Standing) -> None:
-            done = place(now.file, now.pos, sizes) - (total - whole)
-            leg.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
+    def moved(now: Standing) -> None:
+        done = place(now.file, now.pos, sizes) - (total - whole)
+        leg.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
 
-        applier = applier_for(server, session, source, leg)
-        applier.prepare()
-        applier.apply(moved)
-        executed, counted = applier.executed(), applier.applied()
-        applier.close()
+    applier = applier_for(server, session, lay_relay_logs(server, leg), leg)
+    applier.prepare()
+    applier.apply(moved)
+    executed, counted = applier.executed(), applier.applied()
+    applier.close()
     return executed, counted
+
+
+def _refuse_other_end(leg: Leg) -> None:
+    """Raises RefusedError when the files of a MySQL server do not end where the stop's GTIDs are executed. Those of one
+    that was made from a backup do not record all that is in its data."""
+    last, gtids = str(leg.found.executed), leg.stop.gtids
+    if leg.mariadb or not gtids:
+        return  # MariaDB's are compared whatever the way of the replay is
+    everything = plus(leg.start.gtid, last, mariadb=False)
+    if not (covers(gtids, last, mariadb=False) and covers(everything, gtids, mariadb=False)):
+        raise RefusedError(
+            "the logs do not end at the stop position of the replay",
+            detail=f"they end at {last or 'no GTID'}, the stop is at {gtids}",
+            hint="fetch the logs again; `backupd timeline` lists the recoverable moments",
+        )
 
 
 def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[Path, ...]:

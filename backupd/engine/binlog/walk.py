@@ -21,7 +21,7 @@ from pathlib import Path
 from backupd.engine.binlog import events
 from backupd.engine.binlog.hole import hole_of
 from backupd.engine.binlog.statements import NO_ROWS, Routine, routine_of
-from backupd.model.binlog import FIRST_EVENT, MariadbGtids
+from backupd.model.binlog import FIRST_EVENT, MariadbGtids, MysqlGtids
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.server_facts import Position
 
@@ -66,6 +66,8 @@ _OF_FILES = (events.GTID_LIST, events.PREVIOUS_GTIDS, events.START_ENCRYPTION, e
 _LOOKED_AT = frozenset({*_BEGINNINGS, *_ENDINGS, *_QUERIES, *_OF_FILES, events.EXECUTE_LOAD})
 _STANDALONE, _XA_PREPARED, _XA_COMPLETED = 0x1, 0x40, 0x80
 _HEADER = events.HEADER
+_KIND_AND_LENGTH = struct.Struct("<4xB4xI")
+"""Of a header, what the walk needs of the many events that it passes over."""
 _FIXED_PART = 13
 """Bytes of a Query event's body before its status variables."""
 _BLOCK = 1024 * 1024
@@ -93,7 +95,11 @@ class Walk:
     last one did, in seconds, 0 for none. ``by_statement``: do statements change data, instead of rows?
     ``works``: is there anything to execute at all? ``server_ids``: of all events. ``routines``: where routines,
     scheduled events and the like are defined or dropped (path and place of the event).
-    MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
+    MySQL only: ``executed``: all that is executed at the end, by the logs' own lists and GTIDs; ``known``: what was at
+    the beginning of the first file.
+    MariaDB only: ``reached``: the last transaction of each domain that is to be applied; ``cuts``: transactions that
+    are not, because they were executed before the start or nobody wants them (path, and from which byte to which);
+    ``repeated``: how many more there are that were executed before the start; ``domains`` of the
     transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
     of the event); ``twice``: GTIDs that occur more than once, so that they tell no position; ``first`` is the state at
     the beginning of the first file, ``start`` at the start, ``end`` at the end; ``before`` the state just before each
@@ -120,6 +126,10 @@ class Walk:
     start: MariadbGtids = field(default_factory=MariadbGtids)
     end: MariadbGtids = field(default_factory=MariadbGtids)
     before: dict[str, MariadbGtids] = field(default_factory=dict)
+    reached: MariadbGtids = field(default_factory=MariadbGtids)
+    cuts: list[tuple[Path, int, int]] = field(default_factory=list)
+    known: MysqlGtids = field(default_factory=MysqlGtids)
+    executed: MysqlGtids = field(default_factory=MysqlGtids)
 
     @property
     def is_marked(self) -> bool:
@@ -156,6 +166,11 @@ class _Walker:
         self._skipping = self._open = self._grouped = False
         self._own_id = 0
         self._checksum = 0
+        self._reached: dict[int, tuple[int, int]] = {}
+        self._cut_from = 0
+        """Where the transaction begins that is passed over, 0 for none."""
+        self._executed = events.MysqlState("")
+        self._uuids: dict[bytes, str] = {}
 
     def run(self) -> Walk:
         found = self._found
@@ -176,6 +191,7 @@ class _Walker:
                     self._reach(path, at)
                 self._take(path, at, kind, when, server_id, event)
             size = path.stat().st_size
+            self._end_cut(path, size)
             if number == 0 and self._by_position and not self._started:
                 self._reach(path, size)
             found.bytes += size - (self._start.pos if number == 0 and self._by_position else 0)
@@ -185,6 +201,8 @@ class _Walker:
                 hint="the stop position of a replay must be between two transactions",
             )
         found.end = MariadbGtids(dict(self._state))
+        found.reached = MariadbGtids(dict(self._reached))
+        found.executed = MysqlGtids.parse(str(self._executed))
         missing = {domain: gtid for domain, gtid in self._pending.items() if domain in self._state}
         if missing:
             raise RefusedError(
@@ -262,12 +280,14 @@ class _Walker:
         if self._started:
             found.server_ids.add(server_id)
             found.works |= kind in _ENDINGS or kind in _QUERIES
+        if self._cut_from and (kind in _BEGINNINGS or kind in _OF_FILES):
+            self._end_cut(path, at)
         if kind in _BEGINNINGS:
             if self._open:
                 raise DamagedError("a transaction begins inside another", [f"{path}:{at}"])
             self._open, self._grouped = True, False
-            if kind == events.MARIADB_GTID:
-                self._mariadb_gtid(server_id, event.body())
+            if kind != events.ANONYMOUS_GTID:
+                self._gtid(kind, server_id, at, event.body())
             if self._counts:
                 found.transactions += 1
                 found.last_at = when
@@ -285,12 +305,45 @@ class _Walker:
         elif kind == events.START_ENCRYPTION:
             # Else nothing behind it could be read: the server sends events in clear, and this one along with them.
             found.marks.append((path, at))
+        elif kind == events.PREVIOUS_GTIDS:
+            self._previous_gtids(path, at, event.body(event.size))
 
     @property
     def _counts(self) -> bool:
         return self._started and not self._skipping
 
-    def _mariadb_gtid(self, server_id: int, body: bytes) -> None:
+    def _end_cut(self, path: Path, at: int) -> None:
+        if self._cut_from:
+            self._found.cuts.append((path, self._cut_from, at))
+            self._cut_from = 0
+
+    def _previous_gtids(self, path: Path, at: int, body: bytes) -> None:
+        """What purged files and ``gtid_purged`` add comes in no other way."""
+        try:
+            listed = events.read_previous_gtids((0, 0, 0, 0, 0, body, 0, len(body) - self._checksum))
+        except (ValueError, IndexError, struct.error) as error:
+            raise DamagedError("a binary log has an invalid list of GTIDs", [f"{path}:{at}"]) from error
+        if path == self._files[0]:
+            self._found.known = listed
+        self._executed.start(str(MysqlGtids.parse(str(self._executed)).plus(listed)))
+
+    def _gtid(self, kind: int, server_id: int, at: int, body: bytes) -> None:
+        if kind == events.MARIADB_GTID:
+            self._mariadb_gtid(server_id, at, body)
+            return
+        event = (kind, 0, 0, at, 0, body, 0, len(body) - self._checksum)
+        tagged = kind == events.TAGGED_GTID
+        try:
+            gtid = (
+                events.read_tagged_gtid(event)
+                if tagged
+                else events.read_mysql_gtid(event, self._uuids, anonymous=False)
+            )
+        except (ValueError, IndexError, struct.error) as error:
+            raise DamagedError("a binary log has an invalid GTID", [f"byte {at}"]) from error
+        self._executed.add(gtid.source, 0, gtid.number)
+
+    def _mariadb_gtid(self, server_id: int, at: int, body: bytes) -> None:
         sequence, domain, flags = struct.unpack_from("<QIB", body)
         gtid = (server_id, sequence)
         name = f"{domain}-{server_id}-{sequence}"
@@ -299,6 +352,10 @@ class _Walker:
         self._state[domain] = gtid
         self._grouped = not flags & _STANDALONE
         self._skipping = domain in self._pending
+        if self._started and (self._skipping or name in self._wanted):
+            self._cut_from = at
+        elif self._started:
+            self._reached[domain] = gtid
         if self._pending.get(domain) == gtid:
             del self._pending[domain]
         met = events.add_to_runs(self._seen[domain, server_id], sequence)
@@ -352,24 +409,30 @@ def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
     """Place, type, seconds, server id and the rest of each event that matters, from byte ``at`` on. Rows and the like
     have the server id of their transaction."""
     size = path.stat().st_size
-    base, block = at, memoryview(b"")
-    unpack = _HEADER.unpack_from
+    kind_and_length, looked_at = _KIND_AND_LENGTH.unpack_from, _LOOKED_AT
     with path.open("rb") as stream:
         while at < size:
-            if at + _HEADER.size > base + len(block):
-                stream.seek(at)
-                base, block = at, memoryview(stream.read(_BLOCK))
-            left = len(block) - (at - base)
-            when, kind, server_id, length, _end, _flags = (
-                unpack(block, at - base) if left >= _HEADER.size else (0, 0, 0, 0, 0, 0)
-            )
-            if length < _HEADER.size or at + length > size:
-                raise DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
-            if kind in _LOOKED_AT:
-                begin = at - base
-                event = _Event(path, at, length, block[begin + _HEADER.size : begin + length])
-                yield at, kind, when, server_id, event
-            at += length
+            stream.seek(at)
+            block = memoryview(stream.read(_BLOCK))
+            base, here, last = at, 0, len(block) - _HEADER.size
+            while here <= last:
+                at = base + here
+                kind, length = kind_and_length(block, here)
+                following = here + length
+                if length < _HEADER.size or (following > last and base + following > size):
+                    raise _cut_short(path, at)
+                if kind in looked_at:
+                    when, _kind, server_id, *_ = _HEADER.unpack_from(block, here)
+                    event = _Event(path, at, length, block[here + _HEADER.size : following])
+                    yield at, kind, when, server_id, event
+                here = following
+            if last < 0:
+                raise _cut_short(path, at)
+            at = base + here
+
+
+def _cut_short(path: Path, at: int) -> DamagedError:
+    return DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
 
 
 def statement_at(body: bytes) -> int:

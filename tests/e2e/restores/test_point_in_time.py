@@ -271,7 +271,7 @@ def test_a_replay_that_was_killed_begins_again_from_the_backup_and_ends_right(st
     def in_the_replay() -> bool:
         try:
             return json.loads(staging.read_text())["stage"] == "replaying" and any(
-                (staging.parent / "replay").glob("*/data/*")
+                (staging.parent / "data").glob("backupd-relay-*")
             )
         except (OSError, ValueError):
             return False

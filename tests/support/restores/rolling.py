@@ -21,7 +21,7 @@ from pymysql.cursors import DictCursor
 
 from backupd.engine.binlog.hole import begin_behind_hole
 from backupd.engine.binlog.scan import scan
-from backupd.engine.scratch_source import Leg
+from backupd.engine.relay_logs import Leg
 from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection

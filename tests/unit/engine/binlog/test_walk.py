@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.binlog.walk import Walk, walk
+from backupd.engine.relay_logs import Leg
 from backupd.engine.replay_applier import refuse_repeated
 from backupd.engine.replay_pipe import refuse_inexact
-from backupd.engine.scratch_source import Leg
 from backupd.model.binlog import ReplayMethod, Stop, plus
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.scratch_source import initialise
+from backupd.engine.empty_system import initialise
 from backupd.engine.server.launch import (
     LaunchedServer,
     ServerConfig,

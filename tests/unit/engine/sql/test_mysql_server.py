@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.scratch_source import initialise
+from backupd.engine.empty_system import initialise
 from backupd.engine.server.accounts import needs, read_grants
 from backupd.engine.server.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
 from backupd.engine.server.probe import examine, probe

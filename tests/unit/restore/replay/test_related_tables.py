@@ -11,7 +11,7 @@ import pytest
 
 from backupd.engine.binlog.changes import Changes
 from backupd.engine.binlog.statements import effect, masked
-from backupd.engine.scratch_source import patterns, skipped_statement
+from backupd.engine.relay_logs import patterns, skipped_statement
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
 from restore.replay.related_tables import Relatives, relatives

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 
 from backupd.engine import replay_applier
-from backupd.engine.scratch_source import LogSource, log_source
+from backupd.engine.relay_logs import CHANNEL, RELAY_LOGS, RelayLog, lay_relay_logs
 from backupd.engine.server.sandbox import is_available
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
@@ -75,37 +72,53 @@ def test_a_row_that_the_copy_lacks_ends_the_replay_with_its_place(kind: Kind, qu
 
 
 @pytest.fixture
-def changed_source(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have the scratch source changed before the copy is pointed at it."""
+def changed_logs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have the relay logs changed before the copy is told of them."""
 
     def use(change: Any) -> None:
-        @contextlib.contextmanager
-        def wrapped(*args: Any, **options: Any) -> Iterator[LogSource]:
-            with log_source(*args, **options) as source:
-                yield change(source)
+        def wrapped(server: Any, leg: Any) -> tuple[RelayLog, ...]:
+            laid = lay_relay_logs(server, leg)
+            change([server.config.datadir / log.name for log in laid])
+            return laid
 
-        monkeypatch.setattr(replaying, "log_source", wrapped)
+        monkeypatch.setattr(replaying, "lay_relay_logs", wrapped)
 
     return use
 
 
-def _purged(source: LogSource) -> LogSource:
-    with source.server.connection.connect() as session:
-        session.execute("PURGE BINARY LOGS TO %s", session.query("SHOW BINARY LOGS")[1][0])
-    return source
+def _without_checksum(logs: list[Path]) -> None:
+    """One bit of the last event but one is another."""
+    data = bytearray(logs[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    logs[0].write_bytes(data)
 
 
 @BOTH
-def test_a_source_that_is_gone_or_lacks_a_file_is_fatal_at_once(
-    kind: Kind, quiet: Quiet, short_tmp: Path, changed_source: Any
+def test_a_relay_log_that_is_gone_or_damaged_is_fatal_and_no_copy_is_taken_for_complete(
+    kind: Kind, quiet: Quiet, short_tmp: Path, changed_logs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replay_applier, "QUIET_SECONDS", 0.5)
+    for number, change in enumerate((lambda logs: logs[1].unlink(), _without_checksum)):
+        with quiet.running(short_tmp / f"{number}") as (server, info):
+            changed_logs(change)
+            with pytest.raises(BackupdError, match=r"cannot apply|did not reach|before the end|refused a statement"):
+                roll(server, info, quiet.logs)
+
+
+@BOTH
+def test_links_in_the_place_of_relay_logs_are_not_followed(kind: Kind, quiet: Quiet, short_tmp: Path) -> None:
+    theirs = short_tmp / "theirs"
+    theirs.write_text("of somebody else")
+    mode = theirs.stat()
     with quiet.running(short_tmp) as (server, info):
-        changed_source(lambda source: replace(source, port=1))
-        with pytest.raises(ServerError, match=r"cannot receive .* .error 2003"):
-            roll(server, info, quiet.logs)
-        changed_source(_purged)
-        with pytest.raises(BackupdError, match=r"error (1236|13114)|logs begin after"):
-            roll(server, info, quiet.logs)
+        base = f"{RELAY_LOGS}-{CHANNEL}"
+        for name in (*(f"{base}.{path.suffix[1:]}" for path in quiet.logs.files), f"{base}.index"):
+            (server.config.datadir / name).symlink_to(theirs)
+        assert roll(server, info, quiet.logs).gtids == quiet.stop.gtids
+        with asking(server) as ask:
+            assert content(kind, ask) == quiet.content
+    assert theirs.read_text() == "of somebody else"
+    assert (theirs.stat().st_mode, theirs.stat().st_uid) == (mode.st_mode, mode.st_uid)
 
 
 @BOTH
@@ -179,7 +192,7 @@ def test_what_a_killed_replay_left_is_no_obstacle(quiet_mariadb: Quiet, short_tm
         assert child.stdout is not None
         assert child.stdout.readline()
         child.send_signal(signal.SIGKILL)
-    assert (short_tmp / "source").exists()
+    assert [path for path in (short_tmp / "copy").iterdir() if "relay" in path.name]
     with running_copy(MARIADB, quiet.source, short_tmp / "copy") as (server, info):
         with server.connection.connect() as session:
             stands = str(session.scalar("SELECT @@GLOBAL.gtid_slave_pos"))
@@ -190,28 +203,16 @@ def test_what_a_killed_replay_left_is_no_obstacle(quiet_mariadb: Quiet, short_tm
     assert not (short_tmp / "source").exists()
 
 
-def test_the_source_is_reached_by_the_copy_alone(quiet_mariadb: Quiet, short_tmp: Path, changed_source: Any) -> None:
-    if not is_available():
-        pytest.skip("bubblewrap cannot confine anything on this host")
-    seen: list[Any] = []
-
-    def note(source: LogSource) -> LogSource:
-        for pid in (source.server.pid, "self"):
-            seen.append((Path(f"/proc/{pid}/ns/net").readlink(), Path(f"/proc/{pid}/net/tcp").read_text()))
-        assert source.password not in (source.server.config.directory / "my.cnf").read_text()
-        assert not source.server.config.init_file.exists()
-        seen.append(source.port)
-        return source
-
-    changed_source(note)
+def test_the_copy_connects_nowhere_and_keeps_nothing_of_the_replay(
+    quiet_mariadb: Quiet, short_tmp: Path, changed_logs: Any
+) -> None:
+    owners: list[tuple[str, int]] = []
+    changed_logs(lambda logs: owners.extend((path.owner(), path.stat().st_mode & 0o777) for path in logs))
     with quiet_mariadb.running(short_tmp) as (server, info):
         roll(server, info, quiet_mariadb.logs)
-        (inside, listening), (outside, ours), port = seen
-        assert inside == Path(f"/proc/{server.pid}/ns/net").readlink()
-        assert inside != outside
-        assert f"0100007F:{port:04X}" in listening
-        assert f"0100007F:{port:04X}" not in ours
-        assert set(re.findall(r": ([0-9A-F]{8}):", listening)) == {"0100007F"}
+        if is_available():
+            assert Path(f"/proc/{server.pid}/net/tcp").read_text().count("\n") == 1
+        assert owners == [(server.config.datadir.owner(), 0o640)] * 2
         with server.connection.connect() as session:
             assert session.query("SHOW ALL SLAVES STATUS") == []
     with running_copy(MARIADB, quiet_mariadb.source, short_tmp / "copy") as (server, info), asking(server) as ask:
