@@ -97,6 +97,12 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_proof_age_seconds", "How long ago a test restore last found the data good.", _S),
     Gauge("backupd_proof_compared_tables", "Tables that the last test restore compared with the source.", _S),
     Gauge("backupd_stream_up", "1 while the binary log is streamed; only of servers whose policy asks for it.", _S),
+    Gauge(
+        "backupd_stream_acknowledged",
+        "1 while each commit waits until backupd has it (RPO 0); only of servers with binlog.acknowledge.",
+        _S,
+    ),
+    Gauge("backupd_stream_acknowledged_since_timestamp_seconds", "When RPO 0 began to hold.", _S),
     Gauge("backupd_stream_spool_bytes", "Binary logs on this host that wait for a destination.", _S),
     Gauge("backupd_stream_spool_limit_bytes", "Spool limit in bytes (binlog.max_spool).", _S),
     Gauge(

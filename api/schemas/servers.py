@@ -10,7 +10,7 @@ from api.schemas.backups import Position, Proof
 from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Shape, Text, Time, example, of
 from backupd.app.retention import holds
 from backupd.app.views import destinations, server_status
-from backupd.model import backup_record, server_facts
+from backupd.model import acknowledged, backup_record, server_facts
 from backupd.model.binlog import ChangeKind
 from backupd.recovery import timeline, windows
 
@@ -35,6 +35,16 @@ class Gap(Shape):
 @of(timeline.Reach)
 class Reach(Shape):
     """How far the copies of one destination reach."""
+
+
+@of(acknowledged.AcknowledgedWindow)
+class AcknowledgedWindow(Shape):
+    """A time in which no commit was answered before backupd had it."""
+
+
+@of(acknowledged.Acknowledged)
+class Acknowledgement(Shape):
+    """Since when RPO 0 holds: each commit is answered when backupd has it (`binlog.acknowledge`)."""
 
 
 class Branch(Shape):
@@ -74,6 +84,7 @@ class Timeline(Shape):
     )
     first_due: Time | None = Field(description="There is no backup, and none was due yet: the first one starts then.")
     warnings: list[str]
+    acknowledgement: Acknowledgement | None
     destinations: list[Reach]
     branches: list[Branch]
     last_proof: Proof | None

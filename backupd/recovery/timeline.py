@@ -11,6 +11,7 @@ from itertools import pairwise
 from sys import maxsize
 from typing import Any
 
+from backupd.model.acknowledged import Acknowledged
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, Gap, Run
 from backupd.model.document import Document, json_key
@@ -61,7 +62,8 @@ class Timeline:
     the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
     ``doubts``: what makes the end of it doubtful by what is recorded; ``warnings``: these, and what the stream says
     now. ``tables_only``: the moments are those to which tables can be restored, out of dumps; the server as a whole
-    cannot. ``first_due``: there is no backup, and none was due yet: the first one starts then. ``goes_on``: ``latest``
+    cannot. ``first_due``: there is no backup, and none was due yet: the first one starts then.
+    ``acknowledgement``: since when RPO 0 holds; None where no commit waits for the stream. ``goes_on``: ``latest``
     is followed by what is confirmed next of the present branch; ``onward``: the destinations of which that is so for
     what each of them holds alone."""
 
@@ -78,6 +80,7 @@ class Timeline:
     warnings: tuple[str, ...] = ()
     tables_only: bool = False
     first_due: datetime | None = None
+    acknowledgement: Acknowledged | None = None
     goes_on: bool = False
     onward: tuple[str, ...] = ()
 
@@ -123,6 +126,7 @@ class Timeline:
             "tables_only": self.tables_only,
             "first_due": _time(self.first_due),
             "warnings": list(self.warnings),
+            "acknowledgement": self.acknowledgement.as_json() if self.acknowledgement else None,
             "destinations": [reach.as_json() for reach in self.destinations],
             "branches": [
                 {
@@ -166,6 +170,7 @@ def timeline(
     repeats: Repeats = nobody_knows,
     by_dumps: bool = False,
     first_due: datetime | None = None,
+    acknowledgement: Acknowledged | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
     to the latest moment (restore.planning.planner determines it). ``troubles``: of destinations, ``doubts``: of what is
@@ -209,6 +214,7 @@ def timeline(
         warnings=(*doubts, *_warnings(reaches, troubles or {}, warnings)),
         tables_only=tables_only,
         first_due=first_due,
+        acknowledgement=acknowledgement,
         goes_on=_goes_on(together, found, now),
         onward=tuple(name for name in names if _goes_on(alone[name], reached[name], now)),
     )

@@ -257,6 +257,9 @@ def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None
         yield f"the stream of {server}: {error}"
     if trouble:
         yield f"the archive of {server}: {trouble}"
+    said_of_commits = acknowledged(said, now)
+    if said_of_commits is not None and not said_of_commits.holds:
+        yield said_of_commits.words(server)
 
 
 def one_line(text: str) -> str:

@@ -104,6 +104,9 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
         put("stream_up", server.stream.state == StreamState.STREAMING)
         put("stream_spool_bytes", server.stream.spool_bytes)
         put("stream_spool_limit_bytes", server.stream.spool_limit)
+        if (waits := server.stream.acknowledgement) is not None:
+            put("stream_acknowledged", waits.holds)
+            put("stream_acknowledged_since_timestamp_seconds", _stamp(waits.since))
     for reach in server.reach:
         found.set("backupd_destination_server_rpo_seconds", _seconds(reach.rpo), reach.name, name)
     longest: dict[str, float] = {}

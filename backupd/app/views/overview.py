@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from backupd.alerts.rules import POLICY, PROTECTION, RPO, RTO, STREAM
-from backupd.app.binlogs.status import NOT_RUNNING, OFF, state_of, stream_troubles
+from backupd.app.binlogs.status import NOT_RUNNING, OFF, acknowledged, state_of, stream_troubles
 from backupd.app.binlogs.stream_report import SILENT
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
@@ -109,7 +109,7 @@ def _made(
             rpo_objective=promised.rpo if promised else None,
             rto_objective=promised.rto if promised else None,
             reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in view.reach),
-            stream=_stream(state, around.said),
+            stream=_stream(state, around.said, now),
             next_runs=tuple(_next_runs(wiring, server, known, now)),
             last_proof=made_of(LastProof, test, warnings=tuple(test.warnings or ()), older=bool(test.older))
             if test
@@ -152,7 +152,7 @@ def _next_runs(wiring: Wiring, server: ServerSettings, known: StatusCache, now: 
         yield NextRun(leg.leg, leg.kind, start)
 
 
-def _stream(state: str, said: tuple[Mapping[str, Any], datetime] | None) -> StreamView | None:
+def _stream(state: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> StreamView | None:
     if state == OFF:
         return None
     row, at = said if said is not None else ({}, None)
@@ -162,6 +162,7 @@ def _stream(state: str, said: tuple[Mapping[str, Any], datetime] | None) -> Stre
         int(row.get("spool_bytes") or 0),
         int(row.get("max_spool_bytes") or 0),
         str(row.get("error") or ""),
+        acknowledged(said, now),
     )
 
 

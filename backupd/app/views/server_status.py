@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backupd.app.binlogs.status import one_line, stream_troubles
+from backupd.app.binlogs.status import acknowledged, one_line, stream_troubles
 from backupd.app.binlogs.stream_report import behind_limit
 from backupd.app.binlogs.targets import history
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
+from backupd.model.acknowledged import Acknowledged
 from backupd.model.backup_record import BackupKind, BackupRecord, Hold
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import NotFoundError, RefusedError
@@ -117,6 +118,8 @@ class StreamView(Document):
     spool_bytes: int = 0
     spool_limit: int = 0
     error: str = ""
+    acknowledgement: Acknowledged | None = None
+    """Null where no commit waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,7 @@ def timeline(wiring: Wiring, server_name: str, listed: Sequence[BackupRecord] | 
         by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows,
         first_due=None if records or not server.usable else _first_due(wiring, server_name, now),
+        acknowledgement=acknowledged(said, now) if is_streamed else None,
     )
 
 

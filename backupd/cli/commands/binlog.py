@@ -221,6 +221,8 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
                 f"-> all of its tables: backupd restore {found.server} --to latest --tables '*.*' --sql DIR, "
                 "or --into SERVER"
             )
+    if found.acknowledgement is not None and found.acknowledgement.holds:
+        screen.line(found.acknowledgement.words(found.server))
     for text in found.warnings:
         screen.line(f"! {text}", style="yellow")
     screen.line()

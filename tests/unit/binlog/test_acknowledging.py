@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog import session
-from backupd.binlog.acknowledgement import DESTINATION, SPOOL
+from backupd.binlog.acknowledgement import DESTINATION, SPOOL, Evidence
 from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spool
+from backupd.binlog.stream_status import StreamEventKind
+from backupd.engine.receiver.connection import Request
+from backupd.engine.receiver.endings import EndedError
+from backupd.engine.receiver.log_bytes import LogPlace
+from backupd.engine.receiver.receiver import Receiver
 from tests.support.logs.archived import Books, Faulty, QuickSealer
 from tests.support.logs.semi_sync import Commit, Writer, facts, switch_on, wait
 from tests.support.logs.streaming import (
@@ -23,6 +29,7 @@ from tests.support.logs.streaming import (
     insert,
     log_status,
     make_server,
+    through_socket,
     until,
 )
 from tests.support.servers.server import Server
@@ -186,3 +193,87 @@ def test_a_commit_waits_until_the_destination_has_it_whoever_connects_again(serv
         assert facts(server).fell_back == before.fell_back
         assert commit.seconds < 30
         streaming.has_all(server)
+
+
+@contextlib.contextmanager
+def another_replica(server: Server) -> Iterator[None]:
+    """A semi-synchronous replica that acknowledges at once."""
+    name, position = log_status(server)
+    request = Request(name, position, 77, 1.0, semi_sync=True)
+    stop = threading.Event()
+    replica: Receiver
+
+    def run() -> None:
+        with contextlib.suppress(EndedError):
+            while not stop.is_set():
+                replica.receive(0.05)
+
+    def acknowledge(place: LogPlace) -> None:
+        replica.acknowledge(place)
+
+    with Receiver(through_socket(server), request, Nowhere(position), on_asked=acknowledge) as replica:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield
+        stop.set()
+        thread.join()
+
+
+class Nowhere:
+    """Takes nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def follow(self, name: str) -> None:
+        self.size = 4
+
+    def describe(self, description: bytes, seconds: int, server_id: int) -> None:
+        """Any will do."""
+
+    def put(self, data: bytes | memoryview) -> None:
+        self.size += len(data)
+
+    def take_back(self, size: int) -> None:
+        self.size = size
+
+
+def evidence(streaming: Streaming) -> Evidence:
+    found = streaming.streamer.status().acknowledgement
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_rpo_0_is_claimed_only_while_every_commit_needs_our_acknowledgement(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk()
+    monkeypatch.setattr(session, "os", disk)
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL) as streaming:
+        attached(server)
+        insert(server, 2)
+        until(lambda: evidence(streaming).since is not None, "RPO 0 is claimed")
+        with another_replica(server):
+            until(lambda: "not by backupd alone" in evidence(streaming).why, "another replica is noticed")
+            disk.stands.set()
+            commit = Commit(server, "acknowledged-by-another")
+            assert commit.is_over(5.0)
+            assert commit.error is None
+            assert evidence(streaming).since is None
+            disk.stands.clear()
+        until(lambda: evidence(streaming).since is not None, "RPO 0 is claimed again")
+        streaming.told(StreamEventKind.UNACKNOWLEDGED)
+        first, second = evidence(streaming).windows
+        assert first.until < second.since
+        server.execute(f"SET GLOBAL rpl_semi_sync_{facts(server).source}_timeout = 300")
+        before = evidence(streaming)
+        disk.stands.set()
+        assert Commit(server, "after-the-timeout").is_over(5.0)
+        disk.stands.clear()
+        until(lambda: evidence(streaming).answered_at != before.answered_at, "the timeout is noticed")
+        assert evidence(streaming).lost_at is None or evidence(streaming).lost_at >= second.until  # type: ignore[operator]  # not None
+        until(lambda: len(evidence(streaming).windows) > 2 and not evidence(streaming).why, "a third window")
+        assert evidence(streaming).windows[2].since > evidence(streaming).windows[1].until
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
