@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, partial_words
-from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
+from backupd.model.binlog import BranchReason, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import Strange, chain_of, restorable, standing_aside
 from backupd.recovery.restorable import members_of
-from backupd.recovery.runs import Histories
+from backupd.recovery.runs import Histories, file_position, last_of
 from backupd.recovery.windows import Window, not_rolled
 from restore.planning.plan import (
     DEFAULT_RATES,
@@ -114,11 +114,16 @@ def make_plan(
         )
     if older is not None and not preferences.accept_older:
         raise OlderError(server, older)
+    ends = _two_ends(server, found, target, streamed)
+    if ends is not None and not preferences.accept_older:
+        raise ends
     chain = chain_of(found.choice.base.id, own)
     refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
     warnings = [*([str(older)] if older else []), *warnings, *found.warnings, *([line] if line else [])]
     warnings += [f"{one.words(server)}: used only if named: --to backup:{one.backups[-1]}" for one in aside]
+    if ends is not None:
+        warnings.append(f"{ends.message}: {ends.hint}")
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
     by_text = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
@@ -199,6 +204,30 @@ def _older(
         found.ends or found.choice.base.finished_at,
         is_archived=found.stop is not None,
         now=now,
+    )
+
+
+def _two_ends(server: str, found: _Found, target: Target, history: History | None) -> RefusedError | None:
+    """The server came back with less than what is archived of it, and no backup of it was taken since: is the end of
+    what clients were told of meant, or that of the server as it is?"""
+    if history is None or target.branch is not None or not isinstance(target.goal, Latest):
+        return None
+    histories = Histories(history.branches, history.runs)
+    now = histories.current
+    if now is None or now.reason is not BranchReason.LOST_TAIL or now.parent is None or now.fork is None:
+        return None
+    fork = file_position(now.fork)
+    beyond = [run for run in histories.runs(now.parent) if fork is not None and last_of(run) > fork]
+    if not beyond or histories.branch_of(found.choice.base) is now:
+        return None
+    before = histories.branch(now.parent)
+    end = f"{before.file(beyond[-1].last_number)}:{beyond[-1].last_pos}"
+    return RefusedError(
+        f"latest may mean two ends of {server}: the server has lost the end of its binary log, which is archived up to "
+        f"{end}",
+        detail=now.note,
+        hint=f"--to latest@{before.id} has everything that was archived before the loss; --to latest@{now.id} is the "
+        "server as it went on without that",
     )
 
 
