@@ -14,7 +14,7 @@ import pytest
 
 from backupd.engine.binlog.events import clear_flag
 from backupd.engine.binlog.hole import hole_of
-from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, same
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
 from backupd.process.run_context import RunContext
@@ -57,6 +57,8 @@ SCHEMA = (
 def _fill(source: Server) -> None:
     """4 MiB of log in many transactions."""
     source.execute(*SCHEMA)
+    if source.query("SHOW GLOBAL VARIABLES LIKE 'gtid_mode'") == [("gtid_mode", "ON")]:  # of MySQL
+        source.execute("SET SESSION gtid_next = 'AUTOMATIC:tagged'", "INSERT INTO d.t VALUES (500, 0)")
     with source.connect() as session, session.cursor() as cursor:
         for number in range(60):
             cursor.execute("INSERT INTO d.t VALUES (%s, 0)", (number,))
@@ -102,7 +104,7 @@ def test_a_replay_that_begins_behind_a_hole_gives_what_the_source_has(
             got = roll(server, info, lazy, method=method)
             with asking(server) as ask:
                 assert content(kind, ask) == wanted
-            assert got.gtids == end.gtids
+            assert same(got.gtids, end.gtids, mariadb=kind.mariadb)
             assert server.log_tail(400).count("ERROR") == 0
 
 
@@ -184,12 +186,12 @@ def test_only_the_parts_that_are_replayed_are_fetched(
             lazy, read = archive.fetch(short_tmp / "near", middle.position, near)
             assert read < 2 * PART + near.pos - middle.pos + MIB // 16
             assert hole_of(lazy.files[0]) is not None
-            assert roll(server, info, lazy).gtids == near.gtids
+            assert same(roll(server, info, lazy).gtids, near.gtids, mariadb=kind.mariadb)
             with asking(server) as ask:
                 assert content(kind, ask) == little
             rest, read = archive.fetch(short_tmp / "rest", near.position, end)
             assert read < 3 * PART + sum(path.stat().st_size for path in rest.files) - near.pos + MIB // 16
-            assert roll(server, info, rest).gtids == end.gtids
+            assert same(roll(server, info, rest).gtids, end.gtids, mariadb=kind.mariadb)
             with asking(server) as ask:
                 assert content(kind, ask) == wanted
 
