@@ -6,8 +6,8 @@ hole consists of events that servers and programs pass over, each with its lengt
 of earlier GTIDs names what the bytes of the hole held, too. So nobody takes the transactions there for missing or for
 executed wrongly: one who asks for them by GTID is told that they are gone.
 
-Where a server or mysqlbinlog reads it, the hole is closed, as a server's dump thread would send all of it. Events keep
-the positions of the original; neither family compares these with where it reads (tried, MariaDB 10.11 and MySQL 9.7).
+Where an applier or mysqlbinlog reads it, the hole is closed: nobody has to read all of it. Events keep the positions of
+the original; neither family compares these with where it reads (tried, MariaDB 10.11 and MySQL 9.7).
 With a hole of zeros in it instead, both answer a replica that asks by GTID with "bogus data in log event", and MySQL's
 mysqlbinlog stops.
 """
