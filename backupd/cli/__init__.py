@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -29,6 +28,3 @@ gc.callbacks.append(_look_again)
 
 # At the end it would look at all of them once more, a sixth of the time of a command; nothing is lost by leaving that.
 atexit.register(gc.freeze)
-
-# pydantic would read the descriptions of all installed packages for plugins; none of them has a say in what is valid.
-os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
