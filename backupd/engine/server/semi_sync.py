@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from backupd.engine.sql.client import Session
 from backupd.model.document import Document
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Session
 
 AFTER_SYNC = "AFTER_SYNC"
 _WORDS = (("source", "replica"), ("master", "slave"))
