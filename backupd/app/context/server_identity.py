@@ -16,7 +16,6 @@ from backupd.alerts.conditions import Key
 from backupd.alerts.rules import CHANGED
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, error, fine
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
@@ -27,6 +26,7 @@ from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
 
 if TYPE_CHECKING:
+    from backupd.backup.finding import Finding
     from backupd.engine.server.binary_logs import SourceState
     from backupd.engine.sql.client import Connection, Session
 
@@ -294,6 +294,8 @@ def refuse_stranger(wiring: Wiring, server: str, connection: Connection, what: s
 
 def finding_of(found: Identity | None, server: str) -> list[Finding]:
     """What `backupd check` says."""
+    from backupd.backup.finding import error, fine
+
     if found is None:
         return []
     if found.is_stranger:

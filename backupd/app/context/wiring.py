@@ -44,7 +44,6 @@ from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord, Report, silent
 from backupd.model.proof import Phase
 from backupd.model.text import Clock
-from backupd.process.folders import PASSABLE
 from backupd.process.run_context import DEFAULT_MEMORY, RunContext, Stopwatch, utc_now
 from backupd.process.runtime import passable_directory
 
@@ -443,6 +442,8 @@ class Wiring:
     @contextmanager
     def workdir(self, name: str) -> Iterator[Path]:
         """An empty folder for a tool's own needs, gone afterwards. Others pass through it to what is theirs."""
+        from backupd.process.folders import PASSABLE  # what only reads runs no tool
+
         path = passable_directory() / name
         path.mkdir()
         path.chmod(PASSABLE)  # whatever the umask is
