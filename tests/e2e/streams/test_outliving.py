@@ -189,14 +189,14 @@ def test_a_stream_that_is_alone_ends_when_a_service_with_another_spool_has_taken
 
 
 class Growth(threading.Thread):
-    """Watches the spool while clients write. ``longest``: seconds in which nothing came."""
+    """Watches the spool while clients write. ``longest``: seconds in which nothing came; ``slowest``: of a commit."""
 
     def __init__(self, house: House) -> None:
         super().__init__(daemon=True)
         self._folder = house.base / "spool" / "binlogs" / SERVER / "branches"
         self._house, self._over = house, threading.Event()
         self._writers = [threading.Thread(target=self._write, args=(number,), daemon=True) for number in range(2)]
-        self.longest = 0.0
+        self.longest = self.slowest = 0.0
 
     def __enter__(self) -> Self:
         for thread in self._writers:
@@ -227,7 +227,9 @@ class Growth(threading.Thread):
     def _write(self, number: int) -> None:
         with self._house.server.connect() as connection:
             while not self._over.is_set():
-                query(connection, f"INSERT INTO logs.stream VALUES ('{number} {time.monotonic()}')")
+                begun = time.monotonic()
+                query(connection, f"INSERT INTO logs.stream VALUES ('{number} {begun}')")
+                self.slowest = max(self.slowest, time.monotonic() - begun)
                 time.sleep(0.005)
 
     def _size(self) -> list[int]:
@@ -266,3 +268,37 @@ def test_under_load_a_killed_service_is_not_noticed_and_a_replacement_is_faster_
     (branch,) = catalog.binlogs.branches(SERVER)
     is_the_servers(house, archived(house, branch, house.base))
     assert catalog.binlogs.gaps(SERVER) == ()
+
+
+def test_a_server_that_waits_for_acknowledgements_does_not_notice_that_the_service_was_killed_and_began_again(
+    house: House, catalog: Catalog
+) -> None:
+    def count(name: str) -> str:
+        return str(house.server.query(f"SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_{name}'")[0][1])
+
+    acknowledged = STREAMED.replace("checkpoint: 1s", "checkpoint: 1s, acknowledge: spool")
+    (house.base / "policies" / "gold.yaml").write_text(acknowledged)
+    house.server.execute(
+        "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC", "SET GLOBAL rpl_semi_sync_master_enabled = ON"
+    )
+    with serving(house, outlived=True) as service:
+        write(house, "first")
+        until(lambda: count("clients") == "1", lambda: f"the attachment: {state(catalog)}")
+        write(house, "second")
+        until(lambda: count("status") == "ON", lambda: "synchronous commits")
+        first = stream_pid(catalog)
+        before = count("no_times"), count("no_tx")
+        with Growth(house) as growth:
+            time.sleep(3)
+            service.kill()
+            time.sleep(2)
+            with serving(house, outlived=True) as second:
+                assert stream_pid(catalog) == first
+                write(house, "adopted")
+                after = count("no_times"), count("no_tx")
+                assert second.leave() == 0
+            slowest = growth.slowest
+    print(f"the slowest commit: {slowest:.2f} s")
+    assert after == before
+    assert slowest < 10
+    house.server.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
