@@ -493,7 +493,20 @@ def test_a_server_that_cannot_replace_in_one_step_is_refused_and_other_extension
         put(destination, KEY, b"x")
         assert get(destination, KEY) == b"x"
         assert destination.space() is None
-        assert destination.capabilities is Capability.NONE, (STATVFS, FSYNC)
+        assert destination.capabilities is Capability.COPIES, (STATVFS, FSYNC)
+        destination.close()
+
+
+def test_a_server_that_makes_no_links_has_what_is_copied_sent() -> None:
+    with SshServer({"Subsystem": "sftp internal-sftp -P hardlink,statvfs"}) as own:
+        destination = SftpDestination("vault", own.config(own.base / "vault"))
+        destination.initialise(now())
+        put(destination, KEY, b"x")
+        assert not destination.duplicate(KEY, OTHER)
+        assert destination.space() is None
+        assert destination.capabilities is Capability.NONE
+        assert [info.key for info in destination.list("objects/")] == [KEY]
+        assert not list(destination.leftovers())
         destination.close()
 
 
