@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -39,11 +40,12 @@ from backupd.app.runtime.other_process import OtherProcess
 from backupd.app.runtime.service_manager import Signals, Waker
 from backupd.binlog.acknowledgement import OFF, Evidence
 from backupd.binlog.archiver import Archiver, Shipped
+from backupd.binlog.session import answered
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.supervisor import Pace, Streamer
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.engine.server.binary_logs import BinlogSource
+from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     BackupdError,
@@ -151,6 +153,7 @@ class StreamRun:
         self._troubles: Mapping[str, str] = {}
         self._noted: datetime | None = None
         self._met = ""
+        self._meeting: tuple[str, Future[SourceState]] | None = None
         self._holder = Holder.current(wiring, server, kept=kept)
         self._attendance = Attendance(wiring.settings, server, writer, wiring.clock, kept=kept)
 
@@ -392,13 +395,25 @@ class StreamRun:
 
     def _meet(self, branch_id: str) -> None:
         """Compare who answers with those that answered before, once for each branch. What keeps it from that now is
-        reported by the stream itself; until then nothing that is streamed counts as of the server."""
+        reported by the stream itself; until then nothing that is streamed counts as of the server.
+
+        It is never waited for: MariaDB does not say where it is while commits wait for an acknowledgement, and what
+        this thread stores may be what they wait for."""
         branch = next((one for one in self._spool.branches() if one.id == branch_id), None)
         if branch is None or branch_id == self._met:
             return
         connection = self._server.connection()
+        if self._meeting is None:
+            source = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir)))
+            self._meeting = branch_id, answered(lambda: source.look(files=False))
+        about, looked = self._meeting
+        if not looked.done():
+            return
+        self._meeting = None
+        if about != branch_id:
+            return
         try:
-            state = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir))).look(files=False)
+            state = looked.result()
             self._writer.ask(
                 lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch, connection.address)
             )

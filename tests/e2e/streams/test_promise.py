@@ -3,9 +3,11 @@ disk is gone, and what the server's own tool reads of what was stored by then.""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ import pytest
 
 from backupd.app.context.settings import load_settings, spool_folder
 from backupd.app.context.wiring import Wiring
+from backupd.binlog.acknowledgement import Evidence
 from backupd.binlog.spool_files import Spool
 from backupd.catalog.session import Catalog
 from tests.support.dice import size, thrown
@@ -29,14 +32,20 @@ from tests.support.logs.writers import SCHEMA, Answered, Key, Writers, committed
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, Stack, stacks
+from tests.support.stores.s3_server import S3Server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
-ROUNDS = size(10, 200)
+ROUNDS = {"spool": size(10, 200), "destination": size(3, 100)}
 OPTIONS: dict[str, str | int | None] = {
     "innodb_flush_log_at_trx_commit": 1,
     "max_binlog_size": "1M",  # many rotations under load
 }
+TIMEOUT = size(2, 10)
+"""Seconds after which a server goes on without an acknowledgement, where a test waits for that."""
+STALL = size(6, 600)
+SLACK = 3.0
+"""Seconds for which a machine under load may keep a commit waiting."""
 FLOWING = 100
 """Commits that must be answered before the end of a round is thrown."""
 
@@ -77,12 +86,49 @@ class Site:
         self.server.kill()
         shutil.rmtree(self.server.datadir)
 
+    def attached(self) -> None:
+        """Wait until the server has somebody who receives, and acknowledges where that is asked for."""
+        if self.acknowledge == "off":
+            until(lambda: self.spool.exists() and Spool(self.spool).newest() is not None, self.stream.log.read_text)
+        else:
+            until(lambda: self.status("clients") == "1", self.stream.log.read_text, 60)
+
+    def status(self, name: str) -> str:
+        """One of the server's status variables of semi-synchronous replication."""
+        side = "source" if isinstance(self.server, MySQLServer) else "master"
+        return str(self.server.query(f"SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_{side}_{name}'")[0][1])
+
     def has_begun(self, token: str) -> bool:
         """Has something of that come? A server that waits for an acknowledgement answers nothing before."""
         if self.acknowledge != "off" or not self.spool.exists():
             return self.acknowledge != "off"
         newest = Spool(self.spool).newest()
         return newest is not None and token.encode() in newest.path.read_bytes()
+
+    def evidence(self) -> Evidence | None:
+        """What the stream claimed last."""
+        found = self.catalog.binlogs.stream_state(SERVER)
+        known = found[0].get("acknowledgement") if found else None
+        return Evidence.from_json(known) if known else None
+
+    def shown(self, moment: float) -> None:
+        """Wait until RPO 0 is shown for a time that ends after ``moment``."""
+
+        def reached() -> bool:
+            found = self.evidence()
+            return found is not None and found.until is not None and found.until.timestamp() > moment
+
+        until(reached, self.stream.log.read_text, 90)
+
+    def claimed(self, answered: dict[Key, Answered]) -> dict[Key, Answered]:
+        """What was answered while RPO 0 held, by what the stream showed."""
+        found = self.evidence()
+        return {
+            key: one
+            for key, one in answered.items()
+            if found is not None
+            and any(window.since.timestamp() <= one.at <= window.until.timestamp() for window in found.windows)
+        }
 
     def stored(self, token: str) -> dict[Key, int]:
         """What is stored in this moment of the transactions that are marked ``token``."""
@@ -91,7 +137,8 @@ class Site:
         try:
             with self.stream.held():
                 subprocess.run(["cp", "-a", str(self.spool), str(moment / "spool")], check=True)
-                subprocess.run(["cp", "-al", str(self.house.repository), str(moment / "repository")], check=True)
+                if self.house.repository.exists():  # else it is no folder here
+                    subprocess.run(["cp", "-al", str(self.house.repository), str(moment / "repository")], check=True)
             return committed(self.program, self._logs(moment), token)
         finally:
             shutil.rmtree(moment)
@@ -103,7 +150,7 @@ class Site:
         config.write_text(
             self.house.config.read_text().replace(f"path: {self.house.repository}", f"path: {moment}/repository")
         )
-        wiring = Wiring(load_settings(config), self.catalog)
+        wiring = Wiring(load_settings(config if self.house.repository.exists() else self.house.config), self.catalog)
         found: dict[tuple[str, int], Path] = {}
         for branch in Spool(moment / "spool").branches()[max(self.known - 1, 0) :]:
             archived = fetched(wiring.destination("local"), wiring.unsealer(), branch, moment)
@@ -158,8 +205,9 @@ def one_round(site: Site) -> tuple[dict[Key, Answered], dict[Key, int]]:
     token = f"t{site.dice.randrange(2**48):012x}"
     site.new_disk()
     site.server.start()
+    site.stream.ensure()
+    site.attached()
     with Writers(site.server.socket, site.house.base / "answered", token, site.dice) as writers:
-        site.stream.ensure()
         until(lambda: len(writers.answered()) >= FLOWING and site.has_begun(token), site.stream.log.read_text)
         time.sleep(site.dice.random() * 0.6)
         ends = site.dice.choice(("server", "server", "server, then stream", "stream, then server"))
@@ -175,20 +223,37 @@ def one_round(site: Site) -> tuple[dict[Key, Answered], dict[Key, int]]:
     return answered, stored
 
 
-def promise(site: Site) -> None:
+def promise(site: Site, rounds: int) -> None:
     """Every round, and what all of them come to."""
     total = 0
-    for number in range(ROUNDS):
+    for number in range(rounds):
         answered, stored = one_round(site)
         none_lost(answered, stored, f"round {number} of {site.stack}, {site.acknowledge}")
         total += len(answered)
     print(
-        f"{site.stack}, acknowledge: {site.acknowledge}: {total} acknowledged, 0 lost in {ROUNDS} rounds"
+        f"{site.stack}, acknowledge: {site.acknowledge}: {total} acknowledged, 0 lost in {rounds} rounds"
         f" ({dict(site.counts)}, streams that ended by themselves: {site.stream.ended})"
     )
 
 
+def slowest(answered: dict[Key, Answered], since: float, until: float) -> tuple[float, float]:
+    """p99 and the longest of the commits that were answered in between, in seconds."""
+    taken = sorted(one.seconds for one in answered.values() if since <= one.at <= until)
+    return (taken[len(taken) * 99 // 100], taken[-1]) if taken else (0.0, 0.0)
+
+
 BOTH = pytest.mark.parametrize("stack", stacks(MARIADB, MYSQL_CLONE))
+
+
+@BOTH
+@pytest.mark.campaign
+@pytest.mark.timeout(14400)
+@pytest.mark.parametrize("acknowledge", list(ROUNDS))
+def test_no_commit_that_a_client_was_told_of_is_lost_with_its_server(
+    stack: Stack, short_tmp: Path, keys: Keys, acknowledge: str
+) -> None:
+    with site(stack, short_tmp, keys, acknowledge) as there:
+        promise(there, ROUNDS[acknowledge])
 
 
 @BOTH
@@ -214,3 +279,86 @@ def test_with_a_stream_that_acknowledges_nothing_the_same_harness_finds_losses(
         missing = lost(answered, stored)
         print(f"{stack}: {len(answered)} acknowledged, {len(missing)} lost without acknowledgement")
         assert FLOWING <= len(missing) < len(answered)
+
+
+@BOTH
+def test_a_receiver_that_dies_first_costs_one_timeout_and_the_time_without_it_is_not_claimed(
+    stack: Stack, short_tmp: Path, keys: Keys
+) -> None:
+    with site(stack, short_tmp, keys, "spool", timeout=TIMEOUT) as there:
+        there.new_disk()
+        there.server.start()
+        there.stream.ensure()
+        there.attached()
+        with Writers(there.server.socket, short_tmp / "answered", "first", there.dice, again=True) as writers:
+            there.shown(time.time() + 1)
+            there.stream.kill()
+            died = time.time()
+            until(
+                lambda: any(one.at > died + TIMEOUT + 1 for one in writers.answered().values()), lambda: "a commit", 60
+            )
+            alone = time.time()
+            there.stream.ensure()
+            there.shown(time.time() + 1)
+            there.disk_is_lost()
+            stored = there.stored("first")
+            writers.stop()
+            answered = writers.answered()
+        claimed = there.claimed(answered)
+        print(
+            f"{stack}: {len(answered)} answered, {len(claimed)} of them claimed, {len(lost(answered, stored))} lost; "
+            f"p99 and longest: {slowest(answered, 0, died)}, without a receiver {slowest(answered, died, alone)}"
+        )
+        none_lost(claimed, stored, "claimed")
+        assert claimed
+        assert not [key for key, one in claimed.items() if died < one.at < alone]
+        assert slowest(answered, died, alone)[1] < TIMEOUT + SLACK
+
+
+@BOTH
+@pytest.mark.parametrize("acknowledge", ["off", "spool", "destination"])
+def test_a_store_that_stops_answering(
+    stack: Stack, short_tmp: Path, keys: Keys, s3_server: S3Server, acknowledge: str
+) -> None:
+    """What the server's clients feel of it, and that nothing is lost that was claimed."""
+    with site(stack, short_tmp, keys, acknowledge, timeout=TIMEOUT) as there:
+        bucket = {name: str(value) for name, value in s3_server.bucket(f"stall-{stack}-{acknowledge}").items()}
+        config = there.house.config.read_text()
+        local = f"{{type: filesystem, path: {there.house.repository}}}"
+        assert local in config
+        there.house.config.write_text(config.replace(local, json.dumps(bucket)))
+        there.new_disk()
+        there.server.start()
+        there.stream.ensure()
+        there.attached()
+        with Writers(there.server.socket, short_tmp / "answered", "stall", there.dice, count=4, again=True) as writers:
+            until(lambda: len(writers.answered()) > 10 and there.has_begun("stall"), there.stream.log.read_text)
+            if acknowledge != "off":
+                there.shown(time.time())
+            began = time.time()
+            os.kill(s3_server.pid, signal.SIGSTOP)
+            try:
+                time.sleep(STALL)
+            finally:
+                os.kill(s3_server.pid, signal.SIGCONT)
+            ended = time.time()
+            if acknowledge == "spool":
+                there.shown(ended + 1)
+            else:
+                time.sleep(2)
+            there.disk_is_lost()
+            stored = there.stored("stall")
+            writers.stop()
+            answered = writers.answered()
+        claimed = there.claimed(answered)
+        felt = slowest(answered, began, ended)
+        print(
+            f"{stack}, acknowledge: {acknowledge}: {len(answered)} answered, {len(claimed)} of them claimed, "
+            f"{len(lost(answered, stored))} lost; p99 and longest: {slowest(answered, 0, began)}, while the store hung "
+            f"for {STALL} s {felt}, later {slowest(answered, ended, time.time())}"
+        )
+        none_lost(claimed, stored, "claimed")
+        assert bool(claimed) is (acknowledge != "off")
+        if acknowledge == "destination":
+            assert not [one for one in claimed.values() if began + TIMEOUT < one.at < ended]
+        assert felt[1] < (TIMEOUT if acknowledge == "destination" else 0) + SLACK

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -48,10 +49,10 @@ class Writers:
     where ``again``."""
 
     def __init__(
-        self, socket: Path, folder: Path, token: str, dice: random.Random, *, count: int = 8, again: bool = False
+        self, door: Path, folder: Path, token: str, dice: random.Random, *, count: int = 8, again: bool = False
     ) -> None:
         self.token = token
-        self._socket, self._folder, self._again = socket, folder / token, again
+        self._socket, self._folder, self._again = door, folder / token, again
         self._folder.mkdir(parents=True)
         self._stop = threading.Event()
         self._threads = [
@@ -67,7 +68,9 @@ class Writers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if error is None:
+            self.stop()
+        self._stop.set()
 
     def stop(self) -> None:
         """Returns when no client waits for an answer any more."""
@@ -91,6 +94,8 @@ class Writers:
         try:
             while not self._stop.is_set():
                 with contextlib.suppress(pymysql.err.Error, OSError):
+                    with socket.socket(socket.AF_UNIX) as knock:  # PyMySQL leaks its own when nobody listens
+                        knock.connect(str(self._socket))
                     connection = connect(self._socket, autocommit=False)
                     with connection, connection.cursor() as cursor:
                         while not self._stop.is_set():
@@ -104,8 +109,8 @@ class Writers:
                                 )
                             begun = time.monotonic()
                             connection.commit()
-                            now = time.monotonic()
-                            os.write(record, f"{writer} {number} {rows} {now:.6f} {now - begun:.6f}\n".encode())
+                            seconds = time.monotonic() - begun
+                            os.write(record, f"{writer} {number} {rows} {time.time():.6f} {seconds:.6f}\n".encode())
                 if not self._again:
                     return
                 self._stop.wait(0.05)
