@@ -49,7 +49,7 @@ from tests.support.stores.places import short_directory
 
 TABLES, ROWS, CLIENTS = 4, 20_000, 8
 EVENTS = {MARIADB: 60_000, MYSQL: 30_000}
-GOAL = 4.0
+GOALS = {MARIADB: 5.0, MYSQL: 6.0}
 POOL = "512M"
 
 
@@ -105,7 +105,7 @@ def measure(kind: Kind, events: int, rounds: int, workers: tuple[int, ...]) -> l
         lines = []
         for name, _method, _workers in ways:
             taken = statistics.median(seconds[name])
-            met = "" if name == "pipe" else ("yes" if pipe / taken >= GOAL else "no")
+            met = "" if name == "pipe" else ("yes" if pipe / taken >= GOALS[kind] else "no")
             lines.append(
                 f"| {kind}, {transactions:,} transactions, {format_size(size)} | {name} | {taken:.1f} s | "
                 f"{pipe / taken:.1f} | {met} |"
@@ -204,7 +204,7 @@ def ranges() -> list[str]:
 def main(events: int = 0, rounds: int = 1) -> str:
     """``events``: transactions of each flavour, 0 for as many as show the rate and still end soon."""
     lines = [
-        f"| replay of what {CLIENTS} clients wrote | way | seconds | times faster | goal: {GOAL:g} |",
+        f"| replay of what {CLIENTS} clients wrote | way | seconds | times faster | goal: 5 (MariaDB), 6 (MySQL) |",
         "|---|---|---|---|---|",
     ]
     for kind in (MARIADB, MYSQL):
