@@ -43,13 +43,19 @@ class ProtectionOfBatches:
         known |= {record.id: None if record.foreign else Ancestor.of(record) for record in records}
         self._read({record.parent for record in records if record.parent is not None} - known.keys())
         servers = {record.server for record in records}
-        walks = {server: Restorability(self._finder(server), self._repositories) for server in servers}
+        walks = {server: self._walk(server) for server in servers}
         wanted = {server: protection_of(self._wiring, server) for server in servers}
         described = [
             replace(
                 record,
                 protected=record.state is BackupState.COMPLETE
-                and is_protected(Ancestor.of(record), walks[record.server], wanted[record.server], self._sites),
+                and is_protected(
+                    Ancestor.of(record),
+                    # A walk that has seen another installation's backup would take it for one to build on.
+                    self._walk(record.server) if record.foreign else walks[record.server],
+                    wanted[record.server],
+                    self._sites,
+                ),
             )
             for record in records
         ]
@@ -60,6 +66,9 @@ class ProtectionOfBatches:
     def _read(self, ids: Collection[str]) -> None:
         self._known |= dict.fromkeys(ids)
         self._known |= {one.id: one for one in self._wiring.catalog.backups.lineage(ids)}
+
+    def _walk(self, server: str) -> Restorability[Ancestor]:
+        return Restorability(self._finder(server), self._repositories)
 
     def _finder(self, server: str) -> Callable[[str], Ancestor | None]:
         """Another server's backup is none that this one could be restored with."""

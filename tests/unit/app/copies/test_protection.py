@@ -107,11 +107,13 @@ def test_lists_in_batches_say_of_each_backup_what_a_look_at_all_says(shop: Make)
     everything = tuple(one.catalog.backups.every(foreign=True))
     sites, wanted = sites_of(one.wiring), dict[str, bool]()
     for server in (SERVER, "another"):
-        walk = verified([record for record in everything if record.server == server and not record.foreign], sites)
+        known = [record for record in everything if record.server == server and not record.foreign]
         policy = protection_of(one.wiring, server)
         for record in everything:
             if record.server == server:
-                good = record.state is BackupState.COMPLETE and is_protected(record, walk, policy, sites)
+                good = record.state is BackupState.COMPLETE and is_protected(
+                    record, verified(known, sites), policy, sites
+                )
                 wanted[record.id] = good
     assert 9 < sum(wanted.values()) < 110, "some are, some are not"
     for size in (1, 2, 7, 120):
