@@ -580,8 +580,10 @@ def test_a_copy_whose_mark_could_not_be_put_is_offered_by_nobody_and_is_marked_b
     assert [copy.state for copy in one.catalog.backups.get(old).copies if copy.destination == OFFSITE] == [DELETED]
     assert not marks(one.behind(OFFSITE))
     proxy.plan()
-    Schedule(one, random.Random(0), ()).all_is_well_again()
+    apply(one.wiring, SERVER, one.run())
+    assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).ok
     assert (SERVER, old) in marks(one.behind(OFFSITE))
+    Schedule(one, random.Random(0), ()).all_is_well_again()
     one.clock.move(days=8)
     sweep_destination(one.wiring, one.wiring.destination(OFFSITE))
     assert old not in {record.id for record in one.records()}
