@@ -167,10 +167,7 @@ class ServerConfig:
 
     ``own_account``: ask as an account of ours that exists from the start of the server to its clean stop, instead of
     as root; with ``skip_grants`` off everything works that has to do with accounts and events. ``server_id`` 0: any.
-    ``port``: listen there, too, on 127.0.0.1. ``log_bin``: write a binary log of this name into the datadir.
-    ``network_of``: process of a confined server, whose private network this one shares: then 127.0.0.1 is reached by
-    these two alone. ``statements``: what is executed before anybody can connect; may hold passwords. ``zone``: its
-    system time zone.
+    ``zone``: its system time zone.
     """
 
     program: str
@@ -184,10 +181,6 @@ class ServerConfig:
     key_files: Sequence[Path] = ()
     own_account: bool = False
     server_id: int = 0
-    port: int = 0
-    log_bin: str = ""
-    network_of: int | None = None
-    statements: Sequence[str] = field(default=(), repr=False)
     zone: Zone = HERE
 
     @property
@@ -232,7 +225,7 @@ def option_text(config: ServerConfig) -> str:
         "tmpdir": str(config.directory / "tmp"),
         "secure_file_priv": str(config.directory / "tmp"),
         "skip_name_resolve": None,
-        "port": str(config.port),
+        "port": "0",
         "server_id": str(config.server_id or secrets.randbelow(2**31) + 2**30),
         # Each server knows one of the two words, and the older word too as long as it is not removed.
         "loose_skip_slave_start": None,
@@ -246,7 +239,7 @@ def option_text(config: ServerConfig) -> str:
         # MySQL would make keys and put them into the datadir.
         "loose_auto_generate_certs": "OFF",
         "loose_sha256_password_auto_generate_rsa_keys": "OFF",
-        "loose_caching_sha2_password_auto_generate_rsa_keys": "ON" if config.port else "OFF",
+        "loose_caching_sha2_password_auto_generate_rsa_keys": "OFF",
         "local_infile": "OFF",
         "innodb_data_home_dir": "",
         "innodb_undo_directory": "./",
@@ -258,11 +251,10 @@ def option_text(config: ServerConfig) -> str:
     }
     if not config.datadir.is_dir() or (config.datadir / _LOST_AND_FOUND).is_dir():
         rule["loose_ignore_db_dirs"] = _LOST_AND_FOUND  # MySQL does not know it, and writes so into its log
-    rule |= {"bind_address": "127.0.0.1"} if config.port else {"skip_networking": None}
-    rule |= {"log_bin": config.log_bin} if config.log_bin else {"skip_log_bin": None}
+    rule |= {"skip_networking": None, "skip_log_bin": None}
     if config.skip_grants:
         rule["skip_grant_tables"] = None
-    if config.own_account or config.statements:
+    if config.own_account:
         rule["init_file"] = str(config.init_file)
     same = {_bare(name) for name in rule}
     given = {name: value for name, value in config.options.items() if _bare(name) not in same}
@@ -329,7 +321,7 @@ class LaunchedServer:
 
     def _start(self, config: ServerConfig) -> None:
         write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
-        if config.own_account or config.statements:
+        if config.own_account:
             write_anew(
                 config.init_file,
                 "".join(f"{line};\n" for line in self._first_statements()).encode(),
@@ -342,7 +334,7 @@ class LaunchedServer:
             user=config.user if os.geteuid() == 0 else None,
         )
         writable = [config.datadir, config.directory, *config.writable]
-        command = confine(plain, writable=writable, network_of=config.network_of) if self.sandboxed else plain
+        command = confine(plain, writable=writable) if self.sandboxed else plain
         log = open_to_append(config.error_log, owner=_owner(config.user))
         try:
             with Path(os.devnull).open("rb") as nothing:
@@ -401,14 +393,11 @@ class LaunchedServer:
             self.kill()
 
     def _first_statements(self) -> Sequence[str]:
-        config = self.config
-        own = (
+        return (
             _DROP_OWN,
             f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
             f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
         )
-        logged = ("SET SESSION sql_log_bin = 0",) if config.log_bin else ()
-        return (*logged, *(own if config.own_account else ()), *config.statements)
 
     @property
     def _name(self) -> str:

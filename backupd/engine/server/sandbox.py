@@ -4,8 +4,7 @@ Such bytes may be forged, and such files name paths of their source: tablespaces
 sockets, hosts to replicate from. On the source's own host a tool that follows such a name writes into live data. So
 these programs are never root: ``worker`` is a user of backupd's own, under whom no living server runs, without any
 capability. Inside the sandbox there is nothing to follow either: the programs' own folders read-only, the folders
-given, no network, no other process, no socket of anybody. Two servers of ours that must talk share one such network,
-which is a loopback and nothing else.
+given, no network, no other process, no socket of anybody.
 
 There are two ways to make a sandbox. The user makes it, in a user namespace: nothing in it was ever root, and the
 service needs no power but to become that user. Or root makes it, and drops everything before the program begins: where
@@ -135,7 +134,7 @@ def obstacle(way: Way, user: str | None) -> str:
 @functools.cache
 def _tried(way: Way, user: str | None, *, proc: bool) -> str:
     try:
-        made = _made(Command(("true",), user=user), way, (), (), network_of=None, proc=proc)
+        made = _made(Command(("true",), user=user), way, (), (), proc=proc)
         done = run(made, check=False, timeout=20)
         return "" if done.returncode == 0 else done.stderr.strip() or f"bwrap ended with {done.returncode}"
     except BackupdError as error:
@@ -162,12 +161,10 @@ def confine(
     *,
     writable: Sequence[Path],
     readable: Sequence[Path] = (),
-    network_of: int | None = None,
     network: bool = False,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
-    besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
-    these two share with nobody; or the host's (``network``). It may write into a /tmp that goes with it. Root's
+    besides the programs. No network, or the host's (``network``). It may write into a /tmp that goes with it. Root's
     commands have a ``user``, who is not root.
 
     Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
@@ -176,8 +173,8 @@ def confine(
         raise ValueError(f"{command.program} would run as root")
     shown = [*readable, *program_folders(Path(command.located()))]
     found = ways(command.user)
-    way = _way_of(network_of) if network_of is not None else Way.USER if Way.USER in found else Way.ROOT
-    if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *shown])):
+    way = Way.USER if Way.USER in found else Way.ROOT
+    if way is Way.USER and (lost := out_of_reach(command.user, [*writable, *shown])):
         if Way.ROOT not in found:
             raise RefusedError(
                 f"the user {command.user} cannot reach the files that {command.program} needs",
@@ -185,16 +182,7 @@ def confine(
                 hint="let other users pass through the folders above it (chmod o+x), or choose another folder",
             )
         way = Way.ROOT
-    return _made(command, way, writable, shown, network_of=network_of, network=network)
-
-
-def _way_of(process: int) -> Way:
-    """How the sandbox of ``process`` was made."""
-    return Way.ROOT if _user_namespace(process) == _user_namespace(os.getpid()) else Way.USER
-
-
-def _user_namespace(process: int) -> str:
-    return str(Path(f"/proc/{process}/ns/user").readlink())
+    return _made(command, way, writable, shown, network=network)
 
 
 def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
@@ -213,7 +201,6 @@ def _made(
     writable: Iterable[Path],
     readable: Iterable[Path],
     *,
-    network_of: int | None,
     network: bool = False,
     proc: bool | None = None,
 ) -> Command:
@@ -221,15 +208,8 @@ def _made(
     the one he sees, as systemd and containers have it: None tries."""
     if proc is None:
         proc = not _tried(way, command.user, proc=True)
-    argv = []
-    if network_of is not None:
-        argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]
-        if way is Way.USER:
-            # Who is not root may enter only as a member of the sandbox's own user namespace.
-            argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
-        argv += ["--"]
-    argv += [locate("bwrap"), *_frame(writable, readable, proc=proc)]
-    if network_of is None and not network:
+    argv = [locate("bwrap"), *_frame(writable, readable, proc=proc)]
+    if not network:
         argv += ["--unshare-net"]
     argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
     user = command.user

@@ -87,7 +87,7 @@ def test_nothing_outside_is_reached(way: Way, places: tuple[Path, Path], monkeyp
         listener.listen()
         os.set_inheritable(left_open.fileno(), True)
         beside = spawn(
-            _made(Command(("sleep", "30"), user=worker()), way, [theirs], [], network_of=None, network=False),
+            _made(Command(("sleep", "30"), user=worker()), way, [theirs], [], network=False),
             stdin=nothing.fileno(),
             stdout=nothing.fileno(),
             stderr=nothing.fileno(),
@@ -97,7 +97,7 @@ def test_nothing_outside_is_reached(way: Way, places: tuple[Path, Path], monkeyp
                 ("/usr/bin/python3", str(mine / "inside.py"), str(beside.pid), str(theirs), "backupd-attack"),
                 user=worker(),
             )
-            done = run(_made(command, way, [mine], [], network_of=None, network=False), timeout=20)
+            done = run(_made(command, way, [mine], [], network=False), timeout=20)
             assert beside.poll() is None
         finally:
             stop([beside], polite_seconds=0)
