@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -119,6 +120,35 @@ class _Span:
     @property
     def is_small(self) -> bool:
         return self.part is None or self.part.size < SMALL_PART
+
+
+class _Compared:
+    """Takes what is sealed again, in order: are the bytes of each of ``parts``, but for those that are skipped, the
+    ones that were sealed before? Those behind all of them go to ``digest``."""
+
+    def __init__(self, parts: Iterable[_Span], digest: hashlib._Hash) -> None:
+        self._sizes = deque((part.end - part.start, part.part.sha256) for part in parts if part.part is not None)
+        self._digest = digest
+        self._own, self._came = hashlib.sha256(), 0
+        self.is_same = True
+
+    def skip(self) -> None:
+        """The next part was taken over."""
+        self._sizes.popleft()
+
+    def update(self, data: bytes, /) -> None:
+        view = memoryview(data)
+        while view and self._sizes:
+            size, sha256 = self._sizes[0]
+            taken = view[: size - self._came]
+            self._own.update(taken)
+            self._came += len(taken)
+            view = view[len(taken) :]
+            if self._came == size:
+                self.is_same = self.is_same and self._own.hexdigest() == sha256
+                self._own, self._came = hashlib.sha256(), 0
+                self._sizes.popleft()
+        self._digest.update(view)
 
 
 class Cutter:
@@ -261,15 +291,19 @@ class Cutter:
         self, file: Spooled, branch: Branch, pieces: Sequence[_Piece], context: ScanContext | None, cut: Cut
     ) -> tuple[Cut, ScanContext] | None:
         """A segment of the pieces and of what follows them up to ``cut.end``; of a piece up to its last complete
-        transaction. None where it cannot be put together. Raises DamagedLogError."""
+        transaction. None where it cannot be put together, or the file has other bytes now. Raises DamagedLogError."""
         findings = pieces[0].findings
         for piece in pieces[1:]:
             findings = findings.plus(piece.findings)
         sealing = Sealing(self._folder / _NEW, self._sealer, piece=cut.ending is Ending.OPEN)
         try:
             for piece in pieces:
+                count = 0
                 for lines in piece.sealed.kept_lines():
                     sealing.lines(lines)
+                    count += lines.count(b"\n")
+                if count != piece.segment.transactions:  # a power cut took the end of what was not synced
+                    return None
         except (FileNotFoundError, DamagedError):
             return None
         reached = good = pieces[-1].segment.end
@@ -284,16 +318,18 @@ class Cutter:
             elif scanned.end + scanned.tail < cut.end:
                 raise _too_short(file, scanned, cut.end)
         digest = self._read[file.key].digest.copy()
+        compared = _Compared(_parts_of(pieces), digest)
         with file.path.open("rb") as stream:
             for span in _joined((*_parts_of(pieces), _Span(reached, cut.end))):
                 if span.part is not None:
                     sealing.borrow(span.part, span.folder)
+                    compared.skip()
                     continue
                 for start, size in _in_parts(span.start, span.end):
                     stream.seek(start)
-                    sealing.part(stream, start, size)
-            for data in _plain(stream, reached, cut.end):
-                digest.update(data)
+                    sealing.part(stream, start, size, compared)
+            if not compared.is_same:
+                return None
             reading = _Reading(os.fstat(stream.fileno()).st_ino, cut.end, digest)
         kept = self._finish(sealing, file, branch, cut, findings, digest.hexdigest(), good)
         kept.pieces = {piece.segment.key: piece.segment.sha256 for piece in pieces}

@@ -27,7 +27,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import zstandard
 
@@ -243,6 +243,12 @@ _FLAGGED = 22
 """Bytes at the beginning of a file that hold its in-use flag."""
 
 
+class Digest(Protocol):
+    """What hears of the plain bytes: one of hashlib's, say."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
 class Sealing:
     """Seals one segment. Its bytes come in order (``part``, ``plain``, ``borrow``), and so do its transactions
     (``transaction``, ``lines``), then ``finish``; bytes and transactions may come from two threads.
@@ -283,7 +289,7 @@ class Sealing:
             start += size
         return digest.hexdigest()
 
-    def part(self, stream: BinaryIO, start: int, size: int, *digests: hashlib._Hash) -> None:
+    def part(self, stream: BinaryIO, start: int, size: int, *digests: Digest) -> None:
         """Seal the next ``size`` bytes of a file from ``stream``, which is at ``start``, as one part; ``digests`` get
         them, too. A file's beginning loses its in-use flag. Raises StreamError when the stream ends too early."""
         own = hashlib.sha256()

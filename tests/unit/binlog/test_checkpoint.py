@@ -307,6 +307,44 @@ def test_a_file_that_is_another_one_than_its_pieces_is_not_put_together(house: H
     assert house.key(log, 0, log.cuts[0]) in house.keys("one")
 
 
+def test_bytes_that_changed_in_the_spool_are_not_sealed_again_as_those_of_the_pieces(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = real_logs()[0]
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", log.size)
+    with house.archiver() as archiver:
+        for end in log.cuts[:3]:
+            house.grow(log, end)
+            assert not archiver.step(house.clock.move(60)).trouble
+        pieces = house.keys("one")
+        house.end(log)
+        with house.spool.files()[0].path.open("r+b") as file:
+            file.seek(log.cuts[1] - 5)  # of the checksum of an event that was archived
+            byte = file.read(1)[0]
+            file.seek(-1, io.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+        assert "in the spool is damaged" in archiver.step(house.clock.move(60)).trouble[""]
+        assert house.keys("one") == pieces
+
+
+def test_transactions_whose_end_a_power_cut_took_are_not_taken_for_all(house: House) -> None:
+    log = real_logs()[0]
+    grown(house, log, ends=log.cuts[:3])
+    kept = sorted((house.spool.folder / "sealed").rglob("transactions.zst"))
+    assert len(kept) == 3
+    kept[1].write_bytes(b"")
+    house.end(log)
+    house.settle()
+    (header,) = log_segments.headers(house.destinations["one"])
+    assert isinstance(header, SegmentHeader)
+    index = b""
+    for part in header.index:
+        with house.destinations["one"].get(header.folder + part.stored.name) as stream:
+            index += stream.read()[16:]
+    assert index.count(b'"gtid"') == len(log.transactions)
+    house.check("one", [log])
+
+
 def test_a_file_that_ended_and_is_written_to_again_goes_on(house: House) -> None:
     log = real_logs()[0]
     short = RealLog(log.name, log.number, log.data[: log.cuts[2]], Ending.CUT, log.transactions[:3])
