@@ -26,12 +26,14 @@ from backupd.model.errors import (
     BackupdError,
     DamagedError,
     DestinationError,
+    DestinationFullError,
     LockedError,
     NewerFormatError,
     NotFoundError,
     ObjectMissingError,
     RefusedError,
     TamperedError,
+    UnreachableError,
 )
 from backupd.model.manifest import PLAIN_LIMIT, StoredObject
 from backupd.transfer.leases import is_alive, pins
@@ -183,11 +185,15 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, ther
 
 def is_copied(destination: Destination, source: str, key: str, item: StoredObject) -> bool:
     """Does ``key`` hold the bytes of ``source`` now, which should be those of ``item``? They are read, or confirmed by
-    a destination that audits itself."""
+    a destination that audits itself. False, too, where a copy is refused, by a rule of the destination or since
+    ``source`` is in an archive class: what can be stored even so is sent. Raises DestinationError for one that does not
+    answer or is full."""
     copying = as_copying(destination)
     try:
         return copying is not None and copying.duplicate(source, key) and not found_wrong(destination, key, item)
-    except ObjectMissingError:
+    except (UnreachableError, DestinationFullError):
+        raise
+    except DestinationError:
         return False
 
 

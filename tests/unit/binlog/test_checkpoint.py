@@ -11,7 +11,7 @@ import pytest
 from backupd.binlog import segment_cutter, segment_sealer
 from backupd.binlog.segment_cutter import MOST_PIECES, Cut, LogCoordinate, LogFile, Marks, next_piece
 from backupd.model.binlog import Ending, SegmentKey
-from backupd.model.errors import DestinationFullError
+from backupd.model.errors import ArchivedError, DestinationError, DestinationFullError
 from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
@@ -237,6 +237,22 @@ def test_parts_that_are_damaged_at_a_destination_are_not_taken_over(house: House
         content = bytearray(stream.read())
     content[-1] ^= 1
     two.put(key, io.BytesIO(content))
+    house.end(log)
+    house.settle()
+    house.check("one", [log])
+    house.check("two", [log])
+
+
+@pytest.mark.parametrize("error", [ArchivedError("in an archive class"), DestinationError("links are forbidden here")])
+def test_a_destination_that_refuses_copies_gets_every_part_sent(
+    house: House, two: Faulty, monkeypatch: pytest.MonkeyPatch, error: DestinationError
+) -> None:
+    def refuse(_source: str, _target: str) -> bool:
+        raise error
+
+    monkeypatch.setattr(two, "duplicate", refuse)
+    log = real_logs()[0]
+    grown(house, log, ends=log.cuts[:3])
     house.end(log)
     house.settle()
     house.check("one", [log])
