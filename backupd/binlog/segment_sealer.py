@@ -296,15 +296,7 @@ class Cutter:
         for piece in pieces[1:]:
             findings = findings.plus(piece.findings)
         sealing = Sealing(self._folder / _NEW, self._sealer, piece=cut.ending is Ending.OPEN)
-        try:
-            for piece in pieces:
-                count = 0
-                for lines in piece.sealed.kept_lines():
-                    sealing.lines(lines)
-                    count += lines.count(b"\n")
-                if count != piece.segment.transactions:  # a power cut took the end of what was not synced
-                    return None
-        except (FileNotFoundError, DamagedError):
+        if not _have_lines(sealing, pieces):
             return None
         reached = good = pieces[-1].segment.end
         if context is None or context.end != reached:
@@ -452,6 +444,22 @@ def _scanned(
             return scan(stream, start=start, context=context, stop=end, on_transaction=take)
         except DamagedError as error:
             raise DamagedLogError(file, error.damages, good) from error
+
+
+def _have_lines(sealing: Sealing, pieces: Sequence[_Piece]) -> bool:
+    """Give the transactions of ``pieces`` to ``sealing``. False where some are not there: what was not synced may have
+    lost its end with the power."""
+    for piece in pieces:
+        count = 0
+        try:
+            for lines in piece.sealed.kept_lines():
+                sealing.lines(lines)
+                count += lines.count(b"\n")
+        except (FileNotFoundError, DamagedError):
+            return False
+        if count != piece.segment.transactions:
+            return False
+    return True
 
 
 def _too_short(file: Spooled, scanned: Scan, size: int) -> DamagedLogError:
