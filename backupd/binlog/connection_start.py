@@ -154,6 +154,25 @@ class Approach:
             self.spool.note_unlogged(self._unlogged)
             raise
 
+    def as_before(self, known: SourceState) -> tuple[SourceState, Start] | None:
+        """Where it goes on with the server that was as ``known`` says a moment ago, without any question that a commit
+        holds up which waits for an acknowledgement. None where anything is otherwise: then only ``look`` tells. Raises
+        ServerError."""
+        newest, seen = self.spool.newest(), self.spool.seen()
+        if newest is None or self.spool.unlogged() or self._unlogged:
+            return None
+        branch = self.spool.branches()[-1]
+        state = self.source.look_again(known)
+        if (
+            state is None
+            or (branch.basename, branch.server_uuid) != (state.basename, state.server_uuid)
+            or _listed(state, newest.number) is None
+            or continuity.another(seen, state)
+            or continuity.restored(seen, state)
+        ):
+            return None
+        return state, Start(branch, newest.number, newest.name, newest)
+
     def is_whole(self, number: int, size: int) -> bool:
         """Is nothing missing behind ``size`` bytes of the server's file? Raises as ``look``."""
         return continuity.is_whole(self.look(), number, size)

@@ -421,6 +421,11 @@ class Session:
         if self._kept is not None and self._written is not None and self._written <= self._size:
             self.diverged = True  # the server has less than what is here
 
+    def is_written(self, position: Position) -> None:
+        """How far the server has written by now."""
+        if position.file == self.start.name:
+            self._written = position.pos
+
     @property
     def acknowledges(self) -> bool:
         """Do commits at the server wait for what is received here?"""

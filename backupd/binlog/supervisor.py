@@ -22,12 +22,12 @@ from backupd.binlog.archive_state import Committed
 from backupd.binlog.connection_start import Approach, Start
 from backupd.binlog.continuity import Comparison, first_moment
 from backupd.binlog.session import End, PurgeAlarm, Question, Session, Watch, answered, fetch, purge_alarm
-from backupd.binlog.spool_files import Doubt, Spool
+from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.spool_repair import Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.engine.receiver.endings import DamagedDumpError, EndKind, end_kind
 from backupd.engine.receiver.receiver import connection_id
-from backupd.engine.server.binary_logs import BinlogSource, SourceState, UnloggedError
+from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
 from backupd.model.errors import (
     BackupdError,
@@ -68,8 +68,17 @@ _HINTS = {
 _NO_ROOM_HINT = "free space there; nothing is lost as long as the server keeps its binary logs"
 _FAILED = (EndKind.TWIN, EndKind.DENIED)
 _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT, EndKind.UNOPENED)
+_KNOWN_SECONDS = 15.0
+"""For so long what is known of a server whose commits wait is gone by: it cannot have written much meanwhile."""
 _UNOPENED_PAUSES = 5
 """A file that the server cannot open is given up after so many longest pauses: it may only have too many open."""
+
+
+def _with(state: SourceState, file: Spooled) -> SourceState:
+    """With a file that it has sent since."""
+    if any(log.number == file.number for log in state.logs):
+        return state
+    return replace(state, logs=(*state.logs, ListedLog(file.name, file.number, file.size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,8 @@ class Streamer:
     that before. ``committed``: up to where every required destination holds the log, asked again after ``rouse``;
     ``on_asked``: hears that a commit waits for that.
     ``given_up``: files of a branch behind which a gap is recorded; asked once, and brought back where the server has
-    them. ``ours``: uuids of the servers that are known to be the one that is meant.
+    them. ``ours``: uuids of the servers that are known to be the one that is meant. ``known``: the server a moment ago;
+    where its commits wait, it is not asked for all of that again before the dump begins.
     """
 
     server: str
@@ -127,6 +137,8 @@ class Streamer:
     evidence: Evidence | None = None
     committed: Callable[[], Committed | None] = lambda: None
     on_asked: Callable[[], None] = lambda: None
+    known: SourceState | None = None
+    _known_at: float = field(default_factory=time.monotonic)
     _id: int = 0
     _dump: int = 0
     _guard: threading.Lock = field(default_factory=threading.Lock)
@@ -218,15 +230,19 @@ class Streamer:
         )
 
     def _life(self, stop: threading.Event) -> float:
-        state = self._approach.look()
+        again = self._as_before()
+        state = again[0] if again is not None else self._approach.look()
         self._end_last_dump()
         self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
-        self._mend_files(newest=True)
-        start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
+        if again is not None:
+            start = again[1]
+        else:
+            self._mend_files(newest=True)
+            start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
         self._look_for_given_up(start, state)
         self._lives += 1
         acknowledging = self._acknowledger.how(start, state.logs)
-        written = state.position.pos if state.position.file == start.name else None
+        written = state.position.pos if again is None and state.position.file == start.name else None
         with self._guard:
             self._status = replace(self._status, server_position=None, server_time=None)
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
@@ -256,6 +272,9 @@ class Streamer:
                 why = self._follow(session, watch, stop)
                 if session.current is not None:  # how it was last is what it is compared with when it is back
                     self.spool.note(watch.seen)
+                    if session.acknowledges and not why:
+                        last = replace(state, position=watch.position)
+                        self.known, self._known_at = _with(last, session.current), time.monotonic()
         except DamagedDumpError:
             self._look_into_damage(session.dumped)
             raise
@@ -271,6 +290,17 @@ class Streamer:
         if session.end is not None:
             return self._ended(session.end)
         return self._lost(why, "", "", away=False) if why else 0
+
+    def _as_before(self) -> tuple[SourceState, Start] | None:
+        """Where a server's commits wait: as of Approach, once. Raises ServerError."""
+        known = self.known
+        if self.acknowledge == OFF or known is None or time.monotonic() - self._known_at > _KNOWN_SECONDS:
+            return None
+        if self._torn is not None or self.spool.doubts():
+            return None
+        found = self._approach.as_before(known)
+        self.known = None
+        return found
 
     def _end_last_dump(self) -> None:
         """Its server may not have noticed yet that nobody receives it any more. Raises ServerError."""
@@ -412,6 +442,7 @@ class Streamer:
         if why := watch.contradiction(state, number, size):
             return why
         self._acknowledger.saw(state, session)
+        session.is_written(state.position)
         at = state.position
         ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
         if ahead and watch.is_stalled():

@@ -87,6 +87,8 @@ TAKING_OVER = 20.0
 """Seconds that a process waits for the one that it replaces."""
 LETTING_GO = 4.0
 """Seconds that this one has to end: less than a server waits for an acknowledgement."""
+LOOKING = 5.0
+"""Seconds that a server may take to say where it stands before the process that streams it is replaced."""
 MOMENT = 0.02
 """Seconds between two looks whether it has."""
 ONCE_TROUBLE = 60.0
@@ -154,6 +156,7 @@ class StreamRun:
         self._noted: datetime | None = None
         self._met = ""
         self._meeting: tuple[str, Future[SourceState]] | None = None
+        self._known: SourceState | None = None
         self._holder = Holder.current(wiring, server, kept=kept)
         self._attendance = Attendance(wiring.settings, server, writer, wiring.clock, kept=kept)
 
@@ -172,7 +175,7 @@ class StreamRun:
                 marker=lambda datadir: restored_by(Path(datadir)),
                 semi_sync=self._policy.acknowledge != OFF,
             )
-            stack.enter_context(self._place())
+            stack.enter_context(self._place(source))
             if self._stop.is_set():
                 return
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
@@ -210,6 +213,7 @@ class StreamRun:
                 evidence=self._evidence(),
                 committed=archiver.committed,
                 on_asked=urge,
+                known=self._known,
                 pace=Pace(seldom=seldom(self._server.policy)),
             )
             archiver.on_committed = lambda _committed: streamer.rouse()
@@ -239,9 +243,10 @@ class StreamRun:
     # -- the beginning
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self, source: BinlogSource) -> Iterator[None]:
         """Be the one stream of the server. A process that a service has started takes the place of the one before it,
-        which is asked to end now that this one is ready, and killed where it does not. Raises BusyError where the place
+        which is asked to end now that this one is ready, and killed where it does not. While commits wait for nobody,
+        ``source`` may not answer, so it is asked before. Raises BusyError where the place
         is taken by another one, or for too long."""
         deadline, before = time.monotonic() + TAKING_OVER, None
         with ExitStack() as stack:
@@ -250,7 +255,8 @@ class StreamRun:
                     stack.enter_context(self._spool.locked(self._holder.note()))
                     break
                 except BusyError:
-                    before = before or self._predecessor()
+                    if before is None and (before := self._predecessor()) is not None:
+                        self._known = self._look(source)
                     if before is None or time.monotonic() > deadline:
                         raise
                 before.end(time.monotonic(), LETTING_GO)
@@ -259,6 +265,14 @@ class StreamRun:
                 say("stream-taken-over", f"process {os.getpid()} from process {before.pid}", server=self._server.name)
                 before.close()
             yield
+
+    def _look(self, source: BinlogSource) -> SourceState | None:
+        """The server whose commits wait, as it is now; None where it does not answer soon."""
+        if self._policy.acknowledge == OFF:
+            return None
+        with suppress(BackupdError, OSError, TimeoutError):
+            return answered(source.look).result(LOOKING)
+        return None
 
     def _predecessor(self) -> OtherProcess | None:
         """Who holds the place, where a service of this installation has started it, and before this process."""

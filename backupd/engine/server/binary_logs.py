@@ -35,7 +35,7 @@ from backupd.engine.server.probe import flavour_of, kept_for, position_of, read_
 from backupd.engine.server.semi_sync import SemiSync, moment, read_semi_sync
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
-from backupd.model.binlog import is_log_name, plus
+from backupd.model.binlog import covers, is_log_name, plus
 from backupd.model.errors import MisnamedError, RefusedError, ServerError
 from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 from backupd.process.folders import as_its_owner, open_plain
@@ -350,6 +350,42 @@ class BinlogSource:
                 marker=self._marker(variables.get("datadir", "")),
                 semi_sync=read_semi_sync(session) if self._semi_sync else None,
             )
+
+    def look_again(self, known: SourceState) -> SourceState | None:
+        """The server as it is, but for its files and where it writes, which are those of ``known``: it does not tell
+        them while one commit waits for an acknowledgement and others are to be written. None where the log need not be
+        the one of before: it is another server, or its log is called otherwise, or lacks what was executed, or has no
+        GTIDs to show that."""
+        with self._session() as session:
+            server_time = moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
+            variables = session.variables(
+                "version", "version_comment", "server_id", "server_uuid", "server_uid", "datadir", "log_bin_basename"
+            )
+            flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
+            dialect = dialect_of(flavour, Version.parse(variables["version"]))
+            gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")
+            now = replace(
+                known,
+                server_time=server_time,
+                server_uuid=variables.get(dialect.uid, ""),
+                server_id=int(variables.get("server_id", "0")),
+                flavour=flavour,
+                version=Version.parse(variables["version"]),
+                basename=Path(variables.get("log_bin_basename", "")).name,
+                position=replace(known.position, gtid=gtid),
+                lsn=current_lsn(session),
+                durable_lsn=_status(session, _DURABLE),
+                marker=self._marker(variables.get("datadir", "")),
+            )
+        before = known.position.gtid
+        same = replace(
+            now,
+            server_time=known.server_time,
+            position=known.position,
+            lsn=known.lsn,
+            durable_lsn=known.durable_lsn,
+        )
+        return now if same == known and before and covers(gtid, before, mariadb=known.mariadb) else None
 
     def size_of(self, name: str) -> int:
         """Bytes that a reader gets of the file ``name`` by now, at least; 0 where it is not there."""

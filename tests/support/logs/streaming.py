@@ -20,7 +20,7 @@ from backupd.binlog.continuity import without_flag
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import ArchivedTo, GivenUp, Pace, Streamer
-from backupd.engine.server.binary_logs import BinlogSource
+from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap
 from backupd.model.server_facts import Position
@@ -111,6 +111,7 @@ class Streaming:
         evidence: Evidence | None = None,
         committed: Callable[[], Committed | None] = lambda: None,
         on_asked: Callable[[], None] = lambda: None,
+        known: SourceState | None = None,
     ) -> None:
         self.spool = Spool(folder)
         self.events: list[StreamEvent] = []
@@ -131,6 +132,7 @@ class Streaming:
             evidence=evidence,
             committed=committed,
             on_asked=on_asked,
+            known=known,
         )
         self._stop = threading.Event()
         self._error: BaseException | None = None

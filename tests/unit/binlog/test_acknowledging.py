@@ -20,6 +20,7 @@ from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError
 from backupd.engine.receiver.log_bytes import LogPlace
 from backupd.engine.receiver.receiver import Receiver
+from backupd.engine.server.binary_logs import BinlogSource
 from tests.support.logs.archived import Books, Faulty, QuickSealer
 from tests.support.logs.semi_sync import Commit, Writer, facts, switch_on, wait
 from tests.support.logs.streaming import (
@@ -29,6 +30,7 @@ from tests.support.logs.streaming import (
     insert,
     log_status,
     make_server,
+    reset,
     through_socket,
     until,
 )
@@ -277,3 +279,100 @@ def test_rpo_0_is_claimed_only_while_every_commit_needs_our_acknowledgement(
         assert evidence(streaming).windows[2].since > evidence(streaming).windows[1].until
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
+
+
+@contextlib.contextmanager
+def writing(server: Server, count: int = 8) -> Iterator[list[float]]:
+    """Seconds that each commit of several clients took."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def run(number: int) -> None:
+        while not over.is_set():
+            commit = Commit(server, f"of-client-{number}")
+            if not commit.is_over(100) or commit.error is not None:
+                return
+            took.append(commit.seconds)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def end_dumps(server: Server) -> None:
+    for (dump,) in server.query("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%%'"):
+        server.execute(f"KILL {dump}")
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_a_connection_that_breaks_while_many_write_is_there_again_before_a_commit_has_waited_for_the_timeout(
+    server: Server, tmp_path: Path
+) -> None:
+    """While a commit waits and others are to be written, servers do not tell where they stand."""
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL) as streaming:
+        attached(server)
+        insert(server, 3)
+        before = facts(server)
+        with writing(server) as took:
+            for life in range(1, 4):
+                done = len(took)
+                until(lambda done=done: len(took) > done + 50, "commits")  # type: ignore[misc]
+                end_dumps(server)
+                until(lambda life=life: streaming.streamer.status().restarts >= life, "another")  # type: ignore[misc]
+                if life == 2:
+                    server.execute("FLUSH BINARY LOGS")
+        assert max(took) < 8, "of 60 s"
+        assert facts(server).fell_back == before.fell_back
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert (len(streaming.spool.branches()), streaming.spool.gaps()) == (1, ())
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_a_stream_that_takes_over_from_another_does_not_ask_what_commits_hold_up_that_wait_for_it(
+    server: Server, tmp_path: Path
+) -> None:
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL):
+        attached(server)
+        insert(server, 3)
+        before = facts(server)
+        known = BinlogSource(through_socket(server)).look()
+        insert(server, 3)  # received by the first one
+    with contextlib.ExitStack() as streams, writing(server) as took:
+        threading.Event().wait(0.5)
+        second = Streaming(server, tmp_path / "spool", acknowledge=SPOOL, known=known)
+        streams.enter_context(second)
+        until(lambda: len(took) > 50, "commits", seconds=8)
+        after = facts(server)
+    assert after.fell_back == before.fell_back
+    with Streaming(server, tmp_path / "spool") as third:
+        third.has_all(server)
+        assert_identical(third.spool, server)
+    assert second.kinds(StreamEventKind.BRANCH) == []
+    assert (len(third.spool.branches()), third.spool.gaps()) == (1, ())
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_what_is_known_of_a_server_is_not_gone_by_when_its_log_was_reset(server: Server, tmp_path: Path) -> None:
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL):
+        attached(server)
+        insert(server, 3)
+        source = BinlogSource(through_socket(server))
+        known = source.look()
+        assert source.look_again(known) is not None
+    server.execute(f"SET GLOBAL rpl_semi_sync_{facts(server).source}_enabled = OFF")
+    reset(server)
+    insert(server, 1)
+    assert source.look_again(known) is None
+    wait(server)
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL, known=known) as second:
+        second.told(StreamEventKind.BRANCH)
+        attached(server)
+        second.has_all(server)
+        assert_identical(second.spool, server)
