@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+from backupd.app.context.logging_setup import log_folder
 from backupd.app.context.settings import Settings, spool_folder
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.runtime.other_process import OtherProcess
@@ -90,6 +91,11 @@ def basis_of(settings: Settings, name: str) -> str:
 def code() -> str:
     """Of the program's files, as they were when this process asked first."""
     return _digest(json.dumps(sorted(json.dumps(one) for one in installed_files(PACKAGES))))
+
+
+def log_of(settings: Settings, server: str) -> Path:
+    """Where the stream of a server that a service has started says what happens to it."""
+    return log_folder(settings).with_name("streams") / f"{server}.log"
 
 
 def streamed(spool: Path) -> list[str]:

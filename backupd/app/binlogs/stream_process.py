@@ -26,7 +26,7 @@ from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.attendance import Attendance
 from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.quiet import Rest, seldom
-from backupd.app.binlogs.stream_holder import Holder
+from backupd.app.binlogs.stream_holder import Holder, log_of
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
@@ -35,7 +35,7 @@ from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.missing_copies import opened, sources, wanted
 from backupd.app.copies.replication import pause_after
-from backupd.app.runtime.child_process import CatalogWriter
+from backupd.app.runtime.child_process import CatalogWriter, renew_log
 from backupd.app.runtime.other_process import OtherProcess
 from backupd.app.runtime.service_manager import Signals, Waker
 from backupd.binlog.acknowledgement import OFF, Evidence
@@ -387,6 +387,8 @@ class StreamRun:
                 alone = {"": self._attendance.trouble} if self._attendance.trouble else {}
                 report.beat(status, archiver.behind(), {**alone, **self._troubles})
                 reported = time.monotonic()
+                if self._holder.kept:
+                    renew_log(log_of(self._wiring.settings, self._server.name))
             if (
                 once
                 and wanted_at is not None

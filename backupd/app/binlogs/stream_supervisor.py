@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import STREAM
-from backupd.app.binlogs.stream_holder import Holder, basis_of, code, streamed
-from backupd.app.context.logging_setup import log_folder, say
+from backupd.app.binlogs.stream_holder import Holder, basis_of, code, log_of, streamed
+from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, Starter, open_log, start
@@ -184,7 +183,7 @@ class StreamWatch(ProcessWatch):
                 self._held.file(settings),
                 "run-stream",
                 name,
-                log=open_log(_log(settings, name)),
+                log=open_log(log_of(settings, name)),
                 outlives=True,
             )
         except (BackupdError, OSError, RuntimeError) as error:
@@ -222,7 +221,7 @@ class StreamWatch(ProcessWatch):
                     f"the binary log of {name} is not streamed: its process has ended {one.failures} times in a "
                     f"row, and {how} the last time",
                     detail=one.last_words,
-                    hint=f"its log is {_log(self._wiring.settings, name)}; it is started again every minute, and "
+                    hint=f"its log is {log_of(self._wiring.settings, name)}; it is started again every minute, and "
                     "continues where it was",
                 )
             )
@@ -304,8 +303,3 @@ def _end_of(process: Process) -> str:
         return "has ended" if process.ended() else ""
     code = process.ended()
     return describe_exit(code) if code is not None else ""
-
-
-def _log(settings: Settings, name: str) -> Path:
-    """Where a stream says what happens to it."""
-    return log_folder(settings).with_name("streams") / f"{name}.log"

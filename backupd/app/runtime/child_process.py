@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import signal
+import stat
 import sys
 import threading
 import time
@@ -150,7 +151,8 @@ class LogEnd:
         try:
             with self.log.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                file.seek(max(min(self.start, size), size - _TAIL_BYTES))
+                begin = self.start if self.start <= size else 0  # another log has begun since
+                file.seek(max(begin, size - _TAIL_BYTES))
                 said = file.read().decode("utf-8", "replace")
         except OSError:
             return ""
@@ -264,6 +266,22 @@ def open_log(path: Path) -> Path | None:
     except OSError:
         return None  # its process finds the same, and says so
     return path
+
+
+def renew_log(path: Path, descriptor: int = 2) -> None:
+    """Of a process that writes into ``path`` itself, as ``descriptor``, and may do so for months: begin a new one where
+    it has become long, and go on with the new one where somebody else has begun it. Where that cannot be, it grows
+    on."""
+    with suppress(OSError):
+        written = os.fstat(descriptor)
+        if not stat.S_ISREG(written.st_mode):
+            return
+        is_there = path.exists() and os.path.samestat(written, path.lstat())
+        if (is_there and written.st_size <= LOG_SIZE) or open_log(path) is None:
+            return
+        fresh = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.dup2(fresh, descriptor)
+        os.close(fresh)
 
 
 class Starter(Protocol):
