@@ -12,6 +12,7 @@ import signal
 from contextlib import suppress
 from typing import Self
 
+from backupd.app.context import wiring
 from backupd.app.context.wiring import owner_state
 
 
@@ -27,6 +28,7 @@ class OtherProcess:
     @classmethod
     def of(cls, owner: str) -> Self | None:
         """The process that calls itself so (see ``wiring.owner``); None where it has ended or is not seen from here."""
+        owner = _of_here(owner)
         if owner_state(owner) is not True:
             return None
         pid = int(owner.split(" ")[-2])
@@ -67,3 +69,9 @@ class OtherProcess:
         if not self._gone:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
+
+
+def _of_here(owner: str) -> str:
+    """The same, where the host has got another name since it was written: boot and namespace tell which host it is."""
+    words, here = owner.split(" "), wiring.owner().split(" ")
+    return " ".join([here[0], *words[1:]]) if words[1:3] == here[1:3] and len(words) == len(here) else owner
