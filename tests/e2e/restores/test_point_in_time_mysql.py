@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -116,6 +117,30 @@ def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sour
         executed = "SELECT @@GLOBAL.gtid_executed"
         assert str(restored.scalar(executed)) == str(server.scalar(executed))
         assert restored.query(f"SHOW {server.words.replica} STATUS") == []
+
+
+def test_a_replay_that_was_killed_begins_again_from_the_backup_and_ends_right(story: Story, short_tmp: Path) -> None:
+    document = short_tmp / "d.restoring" / "restore.json"
+
+    def in_the_replay() -> bool:
+        try:
+            return json.loads(document.read_text())["stage"] == "replaying" and any(
+                (document.parent / "data").glob("backupd-relay-*")
+            )
+        except (OSError, ValueError):
+            return False
+
+    command = ("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"))
+    if story.is_refused(*command):
+        return
+    story.house.kill_when(in_the_replay, *command)
+    assert not (short_tmp / "d").exists()
+    outcome = story.house.ok(*command)
+    assert any("interrupted while it replayed" in text for text in outcome["warnings"])
+    assert not [path for path in (short_tmp / "d").iterdir() if path.name.startswith("backupd-relay")]
+    with story.stack.make(datadir=short_tmp / "d", options=GTIDS) as restored:
+        assert sums(restored) == sums(story.server)
+        assert restored.query(f"SHOW {story.server.words.replica} STATUS") == []
 
 
 def test_one_transaction_is_left_out_through_the_pipe_and_all_others_are_there(story: Story, short_tmp: Path) -> None:
