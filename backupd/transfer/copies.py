@@ -331,7 +331,8 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
     if present is not None and (present.parts, present.index) != (header.parts, header.index):
         return present  # the same bytes, sealed another time
     if present != header:
-        there = segments.elsewhere(relay.target, header)
+        # What is committed there stays in place while its end becomes known.
+        there = segments.elsewhere(relay.target, header) if present is None else {}
         for item in sorted(header.sealed, key=lambda one: one.sha256 in there):  # see ``segments.put``
             key_there, name = there.get(item.sha256), header.folder + item.name
             if key_there is not None and segments.is_copied(relay.target, key_there, name, item):

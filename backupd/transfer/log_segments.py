@@ -69,8 +69,8 @@ class SegmentConflictError(RefusedError):
 
 
 class PartsGoneError(BackupdError):
-    """A destination lacks parts that ``key`` took over from pieces, and they are not here any more: it is to be sealed
-    anew."""
+    """A destination lacks parts that ``key`` took over from pieces, and they are not here any more, or damaged here: it
+    is to be sealed anew."""
 
     def __init__(self, key: SegmentKey) -> None:
         super().__init__(f"parts of binary log {key.number} are to be sealed anew")
@@ -155,7 +155,7 @@ def elsewhere(destination: Destination, header: SegmentHeader) -> dict[str, str]
     found: dict[str, str] = {}
     for key in of_file(destination, segment.server, segment.branch, segment.number):
         if key != segment.key:
-            with contextlib.suppress(NotFoundError, DamagedError):
+            with contextlib.suppress(NotFoundError, DamagedError, ArchivedError):
                 other = load_header(destination, segment.server, key)
                 found |= {part.stored.sha256: other.folder + part.stored.name for part in other.parts}
     return found
@@ -180,6 +180,8 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, ther
     with stream:
         destination.put(key, stream)
     if problem := _problem(destination, key, item):
+        if not sealed.holds(item):
+            raise PartsGoneError(sealed.header.segment.key)
         raise _lost(destination, key, problem)
 
 

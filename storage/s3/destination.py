@@ -133,7 +133,7 @@ class S3Destination:
         except ClientError:
             return False
         head = self._head(target, f"looking at {target} after it was copied")
-        self._check_lock(target, head, headers, answer["CopyObjectResult"].get("ETag", ""))
+        self._check_lock(target, head, headers, answer.get("CopyObjectResult", {}).get("ETag", ""))
         return True
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:

@@ -361,12 +361,7 @@ class Sealed:
     def load(cls, folder: Path) -> Sealed | None:
         """What ``folder`` holds, None unless it is complete and as it was sealed."""
         found = cls.described(folder)
-        try:
-            if found is None or any(_digest_of(folder / item.name) != item.sha256 for item in found.header.sealed):
-                return None
-        except FileNotFoundError:
-            return None
-        return found
+        return found if found is not None and all(map(found.holds, found.header.sealed)) else None
 
     @classmethod
     def described(cls, folder: Path) -> Sealed | None:
@@ -380,6 +375,13 @@ class Sealed:
     def open(self, item: StoredObject) -> BinaryIO:
         """The sealed bytes of one of ``header.sealed``; the caller closes the stream. Raises OSError."""
         return (self.folder / item.name).open("rb")
+
+    def holds(self, item: StoredObject) -> bool:
+        """Are the sealed bytes of one of ``header.sealed`` here, as they were sealed? Raises OSError."""
+        try:
+            return _digest_of(self.folder / item.name) == item.sha256
+        except FileNotFoundError:
+            return False
 
     def kept_lines(self) -> Iterator[bytes]:
         """The transactions of a piece as its index has them, some whole lines at a time. Raises OSError, DamagedError

@@ -313,6 +313,24 @@ def test_a_destination_that_copies_nothing_gets_the_parts_from_here(
     house.check("plain", [log])
 
 
+def test_a_sealed_part_that_is_damaged_here_is_sealed_anew_and_not_blamed_on_the_destination(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
+    plain = Faulty("plain", clock)
+    plain._tree = False
+    house = House(tmp_path / "spool", [plain], clock)
+    log = real_logs()[0]
+    for end in log.cuts[:3]:
+        house.grow(log, end)
+        house.step(60)
+    kept = sorted((house.spool.folder / "sealed").rglob("part-*"))
+    kept[1].write_bytes(kept[1].read_bytes()[:-7])
+    house.end(log)
+    house.settle()
+    house.check("plain", [log])
+
+
 def test_a_file_that_is_another_one_than_its_pieces_is_not_put_together(house: House) -> None:
     log, other = real_logs()[:2]
     grown(house, log, ends=log.cuts[:2])

@@ -564,6 +564,24 @@ def test_a_copy_at_another_destination_takes_over_the_parts_of_its_pieces(
     assert log_segments.problems(target, whole) == {}
 
 
+def test_parts_that_are_committed_stay_in_place_while_their_end_becomes_known(
+    world: World, sealed: Callable[[bool], Sealed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = MemoryDestination("target", clock=world.now)
+    relay = Relay([world.place], target, pauses=())
+    for key in log_segments.of_file(world.place, GROWN.server, GROWN.id, 1):
+        copy_segment(relay, GROWN.server, key, clock=world.now)
+    whole = sealed(True)
+    growing = Sealed(whole.folder, replace(whole.header, segment=replace(whole.header.segment, ending=Ending.OPEN)))
+    log_segments.put(world.place, growing, now=world.now())
+    copy_segment(relay, GROWN.server, whole.header.segment.key, clock=world.now)
+    log_segments.put(world.place, whole, now=world.now())
+    made: list[str] = []
+    monkeypatch.setattr(target, "duplicate", lambda _source, key: made.append(key))
+    assert copy_segment(relay, GROWN.server, whole.header.segment.key, clock=world.now) == whole.header
+    assert made == []
+
+
 def test_parts_are_taken_over_where_the_spool_knows_no_links(
     tmp_path: Path, world: World, sealed: Callable[[bool], Sealed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
