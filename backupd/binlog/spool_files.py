@@ -92,6 +92,8 @@ _STATE = "state.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
 _LONGEST_NOTE = 65536
+_NOBODY = "{}"
+"""Left in the lock's file, so that the next note needs no new block of a disk that is full by then."""
 _TRIES = 5
 _MOMENT = 0.01
 _REMEMBERED = 8
@@ -125,6 +127,14 @@ class Doubt:
     good: int
     why: str
     verdict: str = ""
+
+
+def _say(descriptor: int, note: str) -> None:
+    """In the lock's file. Without room nobody is told, and the stream goes on: archiving is what makes room."""
+    content = note.encode()
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, len(content)))
+        os.pwrite(descriptor, content, 0)
 
 
 class Spool:
@@ -224,8 +234,7 @@ class Spool:
             return
         descriptor = self._lock()
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, note.encode(), 0)
+            _say(descriptor, note)
             with self._guard:
                 self._state = None
                 self._reconcile()
@@ -233,8 +242,7 @@ class Spool:
             yield
         finally:
             self._locked = False
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)
+            _say(descriptor, _NOBODY)
             os.close(descriptor)
 
     def holder(self) -> str | None:

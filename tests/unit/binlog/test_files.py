@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -290,3 +292,23 @@ def test_a_comparison_goes_on_as_the_file_grows_and_finds_the_first_byte_that_di
         writer.flush()
         assert comparison.go_on() == 3100
         assert comparison.differs
+
+
+def test_a_stream_begins_on_a_full_disk_because_archiving_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+
+    def full(_descriptor: int, _content: bytes, _at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with spool.locked("who"):
+            assert spool.files() == ()
+    with spool.locked("a longer note"):
+        assert Spool(spool.folder).holder() == "a longer note"
+    with spool.locked("who"):
+        assert Spool(spool.folder).holder() == "who"
+    assert Spool(spool.folder).holder() is None
+    assert (spool.folder / "lock").stat().st_size > 0, "a block for the next note"
