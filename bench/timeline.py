@@ -13,10 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from backupd.model.backup_record import BackupRecord, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
+from backupd.model.binlog import Branch, BranchReason, Ending, FilePosition, Run, SegmentKey, Stop
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
-from backupd.recovery.runs import FilePosition
 from backupd.recovery.timeline import timeline
 from backupd.recovery.windows import RouteLeg
 from bench.measure import timed

@@ -1,4 +1,4 @@
-"""What happened, what is wrong because of it, and who is told: events, incidents, messages."""
+"""What happened, what is wrong because of it, and who is notified: events, incidents, messages."""
 
 from __future__ import annotations
 
@@ -205,13 +205,13 @@ class Messages(Rows):
         return self._records(Message, query if before is None else query.where(messages.c.id < before))
 
     def first_about(self, incident_id: str) -> str:
-        """The incident that the first mail about this one is named by, which may have told of several; "" where there
-        is none."""
+        """The incident that the first mail about this one is named by; that mail may be about several. "" where
+        there is none."""
         named = select(messages.c.incident_id).where(messages.c.content.like(f"%<{incident_id}@%"))
         return str(self._scalar(named.order_by(messages.c.created_at, messages.c.id).limit(1)) or "")
 
     def due(self, channel: str, now: datetime, horizon: datetime, limit: int) -> tuple[Message, ...]:
-        """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a
+        """Those of ``channel`` to be sent now, the oldest first; also those whose next try is after ``horizon``, as a
         clock that was ahead has set it."""
         return self._records(
             Message,
@@ -286,7 +286,7 @@ class IncidentRows(Rows):
         return self._records(Incident, query.order_by(incidents.c.id))
 
     def recent(self, moment: datetime) -> tuple[Incident, ...]:
-        """Those that are not over, those of which nobody was told yet that they are, and those that ended after
+        """Those that are not over, those whose end nobody was notified of yet, and those that ended after
         ``moment``; the oldest first."""
         query = select(incidents).where(
             incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None) | (incidents.c.closed_at > moment)
@@ -318,14 +318,14 @@ class IncidentRows(Rows):
         query = select(incidents).where((incidents.c.last_at > moment) | (incidents.c.closed_at > moment))
         return self._records(Incident, query.order_by(incidents.c.id))
 
-    def record(self, changed: Sequence[Incident], told: Sequence[Message], read: Mapping[str, int]) -> None:
+    def record(self, changed: Sequence[Incident], notifications: Sequence[Message], read: Mapping[str, int]) -> None:
         """Write incidents, new or not, what is to be sent because of them, and how far was read: all or nothing."""
         with self._database.write() as connection:
             for incident in changed:
                 write_row(
                     connection, incidents, row_of(incidents, incident), once=("acknowledged_by", "acknowledged_at")
                 )
-            insert_all(connection, messages, told)
+            insert_all(connection, messages, notifications)
             for name, number in read.items():
                 write_row(connection, cursors, {"name": name, "number": number})
 

@@ -162,7 +162,7 @@ class Backups(Rows):
         return tuple({record.id: record for query in queries for record in self._found(query)}.values())
 
     def family(self, record: BackupRecord) -> tuple[BackupRecord, ...]:
-        """What it builds on, itself, and what was built on it directly; no foreign ones."""
+        """The backup, all that it builds on, and those built on it directly; no foreign ones."""
         built_on_it = select(backups).where(backups.c.server == record.server, backups.c.parent == record.id)
         found = (*self.lines([record.id]), *self._found(built_on_it.order_by(*_NEWEST)))
         return tuple({one.id: one for one in found if not one.foreign}.values())
@@ -180,8 +180,8 @@ class Backups(Rows):
             with self._database.read() as connection:
                 for _id, same in groupby(connection.execute(query), key=attrgetter("id")):
                     first, *others = same
-                    places = frozenset(one.destination for one in (first, *others)) - {None}
-                    yield Ancestor(first.server, first.id, first.kind, first.parent, places)
+                    destinations = frozenset(one.destination for one in (first, *others)) - {None}
+                    yield Ancestor(first.server, first.id, first.kind, first.parent, destinations)
 
     def foreign(self, server: str | None = None) -> tuple[BackupRecord, ...]:
         """Those that nobody here took or adopted, of one server or of all, newest first."""
@@ -196,7 +196,7 @@ class Backups(Rows):
         """Is there one that a run of this installation took?"""
         return bool(self._scalar(select(exists().where(backups.c.manifest != "", ~backups.c.foreign))))
 
-    # -- what lies at a destination
+    # -- what is at a destination
 
     def any_at(self, destination: str) -> bool:
         """Is a copy known there, in whatever state?"""
@@ -263,12 +263,12 @@ class Backups(Rows):
         return tuple(self._scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
 
     def stock(self, server: str) -> tuple[dict[str, Amounts], dict[str, Amounts]]:
-        """What of a server lies at each destination: as it is kept, and as the copies say themselves."""
+        """What each destination has of a server: as it is kept, and as counted from the copies."""
         with self._database.read() as connection:
             return kept_stock(connection, server), counted_stock(connection, server)
 
     def recount(self, server: str) -> None:
-        """Keep what the copies of a server say themselves."""
+        """Keep what is counted from the copies of a server."""
         with self._database.write() as connection:
             changed(connection, server)  # whoever changes it waits, or was before
             write_stock(connection, server, counted_stock(connection, server))
@@ -278,7 +278,7 @@ class Backups(Rows):
         self._change(backup_id, state=str(state))
 
     def set_missing(self, backup_id: str, missing: Sequence[str], doubtful: str) -> None:
-        """What a look at its files told; see ``BackupRecord``. Raises NotFoundError."""
+        """What a check of its files found; see ``BackupRecord``. Raises NotFoundError."""
         self._change(backup_id, missing=list(missing), doubtful=doubtful)
 
     def announce(self, backup_id: str, manifest: str) -> None:
@@ -338,7 +338,7 @@ class Backups(Rows):
             _update_copy(connection, backup_id, destination, state=good, verified_at=now)
 
     def mark_copy_damaged(self, backup_id: str, destination: str) -> None:
-        """``verified_at`` stays: it tells until when the copy was good. Raises NotFoundError."""
+        """``verified_at`` stays: until then the copy was good. Raises NotFoundError."""
         with self._database.write() as connection, changing(connection, backup_id):
             _update_copy(connection, backup_id, destination, state=_unless_deleted("damaged"))
 
@@ -412,7 +412,7 @@ def _in_lines_of(ids: Collection[str]) -> ColumnElement[bool]:
 
 
 def placed_at(destination: str) -> Select[Any]:
-    """Copies there, as ``Placed`` tells them."""
+    """Copies there, with the columns of ``Placed``."""
     return (
         select(backups.c.server, backups.c.id, backups.c.state, copies.c.state.label("copy"), copies.c.stored_at)
         .join(copies, copies.c.backup_id == backups.c.id)

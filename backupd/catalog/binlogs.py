@@ -23,16 +23,24 @@ from backupd.catalog.tables.binlogs import (
     segment_of,
 )
 from backupd.catalog.tables.changes import changed
-from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
+from backupd.model.binlog import (
+    Branch,
+    CopyState,
+    Ending,
+    FilePosition,
+    Gap,
+    Run,
+    Segment,
+    SegmentKey,
+    SegmentRecord,
+    covers,
+)
 from backupd.model.errors import NotFoundError
 
 _BATCH = 5_000
 
 
 COMPLETE, DAMAGED = "complete", "damaged"
-
-Place = tuple[int, int]
-"""(number of a file, position in it), within a branch."""
 
 _S, _C = binlog_segments.c, binlog_copies.c
 
@@ -95,7 +103,7 @@ class Binlogs(Rows):
 
     def add_segment(self, segment: Segment, destination: str, stored: int, at: datetime) -> None:
         """Record that ``destination`` holds the segment in ``stored`` sealed bytes; the same again changes nothing but
-        the copy. A piece whose file turns out to end with it becomes the whole of it, wherever it lies. Raises
+        the copy. A piece whose file turns out to end with it becomes the whole of it, wherever it is stored. Raises
         NotFoundError when the branch was never added."""
         self.add_segments([(segment, stored)], destination, at)
 
@@ -164,12 +172,17 @@ class Binlogs(Rows):
                         changed(connection, server, loses=False)
 
     def segments(
-        self, server: str, branch: str, *, from_place: Place | None = None, to_place: Place | None = None
+        self,
+        server: str,
+        branch: str,
+        *,
+        from_position: FilePosition | None = None,
+        to_position: FilePosition | None = None,
     ) -> tuple[SegmentRecord, ...]:
-        """In log order, those that hold something of ``[from_place, to_place)``: pieces, and whole files beside them.
-        An unknown branch has none."""
+        """In log order, those that hold something of ``[from_position, to_position)``: pieces, and whole files beside
+        them. An unknown branch has none."""
         with self._database.read() as connection:
-            query = _select(connection, server, branch, from_place, to_place)
+            query = _select(connection, server, branch, from_position, to_position)
             return tuple(_records(connection, server, query)) if query is not None else ()
 
     def each_segment(
@@ -177,17 +190,17 @@ class Binlogs(Rows):
         server: str,
         branch: str,
         *,
-        from_place: Place | None = None,
-        to_place: Place | None = None,
+        from_position: FilePosition | None = None,
+        to_position: FilePosition | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[SegmentRecord]:
         """The same one by one, however many there are; of those in which something may have committed between ``since``
-        and ``until``. Several short transactions: what is added meanwhile behind the place reached is seen, too."""
-        place = from_place
+        and ``until``. Several short transactions: what is added meanwhile after the position reached is seen, too."""
+        position = from_position
         while True:
             with self._database.read() as connection:
-                query = _select(connection, server, branch, place, to_place)
+                query = _select(connection, server, branch, position, to_position)
                 if query is None:
                     return
                 if since is not None:
@@ -195,7 +208,7 @@ class Binlogs(Rows):
                 if until is not None:
                     query = query.where(_S.first_at <= until)
                 found = list(_records(connection, server, query.limit(_BATCH)))
-            # A batch ends with a file, so that nothing of it is told twice.
+            # A batch ends with a file, so that nothing of it is given twice.
             last = found[-1].key.number if len(found) == _BATCH else None
             whole = [record for record in found if record.key.number != last]
             if last is not None and not whole:
@@ -203,7 +216,7 @@ class Binlogs(Rows):
             yield from whole
             if last is None:
                 return
-            place = (last, 0)
+            position = (last, 0)
 
     def stored_bytes(self, server: str, branch: str, destination: str, first: int, last: int) -> int:
         """Sealed bytes at ``destination`` of files ``first`` to ``last``, pieces beside whole files counted too."""
@@ -213,7 +226,7 @@ class Binlogs(Rows):
             return int(connection.scalar(select(func.sum(_C.stored)).where(*files, _C.destination == destination)) or 0)
 
     def holding(self, server: str, branch: str, number: int, pos: int) -> SegmentRecord | None:
-        """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
+        """The segment that holds the byte at ``pos``, the whole file before a piece; where ``pos`` is the end of all
         there is of the file, the one that ends there."""
         with self._database.read() as connection:
             query = _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1))
@@ -223,7 +236,7 @@ class Binlogs(Rows):
         return max(inside or ending, key=lambda record: record.segment.size, default=None)
 
     def holding_gtid(self, server: str, gtid: str) -> tuple[SegmentRecord, ...]:
-        """Of each branch the segment in which the transaction lies, as far as the sets at both ends of a segment tell.
+        """Of each branch the segment that holds the transaction, by the executed sets at both ends of each segment.
 
         Several branches may have one: ids repeat after a restore. Raises ValueError for what is no GTID.
         """
@@ -233,13 +246,13 @@ class Binlogs(Rows):
                 select(binlog_branches).where(binlog_branches.c.server == server).order_by(binlog_branches.c.number)
             ).mappings():
                 branch = record_of(Branch, row)
-                key = place_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
+                key = segment_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
                 if key is not None:
                     query = select(binlog_segments).where(_is(row["number"], key))
                     found += _records(connection, server, query)
             return tuple(found)
 
-    # -- runs, confirmed places, gaps
+    # -- runs, confirmed positions, gaps
 
     def runs(self, server: str, destination: str | None = None) -> tuple[Run, ...]:
         """Oldest branch first, then by destination, in log order."""
@@ -250,16 +263,16 @@ class Binlogs(Rows):
         """Are binary logs known there, of whichever server?"""
         return bool(self._scalar(select(binlogruns.any_at(destination))))
 
-    def confirm(self, server: str, destination: str, branch: str, place: Place, at: datetime) -> None:
-        """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``place`` was
-        the end of its log then. Where nothing is stored yet, or what is stored does not reach it (any more), that means
-        nothing. Raises NotFoundError for an unknown branch."""
+    def confirm(self, server: str, destination: str, branch: str, position: FilePosition, at: datetime) -> None:
+        """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``position``
+        was the end of its log then. Where nothing is stored yet, or what is stored does not reach it (any more), that
+        means nothing. Raises NotFoundError for an unknown branch."""
         with self._database.write() as connection:
-            if not binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at):
+            if not binlogruns.confirm(connection, _branch(connection, server, branch), destination, position, at):
                 changed(connection, server)
 
     def add_gap(self, gap: Gap) -> None:
-        """What was known of a gap after the same place gives way, but for when it was noticed."""
+        """Replaces what was known of a gap after the same position, but for when it was noticed."""
         with self._database.write() as connection:
             write_row(connection, binlog_gaps, row_of(binlog_gaps, gap), once=("noticed_at",))
             changed(connection, gap.server)
@@ -284,12 +297,12 @@ class Binlogs(Rows):
     # -- the stream's own state
 
     def stream_state(self, server: str) -> tuple[Mapping[str, Any], datetime] | None:
-        """What the process that streams said of itself last, and when; None when it never said anything."""
+        """The status that the streaming process recorded last, and when; None when it never did."""
         rows = self._rows(select(binlog_streams).where(binlog_streams.c.server == server))
         return (rows[0].status, rows[0].updated_at) if rows else None
 
     def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
-        """What the stream of ``server`` says of itself; it replaces what it said before."""
+        """Record the status of the stream of ``server``; it replaces the former one."""
         self._put(binlog_streams, {"server": server, "status": dict(status), "updated_at": at})
 
 
@@ -309,14 +322,14 @@ def _in_turn(connection: Connection, server: str) -> None:
 
 
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> bool:
-    """Does it more than go on with what is there? It does in place of a damaged copy, and behind a hole."""
+    """Does it more than go on with what is there? It does where it replaces a damaged copy, and after a hole."""
     number = _branch(connection, segment.server, segment.branch)
-    place = _is(number, segment.key)
-    ending = connection.scalar(select(_S.ending).where(place))
+    same = _is(number, segment.key)
+    ending = connection.scalar(select(_S.ending).where(same))
     if ending is None:
         connection.execute(insert(binlog_segments).values(**segment_columns(number, segment)))
     elif ending == Ending.OPEN and segment.is_final:
-        connection.execute(update(binlog_segments).where(place).values(**segment_columns(number, segment)))
+        connection.execute(update(binlog_segments).where(same).values(**segment_columns(number, segment)))
         for name, size in connection.execute(
             select(_C.destination, _C.stored).where(
                 _is_copy(number, segment.key), _C.destination != destination, _C.state == COMPLETE
@@ -404,16 +417,22 @@ def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: st
 
 
 def _select(
-    connection: Connection, server: str, branch: str, from_place: Place | None, to_place: Place | None
+    connection: Connection,
+    server: str,
+    branch: str,
+    from_position: FilePosition | None,
+    to_position: FilePosition | None,
 ) -> Select[Any] | None:
     number = _known_branch(connection, server, branch)
     if number is None:
         return None
     query = select(binlog_segments).where(_S.branch == number).order_by(_S.number, _S.start_pos, _S.end_pos.desc())
-    if from_place is not None:
-        query = query.where(_S.number >= from_place[0], (_S.number > from_place[0]) | (_S.end_pos > from_place[1]))
-    if to_place is not None:
-        query = query.where(_S.number <= to_place[0], (_S.number < to_place[0]) | (_S.start_pos < to_place[1]))
+    if from_position is not None:
+        query = query.where(
+            _S.number >= from_position[0], (_S.number > from_position[0]) | (_S.end_pos > from_position[1])
+        )
+    if to_position is not None:
+        query = query.where(_S.number <= to_position[0], (_S.number < to_position[0]) | (_S.start_pos < to_position[1]))
     return query
 
 
@@ -435,14 +454,14 @@ def _records(connection: Connection, server: str, query: Select[Any]) -> Iterato
         .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)
     ).mappings()
     segment: Segment | None = None
-    place: tuple[Any, ...] = ()
+    piece: tuple[Any, ...] = ()
     copies: dict[str, CopyState] = {}
     for row in rows:
         found = row["branch_id"], row["number"], row["start_pos"], row["end_pos"]
-        if found != place:  # a row for each copy: the segment is made of the first
+        if found != piece:  # a row for each copy: the segment is made of the first
             if segment is not None:
                 yield _record(segment, copies)
-            segment, place, copies = segment_of(row, server, row["branch_id"]), found, {}
+            segment, piece, copies = segment_of(row, server, row["branch_id"]), found, {}
         if row["destination"] is not None:
             copies[row["destination"]] = copy_of(row)
     if segment is not None:
@@ -456,7 +475,7 @@ def _record(segment: Segment, copies: Mapping[str, CopyState]) -> SegmentRecord:
 _WHAT = (_S.number, _S.start_pos, _S.end_pos, _S.gtids_before, _S.gtids_after)
 
 
-def place_of_gtid(
+def segment_of_gtid(
     connection: Connection,
     branch: int,
     branch_id: str,
@@ -464,7 +483,7 @@ def place_of_gtid(
     *,
     mariadb: bool,
 ) -> SegmentKey | None:
-    """The longest segment that ``gtid`` lies in, by the executed sets at both ends of each segment. Raises ValueError
+    """The longest segment that holds ``gtid``, by the executed sets at both ends of each segment. Raises ValueError
     for what is no GTID.
 
     What is executed only grows along a branch, so the file is found by halving. Only where a server of MariaDB lets the

@@ -92,8 +92,8 @@ class Database:
     def __init__(self, address: str, *, make: bool = True) -> None:
         """Opens nothing yet, but for SQLite makes the folder (0700) and the file (0600) where they are missing.
 
-        Without ``make``, and once it is open, a file that is missing is an error: it was moved away, and an empty one
-        in its place would hide that.
+        Without ``make``, and once it is open, a file that is missing is an error: it was moved away, and a new
+        empty one would hide that.
         """
         self.url = catalog_url(address)
         self.sqlite = self.url.drivername == "sqlite"
@@ -112,7 +112,7 @@ class Database:
         self._hasty = self.engine.execution_options(backupd_hasty=True)
 
     def _sqlite_engine(self) -> Engine:
-        address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself
+        address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file
         engine = create_engine(
             self.url,
             hide_parameters=True,
@@ -171,7 +171,7 @@ class Database:
         self.engine.dispose()
 
     def integrity(self) -> list[str]:
-        """What the database itself finds wrong, one line each; empty for PostgreSQL, which has tools of its own."""
+        """What the database finds wrong, one line each; empty for PostgreSQL, which has other tools for it."""
         if not self.sqlite:
             return []
         with self.read() as connection:
@@ -239,10 +239,10 @@ _SQLITE = {
 
 
 class _Patient:
-    """A connection to PostgreSQL that waits for an answer only so long; ``hurried`` False: as long as it takes.
+    """A connection to PostgreSQL that waits a limited time for an answer; ``hurried`` False: as long as it takes.
 
     A server that hangs (its disk is dead, its processes are stopped) keeps its sockets open and acknowledges every
-    packet, so no timeout of TCP, and none that the server itself watches, ends the waiting. Here the socket is shut
+    packet, so no timeout of TCP, and none that the server watches, ends the waiting. Here the socket is shut
     after the time, and the waiting ends as with any server that went away.
     """
 
@@ -308,7 +308,7 @@ def _is_full(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Is anything there but an empty file? Also where that cannot be asked: whoever opens it is told why."""
+    """Is anything there but an empty file? Also where that cannot be asked: opening it says why."""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -350,7 +350,7 @@ def _make_file(path: Path) -> None:
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    # Python's sqlite3 would begin transactions by itself, late and only for some statements, so that a read followed
+    # Python's sqlite3 would begin transactions late and only for some statements, so that a read followed
     # by a write fails at once with "database is locked". None leaves BEGIN to us (_begin_sqlite).
     connection.isolation_level = None
     cursor = connection.cursor()
@@ -442,7 +442,7 @@ class Rows:
             return connection.scalar(query)
 
     def _do(self, statement: Executable) -> int:
-        """In a transaction by itself; gives how many rows it changed."""
+        """In one transaction; gives how many rows it changed."""
         with self._database.write() as connection:
             return connection.execute(statement).rowcount
 
@@ -453,8 +453,8 @@ class Rows:
 
 
 class Changes:
-    """For one thread at a time; holds a connection of its own until it is closed. SQLite tells such a connection when
-    another one has committed, without reading a row (https://www.sqlite.org/pragma.html#pragma_data_version);
+    """For one thread at a time; holds one connection until it is closed. SQLite shows such a connection when another
+    one has committed, without reading a row (https://www.sqlite.org/pragma.html#pragma_data_version);
     PostgreSQL has nothing like it."""
 
     def __init__(self, database: Database) -> None:
@@ -462,7 +462,7 @@ class Changes:
         self._connection: sqlite3.Connection | None = None
 
     def version(self) -> int | None:
-        """Another number than before when something was written; None where that cannot be told."""
+        """Another number than before when something was written; None where that is unknown."""
         if self._file is None:
             return None
         try:
@@ -476,7 +476,7 @@ class Changes:
                 )
             row = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
-            self.close()  # whoever reads the catalog itself says what is wrong with it
+            self.close()  # whoever reads the catalog says what is wrong with it
             return None
         return int(row[0])
 

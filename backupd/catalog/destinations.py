@@ -101,8 +101,8 @@ marks = Table(
     Column("ours", Boolean, nullable=False),
     Column("confirmed", Boolean, nullable=False),
 )
-"""Marks of deletion at destinations, as this installation knows them by itself. ``since`` by its clock; ``stored_at``
-as the place says, None until it was asked."""
+"""Marks of deletion at destinations, as this installation recorded them. ``since`` by its clock; ``stored_at`` as
+the destination says, None until it was asked."""
 
 
 deposits = Table(
@@ -259,17 +259,17 @@ _LISTING = timedelta(minutes=15)
 
 
 class Marks(Rows):
-    """Marks of deletion: what this installation itself knows of what lies at a destination.
+    """Marks of deletion: what this installation recorded of those at a destination.
 
     Whoever may put files there can put a mark with any time in it, and say that a person wanted it. A row begins when
     the mark was put from here, or was first seen here.
     """
 
     def look(self, destination: str, there: Mapping[Backup, datetime], now: datetime) -> dict[Backup, Sighting]:
-        """What is known of each mark that is ``there`` now, with the times at which the place says that they were
-        stored. What was not known is seen for the first time; so is one that was stored at another time than the one
-        that was known. What is not there any more is forgotten, but for a mark that was put just now: another host may
-        have put it behind the list of what is ``there``."""
+        """What is known of each mark that is ``there`` now, with the times at which they were stored, as the
+        destination says. What was not known is seen for the first time; so is one that was stored at another time than
+        the one that was known. What is not there any more is forgotten, but for a mark that was put just now: another
+        host may have put it after ``there`` was listed."""
         with self._database.read() as connection:
             rows = _rows(connection, destination)
         if all(owner in rows and rows[owner]["stored_at"] == stored for owner, stored in there.items()) and (
@@ -292,7 +292,7 @@ class Marks(Rows):
 
     def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None, confirmed: bool) -> None:
         """The rules, or with ``confirmed`` a person, want the backup gone. ``stored``: when the mark that is there was
-        stored, as the place says; None where there is none yet. The time of a known one stays."""
+        stored, as the destination says; None where there is none yet. The time of a known one stays."""
         with self._database.write() as connection:
             row = _rows(connection, destination).get(owner)
             known = Sighting(now)
@@ -370,7 +370,7 @@ class Thaws(Rows):
         state: ThawState | Collection[ThawState] | None = None,
         limit: int | None = None,
     ) -> tuple[ThawItem, ...]:
-        """In the order in which they were to be asked for, as far as parts tell."""
+        """In the order in which they were to be asked for, by destination and key."""
         query = select(thaws).order_by(thaws.c.destination, thaws.c.key).limit(limit)
         return self._records(ThawItem, narrowed(query, (thaws.c.thaw_id, thaw_id), (thaws.c.state, state)))
 
@@ -393,7 +393,7 @@ class Thaws(Rows):
         return Thawing(thaw_id, self._records(ThawCount, grouped))
 
     def record(self, items: Sequence[ThawItem]) -> None:
-        """Write down how these stand now; what they are of does not change."""
+        """Record the state of these; what they are of does not change."""
         change = (
             update(thaws)
             .where(

@@ -1,6 +1,6 @@
 """Hosts with this catalog: their names, which jobs are addressed to, and which service acts.
 
-Who is on watch: of all services that know this catalog, one acts by itself. The others refuse, or stand by.
+Who is on watch: of all services that know this catalog, one is the leader, and acts. The others refuse, or stand by.
 
 For SQLite a lock on a file beside the catalog; the kernel drops it when its process dies. For PostgreSQL an advisory
 lock of a session kept open for nothing else; the server drops it with the session, and probes the connection, so that
@@ -77,7 +77,7 @@ class Hosts(Rows):
         container has a new host name after each start. ``leads``: its service is the one that acts, so that it takes
         the name, and the jobs that wait for its former one, whoever had it. A command does neither while a service
         serves that name: of a pair of hosts with one configured name it uses the name, and a machine that is only
-        called like another one gets a name of its own.
+        called like another one gets another name.
         """
         recorded = select(hosts).where(hosts.c.identity == identity)
         mine = self._record(Host, recorded)
@@ -181,7 +181,7 @@ def _is_served(host: Host, clock: datetime) -> bool:
 
 _TRY = text("SELECT pg_try_advisory_lock(:key)")
 _NOTICED_WITHIN = 5.0
-"""Seconds for a session of ours to end that was told to."""
+"""Seconds that a terminated session of ours may take to end."""
 _KEY = 0x6261636B757064
 """The letters ``backupd``."""
 _NAMING = 0x6261636B757068
@@ -202,7 +202,7 @@ class Watch:
         return self._take_file(name) if self._database.sqlite else self._take_session()
 
     def holder(self) -> str:
-        """Who has it, in words; empty when that cannot be told."""
+        """Who has it, in words; empty when that is unknown."""
         if self._database.sqlite:
             try:
                 return self._path().read_text().strip()
@@ -261,7 +261,7 @@ class Watch:
             self._file = None
         session, self._session = self._session, None
         if session is not None:
-            with contextlib.suppress(SQLAlchemyError):  # a session that is broken has given up the lock by itself
+            with contextlib.suppress(SQLAlchemyError):  # a broken session has lost the lock
                 session.scalar(text("SELECT pg_advisory_unlock(:key)"), {"key": _KEY})
             session.invalidate()
             session.close()

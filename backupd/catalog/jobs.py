@@ -203,7 +203,7 @@ class Jobs(Rows):
         return None
 
     def adopt(self, job_id: str, token: int, owner: str, now: datetime) -> JobRecord:
-        """``owner`` goes on with a running job that was claimed for it, under a token of its own.
+        """``owner`` goes on with a running job that was claimed for it, under a new token.
 
         Raises RefusedError when ``token`` is not the job's newest or the job is over, NotFoundError.
         """
@@ -320,8 +320,8 @@ class Jobs(Rows):
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """When a waiting job is to be looked at next, and what it waits for; nothing happens to one that is over."""
-        told = {"progress": progress, "arguments": arguments}
-        changed = {name: dict(value) for name, value in told.items() if value is not None}
+        given = {"progress": progress, "arguments": arguments}
+        changed = {name: dict(value) for name, value in given.items() if value is not None}
         self._do(_changed(job_id, JobState.WAITING, not_before=until, message=message, hint=hint, **changed))
 
     def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
@@ -492,8 +492,8 @@ def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
 
 def _waits_like(sweep: JobRecord) -> Select[Any]:
     """A queued sweep of the same destination, for the same host."""
-    place = jobs.c.arguments["destination"].as_string() == str(sweep.arguments["destination"])
-    return _in_state(JobState.QUEUED).where(jobs.c.runs_on == sweep.runs_on, jobs.c.kind == JobKind.SWEEP, place)
+    same = jobs.c.arguments["destination"].as_string() == str(sweep.arguments["destination"])
+    return _in_state(JobState.QUEUED).where(jobs.c.runs_on == sweep.runs_on, jobs.c.kind == JobKind.SWEEP, same)
 
 
 def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
@@ -596,7 +596,7 @@ class Schedule:
 
     @property
     def key(self) -> Key:
-        """What tells it from others."""
+        """What identifies it."""
         return self.server, self.leg
 
 

@@ -58,7 +58,7 @@ def is_in_trouble(job: LastJob, others: Iterable[LastJob]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """Of one destination: backups with a complete copy, and the bytes of all that lies there."""
+    """Of one destination: backups with a complete copy, and the bytes of all that is there."""
 
     backups: int = 0
     bytes: int = 0
@@ -75,7 +75,7 @@ _GROUP = ("server", "kind", "leg")
 
 def _groups(servers: Collection[str] | None) -> Any:
     """Each server, kind and leg of which there is a job. Of all servers it is found by a step of the index for each,
-    however many jobs it has: no database does that by itself."""
+    however many jobs it has: no database plans the plain query so."""
     if servers is not None:
         return select(*(jobs.c[name] for name in _GROUP)).where(jobs.c.server.in_(servers)).distinct().subquery()
 
@@ -110,7 +110,7 @@ class Glances(Rows):
         return found.st_mtime_ns, found.st_size
 
     def streams(self, servers: Collection[str] | None = None) -> dict[str, tuple[Mapping[str, Any], datetime]]:
-        """What each stream said of itself last, and when."""
+        """The status that each stream recorded last, and when."""
         return {row.server: (row.status, row.updated_at) for row in self._rows(_of(servers, select(binlog_streams)))}
 
     def lags(self, since: datetime) -> dict[tuple[str, str], float]:
@@ -121,7 +121,7 @@ class Glances(Rows):
             .where(binlog_lags.c.hour >= begin)
             .group_by(binlog_lags.c.server, binlog_lags.c.destination)
         )
-        return {(server, place): worst for server, place, worst in self._rows(query)}
+        return {(server, destination): worst for server, destination, worst in self._rows(query)}
 
     def tests(self, servers: Collection[str] | None = None) -> dict[str, LastTest]:
         """By server."""
@@ -190,17 +190,17 @@ class Glances(Rows):
 
     def stock(self) -> dict[str, Stock]:
         """By destination. Objects that several backups share are counted with the one that stored them first; where
-        that is gone, the largest that is left tells the least that must be there."""
+        that is gone, the largest that is left is a lower bound."""
         most = case((_STOCK.bytes_new > _STOCK.bytes_stored, _STOCK.bytes_new), else_=_STOCK.bytes_stored)
         whole = select(_STOCK.destination, func.sum(_STOCK.backups), func.sum(most)).group_by(_STOCK.destination)
         logs = select(binlog_runs.c.destination, func.sum(binlog_runs.c.stored)).group_by(binlog_runs.c.destination)
         found: dict[str, Stock] = {}
         with self._database.read() as connection:
-            for place, count, size in connection.execute(whole):
-                found[place] = Stock(int(count), int(size))
-            for place, stored in connection.execute(logs):
-                before = found.get(place, Stock())
-                found[place] = Stock(before.backups, before.bytes + int(stored))
+            for destination, count, size in connection.execute(whole):
+                found[destination] = Stock(int(count), int(size))
+            for destination, stored in connection.execute(logs):
+                before = found.get(destination, Stock())
+                found[destination] = Stock(before.backups, before.bytes + int(stored))
         return found
 
     def messages(self) -> dict[MessageState, int]:

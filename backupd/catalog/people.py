@@ -129,7 +129,7 @@ class Tokens(Rows):
     """Tokens: who may come in. A token's secret is nowhere; its digest is what finds it."""
 
     def add(self, token: Token) -> None:
-        """Raises RefusedError where one of its name still lets in: the audit tells who did what by that name."""
+        """Raises RefusedError where one of its name is still valid: the audit log identifies users by that name."""
         with self._database.write() as connection:
             if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
                 connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")

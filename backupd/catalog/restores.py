@@ -92,7 +92,7 @@ class Restores(Rows):
 
     def queue(self, record: RestoreRecord, job: JobRecord) -> RestoreRecord:
         """A restore that waits for ``job``, both recorded or neither: a new one, or one that is over and is gone on
-        with. Raises BusyError where another one into the same place waits or runs."""
+        with. Raises BusyError where another one into the same data directory waits or runs."""
         with self._database.write() as connection:
             busy = connection.scalar(
                 select(restores.c.id)
@@ -252,7 +252,7 @@ class Restores(Rows):
                     self.finish(record.id, JobState.ABANDONED, now, error="the process that ran this restore is gone")
                 )
             except RefusedError:
-                continue  # it ended by itself, or another process abandoned it, since we looked
+                continue  # it ended, or another process abandoned it, since we looked
         return tuple(ended)
 
 
@@ -338,8 +338,8 @@ SAMPLES = 20
 
 OF_TABLES = ("extracted", "loaded", "handed_over")
 _WHOLE = "/%"
-"""Restores of whole servers have the path of a data directory; those of tables tell which ones, and where to."""
-_TELLING = 4 * 1024 * 1024
+"""Restores of whole servers have the path of a data directory; those of tables name the tables, and where to."""
+_SIGNIFICANT = 4 * 1024 * 1024
 """Bytes of rows from which on a speed means something: below, it is the time that starting takes."""
 _SHORTEST = 0.001
 """Seconds below which a phase says nothing about speed."""
@@ -350,7 +350,7 @@ class Rate:
     """What is known of one phase.
 
     ``bytes_per_second``: the median over runs that moved bytes, None when none did. ``seconds``: the median
-    duration. ``samples``: runs counted. ``server``: whose runs they are, None when the server has none of its own
+    duration. ``samples``: runs counted. ``server``: whose runs they are, None when the server has none
     and those of all servers were taken. ``start``, of ``rolled_forward``: the median duration of runs that replayed
     next to nothing, which is what the applier takes to begin; the speed is that of the others, without it. None: no
     such run.
@@ -384,7 +384,7 @@ class Rates(Rows):
             phases = [
                 phase
                 for phase in self._recent(restores, of_tables, whose)
-                if phase.name in OF_TABLES and phase.bytes >= _TELLING
+                if phase.name in OF_TABLES and phase.bytes >= _SIGNIFICANT
             ]
             found.update(rates(phases, whose))
         return found
@@ -433,10 +433,10 @@ def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:
 
 def _replay_rate(group: Sequence[Phase], server: str | None) -> Rate:
     """How fast the applier starts is no speed, and what it takes with little to do is no time that grows."""
-    little = [phase.seconds for phase in group if phase.bytes < _TELLING]
+    little = [phase.seconds for phase in group if phase.bytes < _SIGNIFICANT]
     start = median(little) if little else None
     speeds = [
-        phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group if phase.bytes >= _TELLING
+        phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group if phase.bytes >= _SIGNIFICANT
     ]
     return Rate(
         phase="rolled_forward",

@@ -1,11 +1,11 @@
 """What the catalog's tables are made of: column types, and columns that several of them have.
 
-Each table is declared beside what reads and writes it. The only other place that knows columns is ``alembic/versions``.
+Each table is declared beside what reads and writes it. Besides, only ``alembic/versions`` knows columns.
 
 Long lists, page by page: newest first, each page with the cursor of the next one.
 
 A cursor names the last row that was given by its moment and its id, so rows that come and go meanwhile neither repeat
-nor hide others, and the row itself may be gone by then.
+nor hide others, and the row may be gone by then.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ R = TypeVar("R")
 
 def row_of(table: Table, record: Any, **given: Any) -> dict[str, Any]:
     """The row of ``table`` for a dataclass: a field in the column of its name, the fields of a nested one in columns of
-    their names, which may begin with that of the field; ``given``: what else, or other, stands in it."""
+    their names, which may begin with that of the field; ``given``: further values, or other ones."""
     values: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
@@ -223,7 +223,7 @@ def write_row(
     once: Sequence[str] = (),
 ) -> None:
     """Change the row that has this key, by default the primary one, or insert it. ``once``: columns that are written
-    with a new row only: somebody else writes them later, or they tell of its beginning."""
+    with a new row only: somebody else writes them later, or they are of its beginning."""
     names = key or [column.name for column in table.primary_key.columns]
     again = {name: value for name, value in values.items() if name not in (*names, *once)}
     known = update(table).where(*(table.c[name] == values[name] for name in names))
@@ -274,7 +274,7 @@ class Span:
     until: datetime | None = None
 
     def of(self, query: Select[Any], moment: Column[Any]) -> Select[Any]:
-        """Those rows of ``query`` whose ``moment`` lies in it."""
+        """Those rows of ``query`` whose ``moment`` is in it."""
         if self.since is not None:
             query = query.where(moment >= self.since)
         return query if self.until is None else query.where(moment <= self.until)
@@ -284,8 +284,7 @@ EVER = Span()
 
 
 def narrowed(query: Select[Any], *wanted: tuple[Column[Any], object]) -> Select[Any]:
-    """Those rows of ``query`` that have these values in these columns, or one of several; None: whatever stands
-    there."""
+    """Those rows of ``query`` that have these values in these columns, or one of several; None: any value."""
     for column, value in wanted:
         if isinstance(value, Collection) and not isinstance(value, str):
             query = query.where(column.in_([_stored(one) for one in value]))
@@ -312,7 +311,7 @@ _AT_A_TIME = 1000
 
 def page_by_page(read: Callable[[int, str | None], Listed[T]], limit: int | None = None) -> Iterator[T]:
     """The rows of a list, ``limit`` of them at most, while they are read: of a long list one page is in memory.
-    ``read``: gives the page of so many rows behind a cursor."""
+    ``read``: gives a page of that many rows after a cursor."""
     left, after = limit, None
     while left is None or left > 0:
         found = read(_AT_A_TIME if left is None else min(left, _AT_A_TIME), after)

@@ -89,7 +89,7 @@ class Catalog:
         self.name = database.name
 
     def integrity(self) -> list[str]:
-        """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
+        """What the database finds wrong, one line each. Reads everything; for `backupd fsck`."""
         return self.database.integrity()
 
     def changes(self) -> Changes:
@@ -183,7 +183,7 @@ def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
     with database.read() as connection:
         if current(connection) == WANTED:
             return WANTED, WANTED
-    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.migrations import bring_up_to_date  # slow to import, and hardly ever needed
     from backupd.catalog.snapshot import every_table
 
     return bring_up_to_date(database, every_table.tables)

@@ -1,6 +1,6 @@
-"""A catalog as one file: every row of one moment in an SQLite file, whatever database the catalog lives in.
+"""A catalog as one file: every row of one moment in an SQLite file, whatever database the catalog is in.
 
-And back: the history in such a file that no destination tells of (jobs, events, schedules ...) taken into a catalog.
+And back: the history in such a file that no destination has (jobs, events, schedules ...) taken into a catalog.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _BATCH = 250
 _FINISHED = (jobs, restores)
 """Of these only what has ended: nobody is at the rest any more."""
 _HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities)
-"""Tables whose rows are told apart by their keys."""
+"""Tables whose rows are identified by their keys."""
 
 
 def take_history(source: Database, target: Database) -> int:
     """Rows of ``source`` that ``target`` lacks and that only a catalog knows; how many they were. Both have the form
-    that this program knows. What was running in ``source`` is left out, and so are its holds, which destinations tell
-    of."""
+    that this program knows. What was running in ``source`` is left out, and so are its holds, which destinations
+    have."""
     count = 0
     for table in _HISTORY:
         with source.read() as there:
@@ -118,11 +118,11 @@ def copy_file(database: Database, target: Path) -> None:
 
 
 def _make_one_file(copy: sqlite3.Connection) -> None:
-    copy.execute("PRAGMA journal_mode = DELETE")  # else some of it lies in a second file
+    copy.execute("PRAGMA journal_mode = DELETE")  # else some of it is in a second file
 
 
 def copy_rows(database: Database, target: Path) -> None:
-    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.migrations import bring_up_to_date  # slow to import, and hardly ever needed
 
     copy = Database(f"sqlite:///{target}")
     try:

@@ -1,4 +1,4 @@
-"""How each server stands, by the last look at it.
+"""The status of each server, by the last look at it.
 
 A row says up to which change it was made (see ``backupd.catalog.tables.changes``), so one that was overtaken is known
 by it.
@@ -86,7 +86,7 @@ class StandingRow:
 
 
 class Standings(Rows):
-    """How servers stand, by the last look at each."""
+    """The status of servers, by the last look at each."""
 
     def count(self, server: str) -> Count:
         """The changes of a server until now."""
@@ -98,7 +98,7 @@ class Standings(Rows):
         return tuple(self._scalars(select(_C.server).order_by(_C.server)))
 
     def confirmed(self, server: str) -> Branches:
-        """As ``rows`` tells it, of one server."""
+        """As in ``rows``, of one server."""
         with self._database.read() as connection:
             return confirmed(connection, [server]).get(server, {})
 

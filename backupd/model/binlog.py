@@ -24,6 +24,9 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TAG = re.compile(r"[a-z_]\w{0,31}")
 _INTERVAL = re.compile(r"(\d+)(?:-(\d+))?")
 
+FilePosition = tuple[int, int]
+"""Number of a file and position in it: what sorts within one branch."""
+
 Intervals = tuple[tuple[int, int], ...]
 """First and last number of each run, both included, in order and never touching each other."""
 

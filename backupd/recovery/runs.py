@@ -28,13 +28,10 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import Branch, Ending, Gap, MariadbGtids, MysqlGtids, Run, Segment, covers, plus
+from backupd.model.binlog import Branch, Ending, FilePosition, Gap, MariadbGtids, MysqlGtids, Run, Segment, covers, plus
 from backupd.model.document import made_of
 from backupd.model.errors import UnknownNameError
 from backupd.model.server_facts import Position
-
-FilePosition = tuple[int, int]
-"""Number of a file and position in it: what sorts within one branch."""
 
 _MARIADB = re.compile(r"\s*\d+-\d+-\d+\s*(?:,|$)")
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from backupd.model.acknowledged import Acknowledged
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import Branch, Gap, Run
+from backupd.model.binlog import Branch, FilePosition, Gap, Run
 from backupd.model.document import Document, json_key
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.restorable import Restorability
-from backupd.recovery.runs import FilePosition, Histories, file_position, first_of, last_of, parted
+from backupd.recovery.runs import Histories, file_position, first_of, last_of, parted
 from backupd.recovery.windows import Repeats, Window, abandoned, goes_on, nobody_knows, stops_replay, windows
 
 

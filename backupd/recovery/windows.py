@@ -22,13 +22,12 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Run
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, FilePosition, Run
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position, Version, no_roll_forward
 from backupd.model.text import format_time
 from backupd.recovery.runs import (
-    FilePosition,
     Histories,
     executed,
     file_position,

@@ -24,11 +24,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from backupd.model.binlog import Branch, Run
+from backupd.model.binlog import Branch, FilePosition, Run
 from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import RefusedError, UsageError
 from backupd.model.text import format_duration, format_time, is_id, is_name, parse_time
-from backupd.recovery.runs import FilePosition, Histories, file_position, last_of, same_state
+from backupd.recovery.runs import Histories, file_position, last_of, same_state
 from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled
 
 GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"

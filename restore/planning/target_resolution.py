@@ -16,12 +16,11 @@ from itertools import islice, pairwise
 from typing import Protocol
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import Branch, Gap, Run, SegmentKey, Stop
+from backupd.model.binlog import Branch, FilePosition, Gap, Run, SegmentKey, Stop
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.runs import (
-    FilePosition,
     Histories,
     executed,
     file_position,

@@ -158,7 +158,7 @@ class Reconciliation:
     def _around(self, key: SegmentKey) -> tuple[SegmentRecord, ...]:
         """What the catalog knows of the same bytes."""
         return self.catalog.binlogs.segments(
-            self.server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
+            self.server, key.branch, from_position=(key.number, key.start), to_position=(key.number, key.end)
         )
 
     def _known(self, branch: str) -> Iterator[SegmentKey]:

@@ -24,6 +24,7 @@ from backupd.model.binlog import (
     STATEMENTS,
     Branch,
     Ending,
+    FilePosition,
     MariadbGtids,
     ReplayLeg,
     SegmentKey,
@@ -42,7 +43,7 @@ from backupd.model.errors import (
 )
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
-from backupd.recovery.runs import APART, FilePosition, Missing, file_position, holder, parted, same_state, state_after
+from backupd.recovery.runs import APART, Missing, file_position, holder, parted, same_state, state_after
 from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
 from restore.planning.target_resolution import History, Material
@@ -325,7 +326,7 @@ class Targets:
             record.key: record
             for branch, found in gathered((key.branch, key.number) for key in leg.segments).items()
             for record in self._binlogs.each_segment(
-                self._server, branch, from_place=(min(found), 0), to_place=(max(found) + 1, 0)
+                self._server, branch, from_position=(min(found), 0), to_position=(max(found) + 1, 0)
             )
         }
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.binlogs import Binlogs
-from backupd.model.binlog import Change, ChangeKind, Run, Segment, SegmentRecord, Transaction
+from backupd.model.binlog import Change, ChangeKind, FilePosition, Run, Segment, SegmentRecord, Transaction
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -34,7 +34,7 @@ from backupd.model.errors import (
     UsageError,
 )
 from backupd.model.text import format_time
-from backupd.recovery.runs import AHEAD, BACK, Cut, FilePosition, in_order
+from backupd.recovery.runs import AHEAD, BACK, Cut, in_order
 from policies.document import suggestion
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Logbook:
     def records(self, branch: str, first: FilePosition, last: FilePosition) -> Iterator[SegmentRecord]:
         """Segments of a branch that hold every byte once, whole files before pieces: from the beginning of the file
         that ``first`` is in up to ``last``."""
-        everything = self.binlogs.each_segment(self.server, branch, from_place=(first[0], 0), to_place=last)
+        everything = self.binlogs.each_segment(self.server, branch, from_position=(first[0], 0), to_position=last)
         for _number, found in groupby(everything, key=lambda record: record.key.number):
             yield from _covering(list(found))
 
@@ -323,10 +323,10 @@ class Moments:
         """See ``restore.planning.target_resolution.TargetResolver``."""
         begin = end = place
         each_segment = partial(self.log.binlogs.each_segment, self.log.server, branch)
-        late = list(each_segment(to_place=place, since=moment))
+        late = list(each_segment(to_position=place, since=moment))
         for record in reversed(late):
             behind = record.key.number, record.key.end
-            old = each_segment(from_place=behind, to_place=end, until=since)
+            old = each_segment(from_position=behind, to_position=end, until=since)
             if any((other.key.number, other.key.start) >= behind for other in old):
                 break
             begin = end = record.key.number, record.key.start
@@ -589,7 +589,7 @@ def _segments(
         return
     for name in branches:
         found = binlogs.each_segment(
-            server, name, from_place=(wanted.file(name), 0), since=wanted.since, until=wanted.until
+            server, name, from_position=(wanted.file(name), 0), since=wanted.since, until=wanted.until
         )
         for _number, of_file in groupby(found, key=lambda record: record.key.number):
             reached = 0

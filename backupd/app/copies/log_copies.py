@@ -96,7 +96,7 @@ class LogCopies:
         unbroken = True
         covered: tuple[int, int] = (-1, 0)
         for record in self.catalog.binlogs.each_segment(
-            self.server, branch.id, from_place=(max(first, self._reached.get(branch.id, 0)), 0)
+            self.server, branch.id, from_position=(max(first, self._reached.get(branch.id, 0)), 0)
         ):
             self.check()
             key = record.key
@@ -140,7 +140,7 @@ class LogCopies:
         known = [
             record.key
             for record in self.catalog.binlogs.segments(
-                self.server, key.branch, from_place=(key.number, 0), to_place=(key.number, key.end)
+                self.server, key.branch, from_position=(key.number, 0), to_position=(key.number, key.end)
             )
             if record.key != key and self.target.name in record.destinations
         ]

@@ -519,7 +519,7 @@ class _Segment(_Judge):
         known = [
             record.segment
             for record in self.wiring.catalog.binlogs.segments(
-                self.server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
+                self.server, key.branch, from_position=(key.number, key.start), to_position=(key.number, key.end)
             )
             if record.key == key
         ]

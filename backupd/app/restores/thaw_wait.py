@@ -232,7 +232,7 @@ class _Survey:
         for branch in sorted({key.branch for key in wanted}):
             numbers = [key.number for key in wanted if key.branch == branch]
             for record in self._wiring.catalog.binlogs.each_segment(
-                self._chosen.server, branch, from_place=(min(numbers), 0), to_place=(max(numbers) + 1, 0)
+                self._chosen.server, branch, from_position=(min(numbers), 0), to_position=(max(numbers) + 1, 0)
             ):
                 if record.key in wanted:
                     found[record.key] = tuple(record.destinations)

@@ -436,7 +436,7 @@ class _Clearing:
         name, binlogs = self.destination.name, self.wiring.catalog.binlogs
         found = (
             record
-            for record in binlogs.each_segment(branch.server, branch.id, to_place=(limit, 0))
+            for record in binlogs.each_segment(branch.server, branch.id, to_position=(limit, 0))
             if name in record.destinations
         )
         while batch := list(islice(found, _BATCH)):

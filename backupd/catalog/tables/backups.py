@@ -159,39 +159,42 @@ def stock_added(connection: Connection, server: str, backup_id: str) -> None:
 
 
 def counted_stock(connection: Connection, server: str) -> dict[str, Amounts]:
-    """By destination, as the copies say themselves."""
+    """By destination, counted from the copies."""
     query = (
         select(copies.c.destination, func.count(), func.sum(backups.c.bytes_new), func.max(backups.c.bytes_stored))
         .join(backups, backups.c.id == copies.c.backup_id)
         .where(backups.c.server == server, copies.c.state == _COMPLETE)
         .group_by(copies.c.destination)
     )
-    return {place: (int(count), int(fresh), int(most)) for place, count, fresh, most in connection.execute(query)}
+    return {
+        destination: (int(count), int(fresh), int(most))
+        for destination, count, fresh, most in connection.execute(query)
+    }
 
 
 def kept_stock(connection: Connection, server: str) -> dict[str, Amounts]:
     """By destination, as it was kept."""
     query = select(_T.destination, _T.backups, _T.bytes_new, _T.bytes_stored)
     return {
-        place: (count, fresh, most)
-        for place, count, fresh, most in connection.execute(query.where(_T.server == server))
+        destination: (count, fresh, most)
+        for destination, count, fresh, most in connection.execute(query.where(_T.server == server))
     }
 
 
 def write_stock(connection: Connection, server: str, found: Mapping[str, Amounts]) -> None:
-    """In place of what was kept."""
+    """Replaces what was kept."""
     connection.execute(delete(server_stock).where(_T.server == server))
-    for place, amounts in found.items():
-        connection.execute(insert(server_stock).values(_row(place, server, amounts)))
+    for destination, amounts in found.items():
+        connection.execute(insert(server_stock).values(_row(destination, server, amounts)))
 
 
 _COMPLETE = str(BackupState.COMPLETE)
 _T = server_stock.c
 
 
-def _row(place: str, server: str, amounts: Amounts) -> dict[str, Any]:
+def _row(destination: str, server: str, amounts: Amounts) -> dict[str, Any]:
     count, fresh, most = amounts
-    return {"destination": place, "server": server, "backups": count, "bytes_new": fresh, "bytes_stored": most}
+    return {"destination": destination, "server": server, "backups": count, "bytes_new": fresh, "bytes_stored": most}
 
 
 def _whole(connection: Connection, backup_id: str) -> dict[str, tuple[int, int]]:
@@ -201,26 +204,26 @@ def _whole(connection: Connection, backup_id: str) -> dict[str, tuple[int, int]]
         .join(backups, backups.c.id == copies.c.backup_id)
         .where(copies.c.backup_id == backup_id, copies.c.state == _COMPLETE)
     )
-    return {place: (fresh, size) for place, fresh, size in connection.execute(query)}
+    return {destination: (fresh, size) for destination, fresh, size in connection.execute(query)}
 
 
 def _restock(
     connection: Connection, server: str, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
 ) -> None:
-    for place in before.keys() - after.keys():
-        _move(connection, place, server, -1, *before[place])
-    for place in after.keys() - before.keys():
-        _move(connection, place, server, 1, *after[place])
+    for destination in before.keys() - after.keys():
+        _move(connection, destination, server, -1, *before[destination])
+    for destination in after.keys() - before.keys():
+        _move(connection, destination, server, 1, *after[destination])
 
 
-def _move(connection: Connection, place: str, server: str, count: int, fresh: int, size: int) -> None:
-    here = (_T.destination == place, _T.server == server)
+def _move(connection: Connection, destination: str, server: str, count: int, fresh: int, size: int) -> None:
+    here = (_T.destination == destination, _T.server == server)
     most = connection.scalar(select(_T.bytes_stored).where(*here))
     if most is None:
-        connection.execute(insert(server_stock).values(_row(place, server, (0, 0, 0))))
+        connection.execute(insert(server_stock).values(_row(destination, server, (0, 0, 0))))
         most = 0
     if count < 0 and size >= most:
-        most = _largest(connection, place, server)
+        most = _largest(connection, destination, server)
     elif count > 0:
         most = max(most, size)
     connection.execute(
@@ -230,10 +233,10 @@ def _move(connection: Connection, place: str, server: str, count: int, fresh: in
     )
 
 
-def _largest(connection: Connection, place: str, server: str) -> int:
+def _largest(connection: Connection, destination: str, server: str) -> int:
     query: Select[Any] = (
         select(func.max(backups.c.bytes_stored))
         .join(copies, copies.c.backup_id == backups.c.id)
-        .where(backups.c.server == server, copies.c.destination == place, copies.c.state == _COMPLETE)
+        .where(backups.c.server == server, copies.c.destination == destination, copies.c.state == _COMPLETE)
     )
     return int(connection.scalar(query) or 0)

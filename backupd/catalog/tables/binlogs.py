@@ -64,7 +64,7 @@ binlog_branches = Table(
     Column("baseline", FreeText, nullable=False),
     Index(None, "server", "id", unique=True),
 )
-"""``number`` stands for (server, id) in the tables below, which have very many rows."""
+"""``number`` replaces (server, id) in the tables below, which have very many rows."""
 
 
 PIECE = ("branch", "number", "start_pos", "end_pos")
@@ -81,8 +81,8 @@ def same_piece(one: Any, other: Any) -> ColumnElement[bool]:
 
 
 LOOSE = text("(binlog_segments.ending = 'open' OR binlog_segments.start_pos > 0)")
-"""Segments that are not a whole file. Written into queries as it stands here, since only then an index is used that
-holds nothing but those."""
+"""Segments that are not a whole file. Queries contain this very text: only then the database uses the index of those
+segments alone."""
 
 
 binlog_segments = Table(
@@ -258,20 +258,20 @@ def starts(connection: Connection, server: str) -> frozenset[tuple[int, str, int
     return frozenset(map(tuple, connection.execute(own.where(binlog_branches.c.server == server))))
 
 
-def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> bool:
-    """One row for each run. Behind the end of all that is stored there nothing may be but the head of the next file,
-    which holds nothing: then the end counts. Any other place is of what is not there (any more), and says nothing. Did
-    nothing but the moment of one run move on?"""
+def confirm(connection: Connection, branch: int, destination: str, position: tuple[int, int], at: datetime) -> bool:
+    """One row for each run. A position in the head of the file after the last one stored counts as the end of what is
+    stored: a head holds no transaction. Any other position outside the runs is ignored: what it confirms is not at the
+    destination (any more). Did nothing but the moment of one run move on?"""
     runs = folded(_parts(connection, branch, "", "", destination).get(destination, ()))
     if not runs:
         return True
     end = last_of(runs[-1])
-    if (end[0] + 1, 0) <= place <= (end[0] + 1, FIRST_EVENT):
-        place = end
-    run = next((one for one in runs if first_of(one) <= place <= last_of(one)), None)
+    if (end[0] + 1, 0) <= position <= (end[0] + 1, FIRST_EVENT):
+        position = end
+    run = next((one for one in runs if first_of(one) <= position <= last_of(one)), None)
     if run is None:
         return True
-    number, pos = place
+    number, pos = position
     here = (_F.branch == branch, _F.destination == destination, _F.number >= run.first_number, _F.number <= number)
     before = [(row.number, row.pos) for row in connection.execute(select(_F.number, _F.pos).where(*here))]
     connection.execute(delete(binlog_confirmed).where(*here))
@@ -357,7 +357,7 @@ def _fold(connection: Connection, branch: int, destination: str, first: int, las
             connection.execute(insert(binlog_runs).values(row_of(binlog_runs, run, branch=branch)))
         return
     words = cast(_S.remarks, Text)
-    told = connection.execute(
+    remarks = connection.execute(
         select(words, func.min(_S.number))
         .select_from(source)
         .where(*here, words != "[]")
@@ -385,7 +385,7 @@ def _fold(connection: Connection, branch: int, destination: str, first: int, las
             stored=int(sums[4]),
             segments=sums[0],
             transactions=int(sums[5]),
-            remarks=list(dict.fromkeys(word for text, _number in told for word in json.loads(text))),
+            remarks=list(dict.fromkeys(word for text, _number in remarks for word in json.loads(text))),
             ending=end["ending"],
         )
     )
@@ -415,7 +415,7 @@ def _refolded(connection: Connection, here: Sequence[ColumnElement[bool]]) -> It
 
 
 def folded(parts: Iterable[Run]) -> list[Run]:
-    """The runs of parts of one branch at one destination; what lies within a longer part counts with that."""
+    """The runs of parts of one branch at one destination; a part within a longer one counts with that."""
     found: list[Run] = []
     for part in sorted(parts, key=lambda run: (*first_of(run), -run.last_number, -run.last_pos, run.ending is _OPEN)):
         if found and last_of(part) <= last_of(found[-1]) and (part.ending is _OPEN or found[-1].ending is not _OPEN):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from backupd.model.binlog import ReplayLeg, SegmentKey, Stop, covers
+from backupd.model.binlog import FilePosition, ReplayLeg, SegmentKey, Stop, covers
 from backupd.model.errors import RefusedError
-from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.target_resolution import History, Material

@@ -133,13 +133,13 @@ def test_segments_are_given_by_places_in_log_order(logs: Catalog) -> None:
         return [(one.key.number, one.key.start) for one in logs.binlogs.segments(SERVER, FIRST, **wanted)]  # type: ignore[arg-type]  # any filter
 
     assert keys() == [(1, 0), (2, 0), (3, 0), (3, 40)]
-    assert keys(from_place=(2, 99)) == [(2, 0), (3, 0), (3, 40)]
-    assert keys(from_place=(2, 100)) == [(3, 0), (3, 40)]
-    assert keys(to_place=(3, 0)) == [(1, 0), (2, 0)]
-    assert keys(to_place=(3, 41)) == [(1, 0), (2, 0), (3, 0), (3, 40)]
-    assert keys(from_place=(1, 50), to_place=(2, 1)) == [(1, 0), (2, 0)]
+    assert keys(from_position=(2, 99)) == [(2, 0), (3, 0), (3, 40)]
+    assert keys(from_position=(2, 100)) == [(3, 0), (3, 40)]
+    assert keys(to_position=(3, 0)) == [(1, 0), (2, 0)]
+    assert keys(to_position=(3, 41)) == [(1, 0), (2, 0), (3, 0), (3, 40)]
+    assert keys(from_position=(1, 50), to_position=(2, 1)) == [(1, 0), (2, 0)]
     add(logs, segment(3, 0, 95))
-    assert [one.key.end for one in logs.binlogs.segments(SERVER, FIRST, from_place=(3, 0))] == [95, 40, 90]
+    assert [one.key.end for one in logs.binlogs.segments(SERVER, FIRST, from_position=(3, 0))] == [95, 40, 90]
     assert [one.key for one in logs.binlogs.each_segment(SERVER, FIRST)] == [
         one.key for one in logs.binlogs.segments(SERVER, FIRST)
     ]
@@ -256,7 +256,7 @@ def test_a_piece_whose_file_ends_with_it_is_the_whole_file_everywhere(logs: Cata
     assert spans(logs, "local") == [(1, 0, 2, 100), (3, 0, 3, 100)]
     add(logs, segment(2))
     assert spans(logs, "local") == spans(logs, "offsite") == [(1, 0, 3, 100)]
-    (record,) = logs.binlogs.segments(SERVER, FIRST, from_place=(2, 0), to_place=(3, 0))
+    (record,) = logs.binlogs.segments(SERVER, FIRST, from_position=(2, 0), to_position=(3, 0))
     assert record.segment.ending is Ending.ROTATED
 
 

@@ -320,7 +320,7 @@ def test_a_gtid_is_found_without_looking_through_all_segments(
     whole = type(binlogs).each_segment
 
     def each(self: object, server: str, branch: str, **where: object) -> object:
-        asked.append(where.get("from_place"))
+        asked.append(where.get("from_position"))
         return whole(self, server, branch, **where)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(type(binlogs), "each_segment", each)

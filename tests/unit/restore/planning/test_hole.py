@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, Stop
+from backupd.model.binlog import Branch, BranchReason, Ending, FilePosition, Run, Stop
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan

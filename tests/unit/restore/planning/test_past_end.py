@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
+from backupd.model.binlog import Branch, BranchReason, Ending, FilePosition, Run, SegmentKey, Stop
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
-from backupd.recovery.runs import FilePosition
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
