@@ -1,6 +1,6 @@
 """What the configuration says about the REST interface and the web page.
 
-The configuration file of the service: servers, destinations, keys, and how to thaw what lies in archive classes and
+The configuration file of the service: servers, destinations, keys, and how to thaw what is in archive classes and
 what that costs.
 """
 

@@ -25,7 +25,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(slots=True)
 class Node:
-    """A value and its 1-based line. ``weight``: values in it, itself included, aliases counted as often as used.
+    """A value and its 1-based line. ``weight``: number of values in it and this one, aliases counted as often as used.
 
     ``key_lines``: the line of each key of a mapping.
     """
@@ -127,7 +127,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def _slips(one: str, other: str) -> int:
-    """How many letters are wrong, missing, too many, or in each other's place."""
+    """How many letters are wrong, missing, too many, or swapped."""
     before, last = list[int](), list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         line = [row]
@@ -140,7 +140,7 @@ def _slips(one: str, other: str) -> int:
     return last[-1]
 
 
-def place(node: Node, location: Location) -> tuple[int, str]:
+def line_and_name(node: Node, location: Location) -> tuple[int, str]:
     """The line of what ``location`` leads to, or of the last thing on the way there; and its dotted name."""
     line, dotted = node.line, ""
     for step in location:
@@ -161,7 +161,7 @@ def _join(dotted: str, step: str | int) -> str:
 
 def _problem(model: type[BaseModel], node: Node, file: str, error: ErrorDetails) -> Problem:
     location, kind = error["loc"], error["type"]
-    line, dotted = place(node, location)
+    line, dotted = line_and_name(node, location)
     if kind == "missing":
         dotted = _join(dotted, str(location[-1]))
     return Problem(file, line, dotted, _message(model, error))
@@ -208,7 +208,7 @@ def _unknown(model: type[BaseModel], location: Location) -> str:
 
 
 def _models_at(model: type[BaseModel], location: Location) -> list[type[BaseModel]]:
-    """The schemas that a place may have; a tag in the location picks one of a union."""
+    """The schemas that a location may have; a tag in the location picks one of a union."""
     types: list[Any] = [model]
     for step in location:
         tagged = [kind for kind in types if _is_model(kind) and step not in _fields(kind) and _has_tag(kind, step)]

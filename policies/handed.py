@@ -34,8 +34,8 @@ class Loaded:
 
 
 def prepare() -> None:
-    """Build the validators of what is handed on. ``revived`` does it by itself, and it is most of its work: this is for
-    a process that others are forked from."""
+    """Build the validators of what is handed on. Without it ``revived`` does that, which is most of its work: call this
+    in a process that others are forked from."""
     for section in sections(Section):
         section.model_rebuild()
 

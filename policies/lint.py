@@ -297,7 +297,7 @@ def _verification(policy: Policy) -> Iterator[Contradiction]:
 
 
 CROWD = 5
-"""So many servers that start in the same minute are worth a word."""
+"""Number of servers that start in the same minute from which a warning is due."""
 
 _OF_BACKUPS = ("latest", "random")
 """Targets of test restores that mean something without a binary log, too."""

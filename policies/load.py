@@ -10,7 +10,7 @@ from pathlib import Path
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.text import is_name
 from policies.configuration import Configuration
-from policies.document import Node, limited, place, suggestion, validate
+from policies.document import Node, limited, line_and_name, suggestion, validate
 from policies.fields import SUFFIX, local_path
 from policies.handed import Loaded
 from policies.lint import contradictions
@@ -106,7 +106,7 @@ def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Sour
     added to ``problems``."""
     named = node.child("servers_folder")
     folder = _guess_folder(node, path, "servers_folder", "servers.d")
-    where = Problem(str(path), *place(node, ("servers_folder",)), "") if named is not None else None
+    where = Problem(str(path), *line_and_name(node, ("servers_folder",)), "") if named is not None else None
     read = read_folder(folder, named=where) if folder is not None else Folder()
     sources = [Source(path, node, ("servers",)), *read.sources]
     problems += read.problems
@@ -128,12 +128,12 @@ def _shared_destinations(configuration: Configuration | None, node: Node, path: 
             continue
         field_of = {"filesystem": "path", "sftp": "path", "s3": "bucket"}[space[0]]
         how = "is the same folder or bucket as" if parts == outer else "is inside of"
-        line_of, dotted_of = place(node, ("destinations", other, field_of))
+        line_of, dotted_of = line_and_name(node, ("destinations", other, field_of))
         message = (
             f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): "
             "give each destination its own folder, bucket or prefix"
         )
-        problems.append(Problem(str(path), *place(node, ("destinations", name, field_of)), message))
+        problems.append(Problem(str(path), *line_and_name(node, ("destinations", name, field_of)), message))
     return problems
 
 
@@ -204,7 +204,7 @@ def _unknown_destinations(node: Node, path: Path, known: Collection[str]) -> Ite
         for number, name in _items(node, "destinations", group):
             if name not in known:
                 message = f"no destination `{name}` in the configuration{suggestion(name, known)}"
-                yield Problem(str(path), *place(node, ("destinations", group, number)), message)
+                yield Problem(str(path), *line_and_name(node, ("destinations", group, number)), message)
 
 
 def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
@@ -212,12 +212,12 @@ def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
     for name in node.names("retention"):
         if used and name not in used:
             message = f"`{name}` is not among this policy's destinations{suggestion(name, used)}"
-            yield Problem(str(path), *place(node, ("retention", name)), message)
+            yield Problem(str(path), *line_and_name(node, ("retention", name)), message)
 
 
 def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Problem]:
     found = contradictions(policy) if policy is not None else []
-    return [Problem(str(path), *place(node, one.location), one.message) for one in found]
+    return [Problem(str(path), *line_and_name(node, one.location), one.message) for one in found]
 
 
 def _unknown_policies(
@@ -233,7 +233,7 @@ def _unknown_policies(
     for number, one in enumerate(_list(node.child("policies_by_label"))):
         named = one.child("policy")
         if named is not None and isinstance(named.value, str) and named.value not in files:
-            where = place(node, ("policies_by_label", number, "policy"))
+            where = line_and_name(node, ("policies_by_label", number, "policy"))
             yield named.value, Problem(path, *where, _no_policy(named.value, files))
 
 

@@ -14,7 +14,7 @@ from pydantic import RootModel
 from backupd.model.errors import Problem
 from backupd.model.text import is_name
 from policies.configuration import Server
-from policies.document import Node, place
+from policies.document import Node, line_and_name
 from policies.fields import SUFFIX, Name
 from policies.yaml_tree import read_document
 
@@ -40,13 +40,13 @@ class Source:
         found = self.node.at(*self.steps)
         return found.value if found is not None and isinstance(found.value, dict) else {}
 
-    def place(self, *steps: str) -> tuple[int, str]:
+    def line_and_name(self, *steps: str) -> tuple[int, str]:
         """The line of what ``steps``, of which the first is a server, lead to; and its dotted name."""
-        return place(self.node, (*self.steps, *steps))
+        return line_and_name(self.node, (*self.steps, *steps))
 
     def problem(self, message: str, *steps: str) -> Problem:
         """One with what ``steps`` lead to."""
-        return Problem(str(self.path), *self.place(*steps), message)
+        return Problem(str(self.path), *self.line_and_name(*steps), message)
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def duplicates(sources: Sequence[Source]) -> Iterator[Problem]:
         for name in source.servers:
             earlier = first.setdefault(name, source)
             if earlier is not source:
-                line, _dotted = earlier.place(name)
+                line, _dotted = earlier.line_and_name(name)
                 yield source.problem(f"server `{name}` is in {earlier.path}, line {line}, too: remove one", name)
 
 

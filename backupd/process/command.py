@@ -222,7 +222,7 @@ class _Process(Protocol):
 
 
 class _Adopted:
-    """A child that this process has not started itself."""
+    """A child that this process has not started."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -265,7 +265,7 @@ class Child:
                     self._process.wait()
                     _unreaped.discard(self.pid)
             code = self._process.returncode
-            # What ended by a signal in a sandbox, that one tells of as a shell does.
+            # A sandbox reports an end by a signal as a shell does: 128 and its number.
             return 128 - code if self.command.wrapped and code is not None and code > 128 else code
 
     def wait(self, seconds: float) -> int | None:
@@ -394,7 +394,7 @@ def adopt(command: Command, pid: int) -> Child:
 
 def _reap_strangers() -> None:
     """Children that have exited, that nobody here watches, and that lead or belong to another session than this
-    process: a library that starts a program itself leaves it in ours, and reaps it. Runs in the thread that starts all
+    process: a library that starts a program leaves it in ours, and reaps it. Runs in the thread that starts all
     children: none is in between its start and being watched."""
     with contextlib.suppress(ChildProcessError):  # there is no child at all
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -446,7 +446,7 @@ class _Spawner:
         with self._lock:
             if self._requests is None:
                 requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
-                # A daemon thread: it has no end of its own, and must not keep the process from ending.
+                # A daemon thread: it never ends, and must not keep the process from ending.
                 threading.Thread(target=self._serve, args=(requests,), name="spawner", daemon=True).start()
                 # Only now: had the system refused the thread, nobody would ever answer.
                 self._requests = requests

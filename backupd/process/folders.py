@@ -4,7 +4,7 @@
   a lock on it; where nobody does, its owner is dead.
 * Files that a power cut leaves whole: the old content or the new one, and names that stay.
 * Folders that belong to another user: never writing through a link that was laid there, nor into a file that was, and
-  reading nothing but files. Who owns a folder may put a symbolic link in the place of any name in it, at any moment. So
+  reading nothing but files. Who owns a folder may replace any name in it by a symbolic link, at any moment. So
   each name is made anew (``O_EXCL``), or looked up once without following (``O_NOFOLLOW``) and changed as what was
   found then. Where links are to be followed, as in the data directory of a living server, root does it with the powers
   of that user (``powers_of``).
@@ -29,7 +29,7 @@ from pathlib import Path
 from backupd.process.command import find_account
 
 PASSABLE = 0o711
-"""Others may pass through to what they are told of, and list nothing."""
+"""Others may pass through to a path that they were given, and list nothing."""
 
 
 def make_passable(folder: Path) -> None:
@@ -209,8 +209,8 @@ def _folder(path: Path, flags: int = os.O_NOFOLLOW) -> contextlib.AbstractContex
 
 
 def write_anew(path: Path, content: bytes, *, owner: tuple[int, int] | None = None, mode: int = PRIVATE) -> None:
-    """Put a new file in the place of whatever is called so, on the disk, and give it to ``owner`` (user, group). The
-    folder itself must not be a symbolic link. Raises OSError."""
+    """Write a new file, on the disk, which replaces whatever is called so, and give it to ``owner`` (user, group). The
+    folder must not be a symbolic link. Raises OSError."""
     with _folder(path.parent) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
@@ -250,8 +250,8 @@ def is_plain(path: Path) -> bool:
 
 
 def give(path: Path, owner: tuple[int, int], mode: int | None = None) -> None:
-    """Let what is called ``path`` belong to ``owner`` (user, group), and have ``mode``; of a symbolic link the link
-    itself, which has no mode. Raises OSError."""
+    """Let what is called ``path`` belong to ``owner`` (user, group), and have ``mode``; of a symbolic link, the
+    link, which has no mode. Raises OSError."""
     with _folder(path.parent, 0) as folder:
         give_in(folder, path.name, owner, mode)
 

@@ -131,7 +131,7 @@ def _fork_twice() -> int:
 
 
 def _begin(stderr: int, permission: int, asker: int, *, outlives: bool) -> None:
-    """Become a process of its own, that ends with ``asker`` unless it ``outlives`` it; and end here unless that one
+    """Become a separate process, that ends with ``asker`` unless it ``outlives`` it; and end here unless that one
     permits to begin."""
     os.setsid()
     os.dup2(stderr, 2)

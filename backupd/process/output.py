@@ -21,7 +21,7 @@ from typing import BinaryIO
 _HIDDEN = "[hidden]"
 _QUOTED = r"""(?:'(?:[^'\\]|\\.|'')*'?|"(?:[^"\\]|\\.|"")*"?)"""
 
-# No rule may begin to match at each place of a word and look to its end from there: lines of a megabyte are printed.
+# No rule may begin to match at each letter of a word and look to its end from there: lines of a megabyte are printed.
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # Hashes of mysql_native_password, and the $A$ form of caching_sha2_password.
     (re.compile(r"\*[0-9A-Fa-f]{40}\b"), _HIDDEN),
@@ -100,7 +100,7 @@ _OWN_LINE = re.compile(
     r"\.?(?:\d{6} +\d|\d{4}-\d\d-\d\d[ T]|\[\d\d\] |>> log|xtrabackup: |mariabackup: |innobackupex: |InnoDB: |Error: |"
     r"Unable to obtain lock|MySQL binlog position|Connection ID|Status: |Optimizer switch|Some pointers)"
 )
-"""How a line begins that a tool or server itself made up, and not whoever sent a statement of several lines."""
+"""How a line begins that a tool or server wrote, not a client's statement of several lines."""
 
 
 class Redactor:
@@ -172,7 +172,7 @@ class StderrReader:
         self._thread = threading.Thread(target=self._read, name="stderr", daemon=True)
 
     def start(self) -> None:
-        """Begin to read, in a thread of its own."""
+        """Begin to read, in a new thread."""
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread for us

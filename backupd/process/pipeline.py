@@ -33,7 +33,7 @@ _SETTLE_SECONDS = 1.0
 """How long the neighbours of a failed program have to fail on their own before they are ended."""
 _TAIL_LINES = 20
 _NO_THREAD = "can't start new thread"
-"""What Python's RuntimeError says, and nothing else tells it from others."""
+"""The message of Python's RuntimeError: only by it is this error known."""
 
 Feed = Callable[[BinaryIO], None]
 
@@ -44,7 +44,7 @@ class Pipeline:
     Use as a context manager: programs start on entering; leaving, at any moment and for any reason, leaves no
     process. ``read`` and ``readinto`` belong to one thread, ``kill`` and ``stderr_tail`` to any.
 
-    ``feed``, if given, runs in a thread of its own and writes the first program's input; its return is the
+    ``feed``, if given, runs in another thread and writes the first program's input; its return is the
     input's end. What it raises is raised by reading (BrokenPipeError excepted: then the program that stopped
     reading is to blame). Without ``feed`` the first program reads nothing. ``log``: file (0600, appended) for
     all stderr, redacted. ``on_stderr`` is called with each line as it was printed, from a thread; it may hold
@@ -77,7 +77,7 @@ class Pipeline:
         self._feed_error: BaseException | None = None
         self._feed_cut = False
         self.exited = False
-        """Reading came to the end and every program had exited by itself, well or badly."""
+        """Reading came to the end and every program had exited without being killed here, with any exit code."""
         self._finished = False
         self._error: BaseException | None = None
         self._started = 0.0
@@ -231,7 +231,7 @@ class Pipeline:
             feed(sink)
             sink.flush()
         except BrokenPipeError:
-            self._feed_cut = True  # mostly the program's exit code tells why
+            self._feed_cut = True  # mostly the program's exit code says why
         except BaseException as error:  # noqa: BLE001  not hidden: reading raises it
             self._feed_error = error
             # The end of the input must not look like a good one to the program: end it first.

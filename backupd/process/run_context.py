@@ -99,5 +99,5 @@ class RunContext:
         return self.cancel.is_set()
 
     def with_own_phases(self) -> RunContext:
-        """The same run with a list of phases of its own; each is added to those of this one, too."""
+        """The same run with a separate list of phases; each is added to those of this one, too."""
         return replace(self, watch=Stopwatch(self.watch.add))

@@ -47,7 +47,7 @@ def hide_memory() -> None:
 def return_large_blocks() -> None:
     """From now on blocks of a MiB and more go back to the system as soon as they are free.
 
-    By itself glibc takes every large block that is freed for a sign that more will follow, and keeps blocks of that
+    By default glibc takes every large block that is freed for a sign that more will follow, and keeps blocks of that
     size, up to 32 MiB, in the arena of each thread. Parts of a backup are that large and pass through several threads:
     a logical backup took 207 MiB at its peak instead of 166, a physical one 218 instead of 199. Other C libraries have
     no such parameter and are left as they are.
@@ -70,22 +70,22 @@ class _Own:
 
 _guard = threading.Lock()
 _own: dict[tuple[Path, int], _Own] = {}
-"""By place and mode."""
+"""By base folder and mode."""
 
 
 def runtime_directory() -> Path:
     """This process's private directory: 0700, short enough for sockets, gone when the process ends.
 
-    It lies in ``$BACKUPD_RUNTIME`` if set, else in ``/run/backupd``, else (without the right to write there)
+    It is in ``$BACKUPD_RUNTIME`` if set, else in ``/run/backupd``, else (without the right to write there)
     in a private folder in /tmp. What processes that were killed left there is removed first. Raises
-    RefusedError if the place is not private or too long.
+    RefusedError if the folder is not private or its path is too long.
     """
     return _directory(0o700)
 
 
 def passable_directory() -> Path:
-    """As ``runtime_directory``, but others may pass through it to what they are told of, and list nothing: for what
-    is handed to programs that run as another user."""
+    """As ``runtime_directory``, but others may pass through it to a path that they were given, and list nothing: for
+    what is handed to programs that run as another user."""
     return _directory(0o711)
 
 

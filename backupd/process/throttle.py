@@ -1,6 +1,6 @@
 """How fast bytes may flow: a token bucket of one process, and one that several processes share.
 
-Each job, copy and stream of the service is a process of its own, and they keep to a destination's rate together.
+Each job, copy and stream of the service is a separate process, and they keep to a destination's rate together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Throttle(Protocol):
 
     def take(self, size: int) -> None:
         """Return when ``size`` more bytes may flow. Raises CancelledError when somebody asked to stop, and what the
-        throttle itself gives up with."""
+        throttle gives up with."""
         ...
 
 
@@ -80,7 +80,7 @@ class TokenBucket:
             return self._taken
 
     def _reserve(self, size: int) -> float:
-        """Seconds until the ``size`` bytes are due. A level below zero is what earlier places still wait for."""
+        """Seconds until the ``size`` bytes are due. A level below zero is what earlier callers still wait for."""
         with self._lock:
             now = self._clock()
             self._level = min(self._burst, self._level + (now - self._seen) * self._rate) - size
