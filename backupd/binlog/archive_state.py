@@ -192,7 +192,7 @@ class SpoolView:
         return sum(max(0, file.size - self.log(file).reach(held)) for file in missing)
 
     def frontier(self, held: Held, *, past_damage: bool = True) -> LogCoordinate | None:
-        """Up to where a destination has everything, as far as the spool tells. ``past_damage``: also what is behind a
+        """Up to where a destination has everything, by what the spool knows. ``past_damage``: also what is behind a
         file whose end could not be read."""
         coordinate = self.coordinate(*self.state.passed) if self.state.passed else None
         for file in self.files:
@@ -261,7 +261,7 @@ class SpoolView:
 
 
 def _later(one: LogCoordinate | None, other: LogCoordinate | None) -> LogCoordinate | None:
-    """A file that was brought back lies before what has left the spool already."""
+    """A file that was brought back is before what has left the spool already."""
     return max((coordinate for coordinate in (one, other) if coordinate is not None), default=None)
 
 
@@ -282,7 +282,7 @@ class Recorder(Protocol):
         """
 
     def segments_dropped(self, server: str, keys: Sequence[SegmentKey], destination: str) -> None:
-        """These pieces are no more: a segment that was told before holds all of them."""
+        """These pieces are no more: a segment that was reported before holds all of them."""
 
     def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
         """Everything that the source had committed at ``at`` (its own clock) is at ``destination``; it was at ``place``
@@ -349,7 +349,7 @@ class Ledger:
         self._entries.append(write)
 
     def confirm(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> str:
-        """What is stored comes first: while that cannot be told, nothing is confirmed. Why it was not told, or ""."""
+        """What is stored comes first: until that is reported, nothing is confirmed. Why it was not reported, or ""."""
         if not self.is_clear or self._confirmed.get(destination) == at:
             return ""
         try:
@@ -360,7 +360,7 @@ class Ledger:
         return ""
 
     def write(self, state: ArchiveState) -> str:
-        """Tell the recorder, and note in ``state`` what it took. Why it takes no more, "" when it took all."""
+        """Report to the recorder, and note in ``state`` what it took. Why it takes no more, "" when it took all."""
         while self._entries:
             try:
                 self._entries[0](state)
@@ -371,11 +371,11 @@ class Ledger:
 
     @property
     def is_clear(self) -> bool:
-        """Was everything told?"""
+        """Was everything reported?"""
         return not self._entries
 
     def held(self, destination: str, state: ArchiveState) -> dict[SegmentKey, Ending]:
-        """What ``destination`` holds, told or not."""
+        """What ``destination`` holds, reported or not."""
         return {**state.holdings[destination].stored, **self._stored.get(destination, {})}
 
     def to_drop(self, destination: str, state: ArchiveState) -> tuple[SegmentKey, ...]:

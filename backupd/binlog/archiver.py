@@ -1,4 +1,4 @@
-"""The archive: scans, seals and stores what the spool holds, at every destination, and tells the recorder.
+"""The archive: scans, seals and stores what the spool holds, at every destination, and reports to the recorder.
 
 Everything that must survive a kill is on the disk before the next thing depends on it, and each step may be done again:
 
@@ -93,7 +93,7 @@ class Archiver:
     ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most, and
     no longer than until the next piece is due: that is sealed while the one before is being stored.
     ``on_committed``: hears from the thread that calls ``step`` as soon as all of them hold more, whether the recorder
-    was told or not.
+    knows it or not.
     """
 
     spool: Spool
@@ -157,7 +157,7 @@ class Archiver:
     # -- from any thread
 
     def note_position(self, branch: str, number: int, pos: int, at: datetime) -> None:
-        """The source stood at this place of ``branch`` when its clock had shown ``at``."""
+        """The source was at this position of ``branch`` when its clock had shown ``at``."""
         self._positions.append((branch, number, pos, at))
 
     def behind(self) -> Mapping[str, Behind]:
@@ -192,7 +192,7 @@ class Archiver:
     def step(self, now: datetime) -> Shipped:
         """Ship what is due, wait for it a little, and take what was done since the last step.
 
-        What passes is not raised but told in the result. Raises DamagedError and RefusedError where the spool itself
+        What passes is not raised but reported in the result. Raises DamagedError and RefusedError where the spool
         cannot be used.
         """
         view = self._look(now)
@@ -240,7 +240,7 @@ class Archiver:
             self.on_committed(committed)
 
     def _decide(self, view: SpoolView, now: datetime) -> None:
-        """How files are cut from now on. A piece is sealed at once, since only scanning tells where it ends."""
+        """How files are cut from now on. A piece is sealed at once, since only scanning finds where it ends."""
         if self._urged.is_set():
             self._urged.clear()
             self._state.cut_at = None
@@ -308,7 +308,7 @@ class Archiver:
             self._trouble, self._stuck = str(error), True
 
     def _write(self, view: SpoolView, now: datetime) -> str:
-        """Tell the recorder, write down the state, and then give everybody the next work."""
+        """Report to the recorder, write down the state, and then give everybody the next work."""
         unrecorded = self._ledger.write(self._state)
         with self._staying():
             self._state_file.save(self._state)

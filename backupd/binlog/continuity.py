@@ -1,6 +1,6 @@
 """Whether the binary logs of a server continue those in the spool: the history goes on, has a hole, or begins a branch.
 
-A server's binary logs are known again by what the server says of itself and by the bytes of its files. Files are
+A server's binary logs are known again by what the server reports and by the bytes of its files. Files are
 compared with their in-use flag (byte 21, bit 0x1) cleared: the server clears it when it closes a file.
 
 The decision is pure: the values come from the server, from the spool and from the comparison of both. A history goes on
@@ -266,9 +266,9 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Another history begins with the server's file ``number``. ``fork``: the last place that both share, as far as it
-    is known; ``names_go_on``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it forked from,
-    "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
+    """Another history begins with the server's file ``number``. ``fork``: the last position that both share, as far as
+    it is known; ``names_go_on``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it forked
+    from, "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
 
     reason: BranchReason
     number: int
@@ -281,7 +281,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The newest file that is here beside the server's file of that name. ``common``: the last place between whole
+    """The newest file that is here beside the server's file of that name. ``common``: the last position between whole
     transactions up to which both are the same, with the GTIDs there; None where they differ from the very beginning.
     ``lost``: is there a transaction behind it here? ``transactions``: how many both share."""
 
@@ -302,7 +302,7 @@ def seen_now(source: SourceState, now: datetime) -> Seen:
 def restored(seen: Seen | None, source: SourceState) -> str:
     """Why the server's data must have been replaced since it was seen; "" where nothing says so.
 
-    Of another server it tells nothing. But who has the same files is none, whatever it is called: MariaDB makes its
+    Of another server this says nothing. But who has the same files is none, whatever it is called: MariaDB makes its
     ``server_uid`` from a network address and the port.
     """
     if seen is None:
@@ -318,7 +318,7 @@ def without_file(
     tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
 ) -> GoOn | Fork | None:
     """What it means that the server has no file of the newest one's name. ``previous``: what was executed before one of
-    the server's files. None: only earlier files can tell (see ``looked_back``)."""
+    the server's files. None: only earlier files can show it (see ``looked_back``)."""
     oldest = source.logs[0]
     if (other := _other_file(tail, seen, source, previous)) is not None or oldest.number <= tail.number:
         return other
@@ -335,16 +335,16 @@ def without_file(
 def _after_purge(tail: Tail, seen: Seen | None, source: SourceState, before: str | None) -> GoOn | Fork:
     """The server's oldest file is a later one; ``before``: what was executed before it."""
     oldest = source.logs[0]
-    told = _told(source, before, tail)
+    gtids = _relation(source, before, tail)
     follows = oldest.number == tail.number + 1
-    if follows and (tail.ended not in (None, Ending.CUT) or told == "same"):
+    if follows and (tail.ended not in (None, Ending.CUT) or gtids == "same"):
         return GoOn(oldest.number)
-    if told in ("same", "ahead"):
-        nothing = "; its GTIDs say that no transaction is missing" if told == "same" else ""
+    if gtids in ("same", "ahead"):
+        nothing = "; its GTIDs say that no transaction is missing" if gtids == "same" else ""
         return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early{nothing}")
-    if told == "silent" and seen is not None and seen.lsn is not None and source.lsn is not None:
+    if gtids == "silent" and seen is not None and seen.lsn is not None and source.lsn is not None:
         return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early")
-    why = "its GTIDs lack what was archived" if told == "behind" else "nothing shows that it is still the same history"
+    why = "its GTIDs lack what was archived" if gtids == "behind" else "nothing shows that it is still the same history"
     return Fork(BranchReason.UNKNOWN, oldest.number, f"the server's binary logs begin with {oldest.name}, and {why}")
 
 
@@ -454,7 +454,7 @@ def _anew(
     return Fork(reason, oldest.number, why, fork=Position("", 0, before) if known else None)
 
 
-def _told(source: SourceState, before: str | None, tail: Tail) -> str:
+def _relation(source: SourceState, before: str | None, tail: Tail) -> str:
     """What GTIDs say of a file that begins after ``before``: same, ahead, behind, or silent."""
     if not before or not tail.after:
         return "silent"

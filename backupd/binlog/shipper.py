@@ -1,4 +1,4 @@
-"""Work at one destination, on a thread of its own: a destination that hangs or is slow delays no other one.
+"""Work at one destination, on a separate thread: a destination that hangs or is slow delays no other one.
 
 ``DestinationProgress`` is how it goes there: what failed, and when it is tried again.
 """
@@ -28,9 +28,9 @@ _BOTH_KEPT = (
     "installation its own destination, or move the spool's folder away to begin a new branch"
 )
 _LOCKED_FOR = timedelta(days=1)
-"""So long a branch's description is not looked at again for how long it is locked."""
+"""Time after which the lock of a branch's description is looked at again."""
 SLOW = 300.0
-"""Seconds after which one work at a destination is told of as trouble."""
+"""Seconds after which one work at a destination is reported as trouble."""
 _LONGEST_PAUSE = 300
 _PAUSE_FOR_READERS = timedelta(minutes=1)
 

@@ -4,7 +4,7 @@ A damaged file in the spool is good up to its last whole transaction before the 
 damaged shows nothing, neither of the server nor of the spool: it may have been altered on its way.
 
 A file may be damaged here although the server has it whole, and so may one copy of it. So a file is damaged *at the
-server* only where two copies, each over a connection of its own, have the same bytes; then, and where the server no
+server* only where two copies, each over another connection, have the same bytes; then, and where the server no
 longer has the file, nothing mends it, and the archive records a gap. Everything else is tried again.
 """
 
@@ -48,7 +48,7 @@ class DamagedCopyError(ToolError):
 @dataclass(frozen=True, slots=True)
 class Readable:
     """``end``: behind the last whole transaction (0: not even its head can be read); GTIDs and ``last_at`` are of what
-    lies before it. ``size``: what was read, ``damage``: why nothing behind ``end`` can be, "" without any."""
+    is before it. ``size``: what was read, ``damage``: why nothing behind ``end`` can be, "" without any."""
 
     end: int
     size: int
@@ -106,7 +106,7 @@ def _readable(found: Scan, size: int, damage: str = "") -> Readable:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What came of a file. ``digest``: of all its bytes; ``torn``: the server itself could not read on."""
+    """What came of a file. ``digest``: of all its bytes; ``torn``: the server could not read on."""
 
     path: Path
     found: Readable
@@ -120,7 +120,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class Mender:
-    """``fetch`` copies one of the server's files as it is now, over a connection of its own; ``look`` asks the
+    """``fetch`` copies one of the server's files as it is now, over a new connection; ``look`` asks the
     server."""
 
     server: str
@@ -149,7 +149,7 @@ class Mender:
         if not first.damage:
             self._take(doubt, file, first)
             return
-        second = self._copy(file.name)  # over a connection of its own, and at another moment
+        second = self._copy(file.name)  # over another connection, and at another moment
         if not second.damage:
             self._take(doubt, file, second)
         elif self._are_equal(first, second):

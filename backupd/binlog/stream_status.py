@@ -1,4 +1,4 @@
-"""What a stream tells of itself: its state at a moment, and what happened to it."""
+"""What a stream reports: its state at a moment, and what happened to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamState(StrEnum):
     WAITING = "waiting"
     """Not connected; it is tried again with growing pauses, of a few seconds while the server is out of reach."""
     PAUSED = "paused"
-    """The spool has no room; it goes on by itself when there is some."""
+    """The spool has no room; it goes on when there is some."""
     FAILED = "failed"
     """Somebody has to change something (an account, an option, a program); tried again every minute all the same,
     and every few seconds where the server writes no binary log."""
@@ -60,11 +60,11 @@ class StreamEventKind(StrEnum):
     """It will not work again before somebody changes something."""
     PAUSED = "paused"
     BRANCH = "branch"
-    """A branch began; ``branch`` tells why."""
+    """A branch began; ``branch`` says why."""
     MENDED = "mended"
     """A file of the spool was damaged, and its server had it whole."""
     GAP = "gap"
-    """Binary logs are missing for ever; ``gap`` tells which."""
+    """Binary logs are missing for ever; ``gap`` says which."""
     PURGE_ALARM = "purge-alarm"
     """The server will soon remove binary logs that are not archived."""
     PURGE_OVER = "purge-over"
