@@ -3,6 +3,12 @@
 A dump request is itself an acknowledgement of everything before its position. So a stream that is far behind receives
 as any replica does first, with what comes brought to the disk, and asks anew as a semi-synchronous one when it has
 caught up: from where all is durable. Commits wait for what is left, which is little then.
+
+A server that has fallen back to asynchronous replication comes back when its last commit is acknowledged. What the
+destinations have is behind that by an upload, and under load there is another commit by then; so it would stay away.
+While it waits for nobody, and the destinations store again and lack little, what the spool has is acknowledged *ahead*
+of them. When the server is back, commits are held up a little each until the destinations have caught up; then they
+wait for the destinations again. Nothing is claimed before these have all that was acknowledged ahead.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
@@ -21,9 +28,15 @@ from backupd.binlog.session import Acknowledging, Session, Watch
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.server.binary_logs import ListedLog, SourceState
+from backupd.engine.server.semi_sync import SemiSync
 from backupd.model.binlog import FIRST_EVENT
 from backupd.model.text import Clock
 
+_KEEPING_UP = 0.5
+"""Share of the server's timeout that destinations may be behind which keep up: a commit waits for the upload under way,
+and for its own."""
+_HELD_UP, _MOST_HELD_UP = 0.25, 1.0
+"""Share of it, and seconds, that a commit waits while they catch up."""
 _NEAR = 64 * 1024 * 1024
 """Bytes that a commit may have to wait for when a stream begins to acknowledge: half a second on a fast network."""
 
@@ -49,6 +62,15 @@ class Acknowledger:
         self._clock, self._report = clock, report
         self._guard = threading.Lock()
         self._alarm = -1
+        self._timeout = 0.0
+        self._hold_up: float | None = None
+        """Seconds from one place to the next that is acknowledged ahead of the destinations; None: none is."""
+        self._ahead_at = self._stored = 0.0
+        """When a place was last acknowledged ahead, and when the destinations last had more."""
+        self._ahead_to: tuple[str, int, int] | None = None
+        """Up to where, as long as the destinations do not have that."""
+        self._is_strict = True
+        """As of the last look: nothing is acknowledged ahead, and the destinations have all that was."""
         self.evidence = evidence if evidence is not None or mode == OFF else Evidence(mode)
         """Since when RPO 0 holds; None where nothing is acknowledged."""
 
@@ -64,6 +86,7 @@ class Acknowledger:
 
     def rouse(self) -> None:
         """From any thread: the destinations have more."""
+        self._stored = time.monotonic()
         with self._guard:
             if self._alarm >= 0:
                 os.eventfd_write(self._alarm, 1)
@@ -77,7 +100,7 @@ class Acknowledger:
         attached = durable is not None and behind <= _NEAR
         if self._mode == SPOOL:
             return Acknowledging(attached)
-        return Acknowledging(attached, durable, self._stored_at, self._on_asked, self._alarm)
+        return Acknowledging(attached, durable, self._stored_at, self._on_asked, self._alarm, self._ahead)
 
     def may_begin(self, session: Session, watch: Watch) -> bool:
         """Has a stream that does not acknowledge yet caught up, so that the next dump may?"""
@@ -102,13 +125,61 @@ class Acknowledger:
     def saw(self, state: SourceState, session: Session) -> None:
         """The server was as ``state`` says while ``session`` received."""
         if self.evidence is not None and state.semi_sync is not None:
-            look = Look(state.server_time, session.acknowledges, state.semi_sync)
+            was_strict = self._look_ahead(state.semi_sync, session)
+            attached = session.acknowledges and (was_strict or not state.semi_sync.status)
+            look = Look(state.server_time, attached, state.semi_sync)
             self._take(self.evidence, self.evidence.after(look, session.start.branch.id))
 
     def interrupted(self, why: str) -> None:
         """Nothing is received."""
         if self.evidence is not None:
             self._take(self.evidence, self.evidence.interrupted(why, self._clock()))
+
+    # --- ahead of the destinations
+
+    def _look_ahead(self, found: SemiSync, session: Session) -> bool:
+        """From now on, is anything acknowledged ahead? Gives whether nothing was since the look before this one."""
+        was_strict, self._timeout = self._is_strict, found.timeout
+        branch, stored = session.start.branch.id, self._committed()
+        if self._ahead_to is not None and stored is not None and stored.branch == branch:  # and all earlier ones
+            of, number, position = self._ahead_to
+            if of != branch or (number, position) <= (stored.number, stored.position):
+                self._ahead_to = None
+        if self._mode != DESTINATION or not session.acknowledges or not found.on:
+            self._hold_up = None
+        elif not found.status:
+            self._hold_up = 0.0 if stored is not None and self._lacking(stored, branch) <= _NEAR else None
+        elif self._hold_up is not None:
+            held_up = min(found.timeout * _HELD_UP, _MOST_HELD_UP)
+            self._hold_up = held_up if self._ahead_to is not None else None
+        self._is_strict = self._hold_up is None and self._ahead_to is None
+        return was_strict
+
+    def _lacking(self, stored: Committed, branch: str) -> int:
+        """Bytes of ``branch`` in the spool that the destinations do not have."""
+        here = [file for file in self._spool.files() if file.branch == branch]
+        if stored.branch != branch:
+            return sum(file.size for file in here)
+        return sum(
+            file.size - (stored.position if file.number == stored.number else 0)
+            for file in here
+            if file.number >= stored.number
+        )
+
+    def _ahead(self, branch: str, place: tuple[int, int], behind: float) -> bool:
+        """May ``place`` be acknowledged before the destinations have it, which are so many seconds ``behind``?"""
+        now = time.monotonic()
+        if self._hold_up and behind <= self._timeout * _KEEPING_UP:
+            self._hold_up = None
+        if (
+            self._hold_up is None
+            or now - self._ahead_at < self._hold_up
+            or now - self._stored > self._timeout  # they hang
+            or self._ahead_to == (branch, *place)
+        ):
+            return False
+        self._ahead_at, self._ahead_to = now, (branch, *place)
+        return True
 
     # --- how
 

@@ -1,15 +1,13 @@
 """One dump of the server's binary log into the spool, and what the server says meanwhile.
 
 A dump begins a little before the end of what is here of the newest file: those bytes come again, and are compared. What
-follows them is appended, from file to file. The server is asked whether it contradicts that, and whether it will remove
-a file too early: it removes a file when it was last written to longer
-ago than its setting says, or when all its files together are larger than another setting allows. It looks when it
-begins a new file and when it starts.
+follows them is appended, from file to file. The server is asked meanwhile whether it contradicts that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -17,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -31,7 +29,7 @@ from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError, EndKind
 from backupd.engine.receiver.log_bytes import LogPlace, format_of
 from backupd.engine.receiver.receiver import Receiver
-from backupd.engine.server.binary_logs import Expiry, SourceState
+from backupd.engine.server.binary_logs import SourceState
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import FIRST_EVENT, MAGIC, covers
 from backupd.model.errors import CancelledError, ToolError
@@ -44,6 +42,7 @@ _HEARTBEAT = 2.0
 _HEARTBEATS_A_STALL = 4
 _TURN = 0.1
 _SYNC_BYTES = 8 * 1024 * 1024
+_MOST_WAITING = 1024
 _LONGEST_FORMAT = 4096
 """Bytes of a format description, of which 200 are usual."""
 
@@ -165,56 +164,6 @@ def answered(ask: Callable[[], SourceState]) -> Future[SourceState]:
     return answer
 
 
-_EARLY = timedelta(hours=1)
-_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeAlarm:
-    """``file``: the oldest one that is not archived everywhere. ``at``: when the server may remove it; None: it is
-    about to, by size; ``gone``: it has."""
-
-    file: str
-    message: str
-    at: datetime | None = None
-    gone: bool = False
-
-
-def purge_alarm(number: int, written_until: datetime | None, state: SourceState, expiry: Expiry) -> PurgeAlarm | None:
-    """``number``: of the oldest file that is not archived everywhere. ``written_until``: when the server wrote the last
-    event of it, as far as known, by its own clock; None while it is still written to."""
-    name = f"{state.basename}.{number:06d}"
-    listed = {log.number: log for log in state.logs}
-    if number not in listed:
-        if number < state.logs[0].number:
-            return PurgeAlarm(
-                name,
-                f"the server purged {name} before it was archived at every destination; the only copy may be in "
-                "the spool",
-                gone=True,
-            )
-        return None
-    if number == state.logs[-1].number:
-        return None  # never removed while the server writes to it
-    if expiry.age is not None and written_until is not None:
-        at = written_until + expiry.age
-        if at - state.server_time <= max(_EARLY, expiry.age * _SHARE):
-            return PurgeAlarm(
-                name,
-                f"the server will remove {name} from {at:%Y-%m-%d %H:%M} UTC on, and it is not archived everywhere yet",
-                at,
-            )
-    if expiry.total_bytes is not None:
-        size = sum(log.size for log in state.logs if log.number >= number)
-        if size >= expiry.total_bytes * (1 - _SHARE):
-            return PurgeAlarm(
-                name,
-                f"the server will soon remove {name} because its binary logs may take"
-                f" {expiry.total_bytes} bytes, and it is not archived everywhere yet",
-            )
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Acknowledging:
     """How commits at the server are acknowledged. ``attached``: from this dump on; else it only catches up, with what
@@ -223,6 +172,7 @@ class Acknowledging:
 
     ``stored_at``: up to where the destinations have a branch (file number and position), where they must have it before
     it is acknowledged; ``on_asked`` hears that somebody waits for that, and ``alarm`` can be read when there is more.
+    ``ahead``: may a place of a branch be acknowledged before they have it, where they are so many seconds behind?
     """
 
     attached: bool
@@ -230,6 +180,7 @@ class Acknowledging:
     stored_at: Callable[[str], tuple[int, int] | None] | None = None
     on_asked: Callable[[], None] = lambda: None
     alarm: int | None = None
+    ahead: Callable[[str, tuple[int, int], float], bool] = lambda _branch, _place, _behind: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +321,10 @@ class Session:
         self._connection_id, self._written, self._heartbeat = connection_id, written, heartbeat_for(stall)
         self._is_whole, self._follows, self._source_id = is_whole, follows, source_id
         self._acknowledging = acknowledging
-        self._waiting: deque[LogPlace] = deque()
+        self._waiting: deque[tuple[LogPlace, float]] = deque()
+        """What is not acknowledged yet, and since when that is asked for."""
+        self._behind = math.inf
+        """Seconds that the last of it took which the destinations have."""
         self._unsynced = 0
         self._open = contextlib.ExitStack()
         self._receiver: Receiver | None = None
@@ -433,18 +387,19 @@ class Session:
 
     def acknowledge_stored(self) -> None:
         """Acknowledge what the destinations have by now."""
-        if self._acknowledging is None or self._receiver is None or not self._waiting:
+        if self._acknowledging is None or self._receiver is None or self._acknowledging.stored_at is None:
             return
-        stored_at = self._acknowledging.stored_at
-        stored = stored_at(self.start.branch.id) if stored_at is not None else None
+        stored = self._acknowledging.stored_at(self.start.branch.id) if self._waiting else None
         place: LogPlace | None = None
-        while self._waiting and stored is not None and self._coordinate(self._waiting[0]) <= stored:
-            place = self._waiting.popleft()
-        if place is not None:
-            try:
+        while self._waiting and stored is not None and self._coordinate(self._waiting[0][0]) <= stored:
+            place, asked = self._waiting.popleft()
+            self._behind = time.monotonic() - asked
+        try:
+            if place is not None:
                 self._receiver.acknowledge(place)
-            except EndedError as end:
-                self.end = End(end.kind, end.said)
+            self._acknowledge_ahead(self._acknowledging)
+        except EndedError as end:
+            self.end = End(end.kind, end.said)
 
     @property
     def received(self) -> tuple[int, int]:
@@ -542,8 +497,23 @@ class Session:
         if self._acknowledging.stored_at is None:
             self._receiver.acknowledge(place)
         else:
-            self._waiting.append(place)
-            self._acknowledging.on_asked()
+            self._wait(place, self._acknowledging)
+
+    def _wait(self, place: LogPlace, acknowledging: Acknowledging) -> None:
+        """``place`` is for the destinations to have first, but for what is acknowledged ahead of them."""
+        if len(self._waiting) >= _MOST_WAITING:  # a server that waits for nothing asks again and again
+            self._waiting.pop()
+        self._waiting.append((place, time.monotonic()))
+        acknowledging.on_asked()
+        self._acknowledge_ahead(acknowledging)
+
+    def _acknowledge_ahead(self, acknowledging: Acknowledging) -> None:
+        if self._receiver is None or not self._waiting:
+            return
+        place, _asked = self._waiting[-1]
+        behind = max(self._behind, time.monotonic() - self._waiting[0][1])
+        if acknowledging.ahead(self.start.branch.id, self._coordinate(place), behind):
+            self._receiver.acknowledge(place)
 
     def _coordinate(self, place: LogPlace) -> tuple[int, int]:
         return self.start.branch.number(place.file) or 0, place.position

@@ -21,7 +21,8 @@ from backupd.binlog.acknowledger import Acknowledger
 from backupd.binlog.archive_state import Committed
 from backupd.binlog.connection_start import Approach, Start
 from backupd.binlog.continuity import Comparison, first_moment
-from backupd.binlog.session import End, PurgeAlarm, Question, Session, Watch, answered, fetch, purge_alarm
+from backupd.binlog.purge_alarm import PurgeAlarm, purge_alarm
+from backupd.binlog.session import End, Question, Session, Watch, answered, fetch
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.spool_repair import Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus

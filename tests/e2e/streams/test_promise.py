@@ -44,6 +44,9 @@ OPTIONS: dict[str, str | int | None] = {
 TIMEOUT = size(2, 10)
 """Seconds after which a server goes on without an acknowledgement, where a test waits for that."""
 STALL = size(6, 600)
+LONG = 60
+"""Seconds after which the destination lacks more than a server comes back with as long as clients write at full
+speed."""
 SLACK = 3.0
 """Seconds for which a machine under load may keep a commit waiting."""
 FLOWING = 100
@@ -335,18 +338,32 @@ def test_a_store_that_stops_answering(
             until(lambda: len(writers.answered()) > 10 and there.has_begun("stall"), there.stream.log.read_text)
             if acknowledge != "off":
                 there.shown(time.time())
-            began = time.time()
+            began, back = time.time(), 0.0
             os.kill(s3_server.pid, signal.SIGSTOP)
             try:
                 time.sleep(STALL)
             finally:
                 os.kill(s3_server.pid, signal.SIGCONT)
             ended = time.time()
-            if acknowledge == "spool":
-                there.shown(ended + 1)
-            else:
+            comes_back = acknowledge == "spool" or (acknowledge == "destination" and STALL < LONG)
+            if not comes_back:
                 time.sleep(2)
-            there.disk_is_lost()
+            else:  # the server waits again, while clients write
+                there.shown(ended + 1)
+                back = time.time() - ended
+                assert there.status("status") == "ON"
+            if comes_back and acknowledge == "destination":  # which commits wait for again
+                os.kill(s3_server.pid, signal.SIGSTOP)
+                try:
+                    time.sleep(0.3)
+                    held = len(writers.answered())
+                    time.sleep(TIMEOUT / 4)
+                    assert len(writers.answered()) == held
+                    there.disk_is_lost()
+                finally:
+                    os.kill(s3_server.pid, signal.SIGCONT)
+            else:
+                there.disk_is_lost()
             stored = there.stored("stall")
             writers.stop()
             answered = writers.answered()
@@ -355,7 +372,7 @@ def test_a_store_that_stops_answering(
         print(
             f"{stack}, acknowledge: {acknowledge}: {len(answered)} answered, {len(claimed)} of them claimed, "
             f"{len(lost(answered, stored))} lost; p99 and longest: {slowest(answered, 0, began)}, while the store hung "
-            f"for {STALL} s {felt}, later {slowest(answered, ended, time.time())}"
+            f"for {STALL} s {felt}, later {slowest(answered, ended, time.time())}, RPO 0 again after {back:.1f} s"
         )
         none_lost(claimed, stored, "claimed")
         assert bool(claimed) is (acknowledge != "off")

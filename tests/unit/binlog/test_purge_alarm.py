@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from backupd.binlog.session import purge_alarm
+from backupd.binlog.purge_alarm import purge_alarm
 from backupd.engine.server.binary_logs import Expiry, ListedLog, SourceState
 from backupd.model.server_facts import Flavour, Position, Version
 
