@@ -315,6 +315,8 @@ def why_unwatched(wiring: Wiring, incident: Incident) -> str:
     topic, subject, needs = topic_of(incident.kind), incident.subject, rule_of_incident(incident).needs
     if topic == HOOK.broken and wiring.catalog.absences.of(server) is not None:
         return ""  # whatever the configuration says, the service brings it back
+    if settings.is_unread(server):
+        return ""
     if server and server not in settings.servers:
         return f"{server} is no longer configured"
     if needs in (Need.DESTINATION, Need.COPIES) and subject and subject not in settings.destinations:

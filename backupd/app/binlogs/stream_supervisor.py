@@ -104,7 +104,8 @@ class StreamWatch(ProcessWatch):
         wanted = _wanted(wiring.settings, self._paused)
         for name in dict.fromkeys([*wanted, *self._streams, *streamed(wiring.settings.spool)]):
             one = self._streams.setdefault(name, _Stream())
-            self._safely(partial(self._look, name, one, wanted.get(name)), troubles)
+            stays = wiring.settings.is_unread(name) and self._paused.isdisjoint({name, EVERY_SERVER})
+            self._safely(partial(self._look, name, one, wanted.get(name), stays=stays), troubles)
         self._held.let_go(
             process.settings
             for one in self._streams.values()
@@ -118,17 +119,19 @@ class StreamWatch(ProcessWatch):
 
     # -- one stream
 
-    def _look(self, name: str, one: _Stream, basis: str | None) -> None:
+    def _look(self, name: str, one: _Stream, basis: str | None, *, stays: bool) -> None:
+        """``stays``: nobody knows whether it is wanted, since a file of servers could not be read: one that runs goes
+        on by the settings that it has."""
         now = time.monotonic()
-        self._look_at_leaving(name, one, now, end=basis is None)
+        self._look_at_leaving(name, one, now, end=basis is None and not stays)
         process = one.process
         if process is None and now >= one.next_start:
             process = self._adopt(name, one, basis, now)
         how = _end_of(process) if process is not None else ""
         if process is not None and not how:
-            if basis is None or process.asked is not None:
+            if process.asked is not None or (basis is None and not stays):
                 process.end(now, self._grace)
-            elif basis != one.basis:
+            elif basis is not None and basis != one.basis:
                 self._replace(name, one, process, basis, now)
             elif not one.well and now - one.began >= HEALTHY:
                 self._recovered(name, one)

@@ -196,6 +196,10 @@ class Settings:
             self.broken.get(config.policy, ()),
         )
 
+    def is_unread(self, server: str) -> bool:
+        """May this server be in one of the files that were left out? Then nobody knows that it is gone."""
+        return bool(self.unread) and server not in {"", *self.servers}
+
     def labelled(self, labels: Collection[str], server: str | None = None) -> tuple[str, ...]:
         """The servers that have all of these labels, written KEY=VALUE. Raises UsageError for what is not written so,
         and where ``server`` is asked for besides, UnknownNameError for a label that no server has."""

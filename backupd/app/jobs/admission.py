@@ -64,8 +64,12 @@ def _of_server(settings: Settings, job: JobRecord, running: Sequence[JobRecord])
 
 
 def _unusable(settings: Settings, job: JobRecord) -> str:
-    """Does it need a policy that is broken?"""
-    if job.kind in _NO_POLICY or job.server not in settings.servers:
+    """Does it need a policy that is broken, or a server whose file was not read?"""
+    if job.kind in _NO_POLICY:
+        return ""
+    if settings.is_unread(job.server):
+        return f"the file of servers with {job.server} cannot be used: correct it, then reload the service"
+    if job.server not in settings.servers:
         return ""
     found = settings.server(job.server)
     why = f"policy {found.policy_name} of {job.server} cannot be used: correct it, then reload the service"

@@ -311,7 +311,8 @@ class Timetable:
 
         A leg that is new begins now. One that has another cadence than before, or is in no policy any more, ends here
         first: what was due until now and not dealt with (``why``) is accounted for. One that comes back is asked about
-        the time between. One whose policy cannot be used stays as it is until that can. Raises CatalogError.
+        the time between. One whose policy, or file of servers, cannot be used stays as it is until that can.
+        Raises CatalogError.
         """
         legs = {leg.key: leg for leg in all_legs(settings)}
         rows = self._catalog.schedules.all()
@@ -454,8 +455,8 @@ class Timetable:
 
 
 def _rests(settings: Settings, server: str) -> bool:
-    """Does nobody know what is scheduled for it, since its policy cannot be used?"""
-    return server in settings.servers and not settings.server(server).usable
+    """Does nobody know what is scheduled for it, since its policy, or the file that it may be in, cannot be used?"""
+    return settings.is_unread(server) or (server in settings.servers and not settings.server(server).usable)
 
 
 def _changed(

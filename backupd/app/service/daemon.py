@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import REFUSED
 from backupd.app.alerting.service import AlertWatch, forget_old_alerts
 from backupd.app.backups.physical import forget_old
 from backupd.app.backups.rotation_hooks import AbsenceWatch
@@ -61,7 +63,7 @@ from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
 from backupd.app.views.standings import StandingsWatch, glances
-from backupd.model.errors import BackupdError, CatalogError, RefusedError
+from backupd.model.errors import BackupdError, CatalogError, Problem, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord
 from backupd.model.text import few, format_duration, format_time
@@ -77,6 +79,8 @@ WRITES = 60.0
 WRITTEN = "written"
 """The cursor that is moved for that."""
 DAILY = "30 4 * * *"
+_SERVICE = "service"
+"""The subject of its events."""
 _NAMED = 5
 """Servers and files that a message names."""
 EVENTS_KEPT = timedelta(days=400)
@@ -139,6 +143,7 @@ class Daemon:
         self._well_at = self._written_at = time.monotonic()
         self._parts: tuple[AlertWatch | Worker, ...] = ()
         self._why = NOT_RUNNING
+        self._incomplete: BackupdError | None = None
 
     def run(self) -> int:
         """Until a signal or another service ends it; gives the exit code."""
@@ -146,6 +151,7 @@ class Daemon:
             watch = stack.enter_context(Leader(self._wiring))
             if not self._go_on_watch(watch):
                 return 0
+            self._incomplete = self._left_out()  # what nobody could read is not gone, for whoever is started here
             alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
             forks = stack.enter_context(ForkServer())
             worker = stack.enter_context(Worker(self._wiring, starter=forks.start))
@@ -203,7 +209,7 @@ class Daemon:
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
         self._serve_here()
-        self._report_left_out()
+        self._report_left_out(self._incomplete)
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
@@ -211,9 +217,9 @@ class Daemon:
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
 
-    def _report_left_out(self) -> None:
-        """Servers that are not in force, though they are written somewhere or were followed before, are an incident
-        until a reload reads all of them."""
+    def _left_out(self) -> BackupdError | None:
+        """What is to be said of servers that are not in force, though they are written somewhere or were followed
+        before. Until a reload has read all files, ``unread`` of the settings says so, too. Raises CatalogError."""
         settings = self._wiring.settings
         followed = {row.server for row in self._wiring.catalog.schedules.all().values() if row.cadence}
         gone = sorted(followed.difference(settings.servers, {""}))
@@ -221,22 +227,31 @@ class Daemon:
         if settings.unread:
             files = few(dict.fromkeys(one.file for one in settings.unread), _NAMED)
             said = f" (the service backed up {names} before)" if gone else ""
-            told = BackupdError(
-                f"the service has started without the servers of {files}{said}: nothing of them is backed up",
+            return BackupdError(
+                f"the service has started without the servers of {files}{said}: none of them is backed up, and streams "
+                "of theirs that run go on",
                 detail="\n".join(map(str, settings.unread)),
                 hint="correct the file, then reload: systemctl reload backupd",
             )
-        elif gone and not settings.files and folder.is_dir():
-            told = BackupdError(
+        if gone and not settings.files and folder.is_dir():
+            empty = Problem(str(folder), None, "", "holds no file of servers")
+            self._wiring = replace(self._wiring, settings=replace(settings, unread=(empty,)))
+            return BackupdError(
                 f"{names}, which the service backed up before, are not configured any more, and {folder} holds no file "
                 "of servers",
                 hint="mount the folder if they were in it, then reload: systemctl reload backupd; where they were "
                 "removed on purpose, a reload confirms that",
             )
-        else:
+        return None
+
+    def _report_left_out(self, left_out: BackupdError | None) -> None:
+        """An incident; where nothing is left out, one of before is over."""
+        if left_out is None:
+            self._wiring.settle(looked={Key(REFUSED, subject=_SERVICE): "the service has read every file at its start"})
             return
-        say("config-refused", str(told), level=logging.ERROR)
-        self._record(self._event("config-refused", Severity.ERROR, told.message, detail=told.detail, hint=told.hint))
+        say(REFUSED.broken, str(left_out), level=logging.ERROR)
+        words = {"detail": left_out.detail, "hint": left_out.hint}
+        self._record(self._event(REFUSED.broken, Severity.ERROR, left_out.message, **words))
 
     # -- the rounds
 
@@ -474,7 +489,7 @@ class Daemon:
         return f"{text}; next: {format_time(coming)}" if coming else text
 
     def _event(self, kind: str, severity: Severity, message: str, *, detail: str = "", hint: str = "") -> Event:
-        return Event(self._wiring.clock(), kind, severity, message, subject="service", detail=detail, hint=hint)
+        return Event(self._wiring.clock(), kind, severity, message, subject=_SERVICE, detail=detail, hint=hint)
 
     def _record(self, event: Event) -> None:
         try:

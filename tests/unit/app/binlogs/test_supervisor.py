@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import child_process as offspring
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
+from backupd.model.errors import Problem
 from backupd.process.command import Command
 from tests.support.service.house import GOLD, Office
 from tests.support.stores.gate import until
@@ -114,6 +116,29 @@ def test_a_reload_restarts_those_whose_settings_changed_and_no_others(
         until(lambda: set(watch.running()) == {"db2", "db3"})
         assert watch.running()["db2"] == before["db2"]
     assert place.catalog.events.list() == ()
+
+
+def test_streams_of_servers_that_may_be_in_a_file_that_cannot_be_read_go_on(
+    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(monkeypatch, "exec sleep 600")
+    without = replace(place.settings, configuration=place.of(["db1", "db3"]).settings.configuration)
+    unread = (Problem(str(office.base / "servers.d" / "a.yaml"), 1, "", "is no mapping"),)
+    with StreamWatch(place) as watch:
+        until(lambda: len(watch.running()) == 2)
+        before = watch.running()
+        watch.reload(replace(place, settings=replace(without, unread=unread)))
+        os.kill(before["db1"], signal.SIGKILL)
+        until(lambda: watch.running().get("db1", before["db1"]) != before["db1"])
+        assert watch.running()["db2"] == before["db2"]
+        assert not gone(before["db2"])
+        place.catalog.holds.set("db2", HoldKind.PAUSE, "moving", "anna", place.clock())
+        until(lambda: set(watch.running()) == {"db1"})
+        place.catalog.holds.release("db2", HoldKind.PAUSE)
+    with StreamWatch(place) as watch:
+        until(lambda: len(watch.running()) == 2)
+        watch.reload(replace(place, settings=without))
+        until(lambda: set(watch.running()) == {"db1"})
 
 
 def test_repeated_failures_are_one_incident_with_growing_pauses_and_its_end_is_told_once(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.alerting.notifier import why_unwatched
 from backupd.app.context.settings import Settings, held_settings, load_settings
 from backupd.app.context.settings_problems import refuse_newly_broken
 from backupd.app.context.wiring import Wiring
@@ -16,6 +17,7 @@ from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import BackupdError, ConfigurationError
+from backupd.model.event import Incident, Severity
 from backupd.model.job import JobKind, JobState, silent
 from tests.support.catalog import samples
 from tests.support.catalog.places import CONFIGURATION, POLICY, write
@@ -115,3 +117,25 @@ def test_settings_that_are_held_are_the_same_again_whatever_their_files_say(tmp_
     held.write_text("{}")
     with pytest.raises(ConfigurationError, match="does not hold"):
         held_settings(held)
+
+
+def test_servers_that_may_be_in_a_file_with_a_mistake_are_not_called_removed(tmp_path: Path) -> None:
+    office = Office(tmp_path, {"db1": "gold"})
+    office.write()
+    folder = tmp_path / "servers.d"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("db2: [\n")
+    settings = load_settings(office.file, strict=False, whole=False)
+    now = samples.NOON
+    incident = Incident("i1", "stream-failed", "db2", "process", Severity.ERROR, "no", "", "", now, now)
+    (folder / "a.yaml").unlink()
+    with open_catalog(settings.catalog) as catalog:
+        assert why_unwatched(Wiring(settings, catalog), incident) == ""
+        removed = Wiring(load_settings(office.file), catalog)
+        assert why_unwatched(removed, incident) == "db2 is no longer configured"
+    job = samples.job(1, server="db2")
+    assert "the file of servers with db2" in obstacle(settings, (), job, ())
+    assert obstacle(removed.settings, (), job, ()) == ""
+    assert obstacle(settings, (), samples.job(2, server="db1"), ()) == ""
+    assert obstacle(settings, (), replace(job, kind=JobKind.RESTORE), ()) == ""
+    assert [settings.is_unread(name) for name in ("", "db1", "db2")] == [False, False, True]

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from backupd.alerts.conditions import Key
+from backupd.alerts.rules import STREAM
 from backupd.app.context.logging_setup import logging_to
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, host_identity
@@ -33,6 +36,7 @@ from backupd.app.service.worker import Worker
 from backupd.catalog.hosts import SERVED
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import CatalogError
+from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.postgresql import private_postgresql
 from tests.support.service.house import GOLD, Office
@@ -119,6 +123,10 @@ def serving(office: Office, *args: str, config: Path | None = None) -> Iterator[
 def looking(office: Office) -> Iterator[Catalog]:
     with open_catalog(office.catalog or f"sqlite:///{office.base}/catalog.db") as catalog:
         yield catalog
+
+
+def is_begun(catalog: Catalog, job: JobRecord) -> bool:
+    return catalog.jobs.get(job.id).state is not JobState.QUEUED
 
 
 def test_it_says_when_it_is_ready_what_comes_next_and_ends_well(office: Office) -> None:
@@ -209,6 +217,49 @@ def test_servers_whose_folder_is_empty_at_the_start_are_told(office: Office) -> 
         service.ready(2)
         with looking(office) as catalog:
             until(lambda: catalog.incidents.list(is_open=True) == (), "closed")
+
+
+@pytest.mark.parametrize("mistake", ["db3: [", None])
+def test_servers_that_could_not_be_read_at_the_start_are_not_taken_for_removed(
+    office: Office, mistake: str | None
+) -> None:
+    """With a mistake in their file, or with a folder that is not mounted yet: at the second start like that, too."""
+    file = office.base / "servers.d" / "b.yaml"
+    file.parent.mkdir()
+    file.write_text("db3: {policy: gold, socket: no.sock}\n")
+    whole = load_settings(office.file)
+    with serving(office) as service, looking(office) as catalog:
+        service.ready()
+        rows = {key: row.cadence for key, row in catalog.schedules.all().items()}
+        wiring = Wiring(whole, catalog)
+        wiring.alert(Key(STREAM, "db3", "process"), Severity.ERROR, "the binary log of db3 is not streamed")
+        until(lambda: len(catalog.incidents.list(is_open=True)) == 1, "opened")
+    with looking(office) as catalog:
+        job = queued(Wiring(whole, catalog), JobKind.VERIFY, "db3")
+        catalog.jobs.add(job)
+    if mistake is None:
+        file.unlink()
+    else:
+        file.write_text(mistake)
+    for _start in range(2):
+        with serving(office) as service, looking(office) as catalog:
+            service.ready()
+            assert "db3" in service.refused()
+            younger = queued(Wiring(whole, catalog), JobKind.VERIFY, "db1")
+            catalog.jobs.add(younger)
+            until(partial(is_begun, catalog, younger), "the queue goes on")
+            assert catalog.jobs.get(job.id).state is JobState.QUEUED
+            assert {key: row.cadence for key, row in catalog.schedules.all().items()} == rows
+            assert catalog.events.list(kind="schedule-ended") == ()
+    file.write_text("db3: {policy: gold, socket: no.sock}\n")
+    with serving(office) as service, looking(office) as catalog:
+        service.ready()
+        until(
+            lambda: catalog.incidents.list([""], is_open=True) == (),
+            "a start that reads every file ends it as a reload does",
+        )
+        assert "stream-failed" in [one.kind for one in catalog.incidents.list(is_open=True)]
+        until(partial(is_begun, catalog, job), "it waits no more")
 
 
 def test_a_reload_follows_the_files_of_servers(office: Office) -> None:
@@ -445,13 +496,13 @@ def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service
 ) -> None:
     read = 0
 
-    def load(path: Path, *, strict: bool) -> Settings:
+    def load(path: Path, *, strict: bool, whole: bool = True) -> Settings:
         nonlocal read
         read += 1
         os.kill(os.getpid(), signal.SIGHUP if read == 1 else signal.SIGTERM)  # handled from the very beginning
         if read == 2:
             raise ValueError("year 10240 is out of range")
-        return load_settings(path, strict=strict)
+        return load_settings(path, strict=strict, whole=whole)
 
     monkeypatch.setattr(daemon, "load_settings", load)
     monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))
@@ -471,12 +522,12 @@ def test_a_reload_that_the_catalog_refuses_renames_no_host(office: Office, monke
     follow, fails = Timetable.follow, iter((False, True, False))
     office.write(extra="host: main\n", gold=FAR)
 
-    def load(path: Path, *, strict: bool) -> Settings:
+    def load(path: Path, *, strict: bool, whole: bool = True) -> Settings:
         with looking(office) as catalog:
             names.append([host.name for host in catalog.hosts.all(datetime.now(UTC))])
         office.write(extra=f"host: main{len(names)}\n" if len(names) > 1 else "host: main\n", gold=FAR)
         os.kill(os.getpid(), signal.SIGHUP if len(names) < 3 else signal.SIGTERM)
-        return load_settings(path, strict=strict)
+        return load_settings(path, strict=strict, whole=whole)
 
     def followed(timetable: Timetable, settings: Settings, now: datetime, why: str = "") -> tuple[JobRecord, ...]:
         if next(fails):
@@ -501,12 +552,12 @@ def test_a_reload_ends_no_service_whose_spool_does_not_tell_which_host_it_is(
     loads: list[Settings] = []
     office.write(extra="host: main\n", gold=FAR)
 
-    def load(path: Path, *, strict: bool) -> Settings:
+    def load(path: Path, *, strict: bool, whole: bool = True) -> Settings:
         if loads:
             (office.base / "spool" / "host.id").write_text("")
             office.write(extra="host: other\n", gold=FAR)
         os.kill(os.getpid(), signal.SIGTERM if loads else signal.SIGHUP)
-        loads.append(load_settings(path, strict=strict))
+        loads.append(load_settings(path, strict=strict, whole=whole))
         return loads[-1]
 
     monkeypatch.setattr(daemon, "load_settings", load)
