@@ -28,11 +28,12 @@ _SLACK = 3
 @dataclass(frozen=True, slots=True)
 class Look(Document):
     """The source at a moment, by its own clock. ``began_at``: before anything was read; ``attached``: did ours receive
-    as a semi-synchronous replica all the while?"""
+    as a semi-synchronous replica all the while? ``branch``: of the history that was received."""
 
     began_at: datetime
     attached: bool
     counters: SemiSync
+    branch: str = field(default="", metadata=json_key(later=True))
 
     def trouble(self) -> str:
         """Why nothing can be claimed now, "" where nothing speaks against it."""
@@ -41,8 +42,16 @@ class Look(Document):
             return "semi-synchronous replication is off at the server"
         if found.wait_point != AFTER_SYNC:
             return f"the server shows commits to others before they are acknowledged ({found.wait_point})"
+        if found.flushed < 0:
+            return "the server does not say since when it counts (Uptime_since_flush_status)"
+        return self._trouble_of_clients()
+
+    def _trouble_of_clients(self) -> str:
+        found = self.counters
         if not self.attached:
             return "backupd is not connected as a semi-synchronous replica yet: it catches up first"
+        if not found.ours:
+            return "the server has no dump of backupd's any more: the connection is dead"
         if not found.status:
             return "the server has fallen back to asynchronous replication"
         if found.clients != 1 and found.needed < found.clients:
@@ -58,11 +67,22 @@ class Look(Document):
         old, new = before.counters, self.counters
         if old.counted_at is None or new.counted_at is None:
             return "the server did not say when its counters were read"
-        if self.began_at - old.counted_at > LONGEST_GAP:
-            return f"the server was not asked for {(self.began_at - old.counted_at).total_seconds():.0f} s"
-        passed = (new.counted_at - old.counted_at).total_seconds()
+        if self.began_at < old.counted_at:
+            return "the server's clock was set back"
+        if self.branch != before.branch:
+            return "another history of the server began"
+        return self._contradiction_of_counters(old, old.counted_at, new.counted_at)
+
+    def _contradiction_of_counters(self, old: SemiSync, then_at: datetime, now_at: datetime) -> str:
+        new = self.counters
+        if self.began_at - then_at > LONGEST_GAP:
+            return f"the server was not asked for {(self.began_at - then_at).total_seconds():.0f} s"
+        passed = (now_at - then_at).total_seconds()
         begun_anew = (
-            abs(new.uptime - old.uptime - passed) > _SLACK
+            any(
+                abs(now - then - passed) > _SLACK or then <= _SLACK  # one that began just before would not be noticed
+                for then, now in ((old.uptime, new.uptime), (old.flushed, new.flushed))
+            )
             or new.acknowledged < old.acknowledged
             or new.unacknowledged < old.unacknowledged
             or new.fell_back < old.fell_back
@@ -86,7 +106,8 @@ class Evidence(Document):
     """``windows``: the last ones, oldest first. ``why``: RPO 0 does not hold now, and why; "" while it does.
     ``lost_at``: since when it does not, as far as is known; None while it holds, or where it never did.
     ``answered_at``: when commits were last found to have been answered without an acknowledgement. ``last``: what the
-    next look is compared with."""
+    next look is compared with. ``shown_at``: when the last look was taken, by the clock of this host; all other times
+    are the server's."""
 
     mode: str
     windows: tuple[AcknowledgedWindow, ...] = ()
@@ -94,6 +115,7 @@ class Evidence(Document):
     lost_at: datetime | None = None
     answered_at: datetime | None = None
     last: Look | None = field(default=None, metadata=json_key(later=True))
+    shown_at: datetime | None = field(default=None, metadata=json_key(later=True))
 
     @property
     def since(self) -> datetime | None:
@@ -105,8 +127,8 @@ class Evidence(Document):
         """Up to when that was shown."""
         return self.windows[-1].until if self.windows else None
 
-    def after(self, look: Look, branch: str) -> Evidence:
-        """With what ``look`` shows of ``branch``."""
+    def after(self, look: Look) -> Evidence:
+        """With what ``look`` shows."""
         why = look.trouble()
         if why:
             return self.interrupted(why, look.began_at, look)
@@ -119,10 +141,10 @@ class Evidence(Document):
             return replace(found, answered_at=look.began_at if counted else self.answered_at)
         window = self.windows[-1] if self.windows else None
         start = before.counters.counted_at or look.began_at
-        if window is not None and (window.branch, window.until) == (branch, before.began_at):
+        if window is not None and (window.branch, window.until) == (look.branch, before.began_at):
             windows = (*self.windows[:-1], replace(window, until=look.began_at))
         else:
-            windows = (*self.windows, AcknowledgedWindow(branch, start, max(start, look.began_at)))
+            windows = (*self.windows, AcknowledgedWindow(look.branch, start, look.began_at))
         return replace(self, windows=windows[-_WINDOWS:], why="", lost_at=None, last=look)
 
     def interrupted(self, why: str, at: datetime, look: Look | None = None) -> Evidence:

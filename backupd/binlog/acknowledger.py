@@ -127,8 +127,8 @@ class Acknowledger:
         if self.evidence is not None and state.semi_sync is not None:
             was_strict = self._look_ahead(state.semi_sync, session)
             attached = session.acknowledges and (was_strict or not state.semi_sync.status)
-            look = Look(state.server_time, attached, state.semi_sync)
-            self._take(self.evidence, self.evidence.after(look, session.start.branch.id))
+            look = Look(state.server_time, attached, state.semi_sync, session.start.branch.id)
+            self._take(self.evidence, replace(self.evidence.after(look), shown_at=self._clock()))
 
     def interrupted(self, why: str) -> None:
         """Nothing is received."""

@@ -144,11 +144,11 @@ class Approach:
     report: Callable[[StreamEvent], None]
     _unlogged: datetime | None = None
 
-    def look(self, *, files: bool = True) -> SourceState:
-        """The server as it is. Where it writes no binary log, that is kept before UnloggedError is raised: nobody can
-        see it afterwards. Raises ServerError, OSError."""
+    def look(self, *, files: bool = True, dump: int = 0) -> SourceState:
+        """The server as it is; ``dump``: as of ``read_semi_sync``. Where it writes no binary log, that is kept before
+        UnloggedError is raised: nobody can see it afterwards. Raises ServerError, OSError."""
         try:
-            return self.source.look(files=files)
+            return self.source.look(files=files, dump=dump)
         except UnloggedError:
             self._unlogged = self._unlogged or self.clock()
             self.spool.note_unlogged(self._unlogged)

@@ -9,6 +9,7 @@ server behind the same address.
 from __future__ import annotations
 
 import errno
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -427,7 +428,8 @@ class Streamer:
     def _ask(self, session: Session) -> Question:
         """Ask the server where it stands."""
         files = time.monotonic() >= self._purge_due
-        return Question(self.clock(), session.received, answered(lambda: self._approach.look(files=files)))
+        look = functools.partial(self._approach.look, files=files, dump=session.thread_id)
+        return Question(self.clock(), session.received, answered(look))
 
     def _heed(self, question: Question, session: Session, watch: Watch) -> str:
         """Why the connection cannot go on, by the server's answer; "" when it can."""

@@ -224,7 +224,7 @@ def acknowledged(said: tuple[Mapping[str, Any], datetime] | None, now: datetime)
     why, until = found.why, found.until
     if not why and not _is_running(row, at, now):
         why = "the binary log is not streamed now"
-    elif not why and until is not None and now - until > LONGEST_GAP:
+    elif not why and (asked := found.shown_at or until) is not None and now - asked > LONGEST_GAP:
         why = "the server was not asked since"
     return Acknowledged(
         found.mode,

@@ -279,6 +279,10 @@ class StreamReport:
         self._incidents = Incidents(writer.catalog)
         self._limit = behind_limit(server.policy)
         self._purge: StreamEvent | None = None
+        self._missed_since: datetime | None = None
+        """Since when RPO 0 is not claimed, by the clock of this host: the evidence has the server's."""
+        self._answered: tuple[datetime | None, datetime | None] | None = None
+        """When commits were answered without us, as the evidence says, and by the clock of this host."""
         self._lock = threading.Lock()
 
     def heard(self, event: StreamEvent) -> None:
@@ -420,8 +424,12 @@ class StreamReport:
     def _acknowledged(self, evidence: Evidence, now: datetime, holds: list[Condition], looked: dict[Key, str]) -> None:
         name = self._server.name
         key, lost_at = Key(ACKNOWLEDGE, name, SUBJECT), evidence.lost_at or self._started_at
-        lately = evidence.answered_at is not None and now - evidence.answered_at < SILENT
-        if lately or (evidence.why and now - lost_at >= UNACKNOWLEDGED):
+        self._missed_since = (self._missed_since or now) if evidence.why else None
+        missed = self._missed_since is not None and now - min(lost_at, self._missed_since) >= UNACKNOWLEDGED
+        if self._answered is None or self._answered[0] != evidence.answered_at:
+            self._answered = evidence.answered_at, evidence.answered_at if self._answered is None else now
+        lately = (answered_at := self._answered[1]) is not None and now - answered_at < SILENT
+        if lately or missed:
             since = evidence.answered_at if lately and not evidence.why else lost_at
             holds.append(
                 Condition(

@@ -32,7 +32,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.server.probe import flavour_of, kept_for, position_of, read_dialect
-from backupd.engine.server.semi_sync import SemiSync, moment, read_semi_sync
+from backupd.engine.server.semi_sync import SemiSync, has_dump, moment, read_semi_sync
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import covers, is_log_name, plus
@@ -323,8 +323,9 @@ class BinlogSource:
                 hint="check that it is a database server and that the network is stable; backupd asks it again",
             ) from error
 
-    def look(self, *, files: bool = True) -> SourceState:
-        """Everything at once. Without ``files`` no logs are listed: with thousands of them that takes a server time."""
+    def look(self, *, files: bool = True, dump: int = 0) -> SourceState:
+        """Everything at once. Without ``files`` no logs are listed: with thousands of them that takes a server time.
+        ``dump``: as of ``read_semi_sync``."""
         with self._session() as session:
             # The clock first: what is true of this moment is true of the position that is read after it.
             server_time = moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
@@ -348,7 +349,7 @@ class BinlogSource:
                 durable_lsn=_status(session, _DURABLE),
                 history=_history(session, flavour, position),
                 marker=self._marker(variables.get("datadir", "")),
-                semi_sync=read_semi_sync(session) if self._semi_sync else None,
+                semi_sync=read_semi_sync(session, dump) if self._semi_sync else None,
             )
 
     def look_again(self, known: SourceState) -> SourceState | None:
@@ -410,12 +411,7 @@ class BinlogSource:
         """End a dump of this account, as MariaDB's own replica does: a server keeps one whose receiver is gone until it
         cannot write any more (net_write_timeout), and counts it. Nothing where the server has it no more."""
         with self._session() as session:
-            found = session.query(
-                "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %s AND COMMAND LIKE 'Binlog Dump%%'"
-                " AND USER = SUBSTRING_INDEX(USER(), '@', 1)",
-                thread_id,
-            )
-            if found:
+            if has_dump(session, thread_id):
                 session.permitted("KILL %s", thread_id, also=(_NO_SUCH_THREAD,))
 
     def expiry(self) -> Expiry:

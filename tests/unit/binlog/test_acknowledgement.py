@@ -13,20 +13,24 @@ from backupd.engine.server.semi_sync import SemiSync
 from backupd.model.acknowledged import AcknowledgedWindow as Window
 
 START = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
-WELL = SemiSync("source", "replica", True, True, "AFTER_SYNC", 10.0, True, 1, 1, 50, 2, 1, 1_000)
+WELL = SemiSync(
+    "source", "replica", True, True, "AFTER_SYNC", 10.0, True, 1, 1, 50, 2, 1, 1_000, flushed=500, ours=True
+)
 BRANCH = "20261128T120000Z-00000001"
 
 
-def look(second: float, *, attached: bool = True, read: float = 0.1, **other: Any) -> Look:
+def look(second: float, *, attached: bool = True, read: float = 0.1, branch: str = BRANCH, **other: Any) -> Look:
     at = START + timedelta(seconds=second)
-    counters = replace(WELL, uptime=1_000 + round(second), counted_at=at + timedelta(seconds=read))
-    return Look(at, attached, replace(counters, **other))
+    counters = replace(
+        WELL, uptime=1_000 + round(second), flushed=500 + round(second), counted_at=at + timedelta(seconds=read)
+    )
+    return Look(at, attached, replace(counters, **other), branch)
 
 
 def after(*looks: Look, evidence: Evidence | None = None) -> Evidence:
     found = evidence or Evidence(SPOOL)
     for one in looks:
-        found = found.after(one, BRANCH)
+        found = found.after(one)
     return found
 
 
@@ -53,6 +57,8 @@ def test_a_window_has_a_look_at_both_ends_and_grows_while_nothing_speaks_against
         ({"clients": 2}, "not by backupd alone"),
         ({"clients": 3, "needed": 2}, "not by backupd alone"),
         ({"clients": 0}, "counts no"),
+        ({"ours": False}, "no dump of backupd's"),  # and the one client that it counts is another
+        ({"flushed": -1}, "does not say since when"),
     ],
 )
 def test_nothing_is_claimed_by_a_look_that_speaks_against_it(other: dict[str, Any], why: str) -> None:
@@ -86,6 +92,7 @@ def test_nothing_is_claimed_while_ours_is_not_a_semi_synchronous_one() -> None:
         ({"acknowledged": 3}, "were reset", False),
         ({"uptime": 2}, "restarted", False),
         ({"uptime": 1_050}, "restarted", False),
+        ({"flushed": 1, "acknowledged": 900}, "were reset", False),  # FLUSH STATUS, and counters that caught up
     ],
 )
 def test_counters_that_moved_or_began_anew_end_the_window_at_the_look_before(
@@ -111,6 +118,28 @@ def test_a_stream_that_is_interrupted_goes_on_with_its_window_where_the_counters
     assert second.since == moment(50.1)
 
 
-def test_another_branch_is_another_window() -> None:
-    found = after(look(0), look(2)).after(look(4), "another")
-    assert [window.branch for window in found.windows] == [BRANCH, "another"]
+def test_another_branch_is_another_window_that_begins_with_a_look_at_it() -> None:
+    before = after(look(0), look(2))
+    found = after(look(4, branch="another", acknowledged=900), evidence=before)
+    assert (found.windows, found.since) == (before.windows, None)
+    assert "another history" in found.why
+    (_first, second) = after(look(6, branch="another", acknowledged=901), evidence=found).windows
+    assert second == Window("another", moment(4.1), moment(6))
+
+
+def test_a_clock_of_the_server_that_is_set_back_ends_the_window() -> None:
+    """Nothing shows how long the server was not asked."""
+    before = after(look(0), look(100), look(102))
+    found = after(look(50, uptime=1_050, flushed=550), evidence=before)
+    assert (found.windows, found.since) == (before.windows, None)
+    assert "set back" in found.why
+
+
+@pytest.mark.parametrize("began", [{"uptime": 2}, {"flushed": 2}])
+def test_counters_that_began_a_moment_ago_show_nothing_yet(began: dict[str, Any]) -> None:
+    """Had they begun once more since, their age could be the same within what two clocks may differ by."""
+    later: dict[str, Any] = {name: value + 2 for name, value in began.items()}
+    latest: dict[str, Any] = {name: value + 4 for name, value in began.items()}
+    found = after(look(0, **began), look(2, **later))
+    assert found.since is None
+    assert after(look(4, **latest), evidence=found).since == moment(2.1)

@@ -314,9 +314,9 @@ def test_a_server_that_is_out_of_reach_is_looked_for_often_and_told_of_once(tmp_
     looks: list[float] = []
 
     class Counting(BinlogSource):
-        def look(self, *, files: bool = True) -> SourceState:
+        def look(self, *, files: bool = True, dump: int = 0) -> SourceState:
             looks.append(time.monotonic())
-            return super().look(files=files)
+            return super().look(files=files, dump=dump)
 
     nowhere = Connection(socket=str(tmp_path / "nowhere.sock"), user=USER, password=PASSWORD)
     heard: list[StreamEvent] = []

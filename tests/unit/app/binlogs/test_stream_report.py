@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from backupd.app.binlogs.status import acknowledged
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import child_process as scribe
 from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.service.check import stream_findings
+from backupd.binlog.acknowledgement import Evidence
 from backupd.binlog.archiver import Behind
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.model.acknowledged import Acknowledged, AcknowledgedWindow
 from tests.support.service.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -153,3 +156,68 @@ def test_how_late_is_late_follows_the_promise_and_the_checkpoint(short_tmp: Path
     assert limit("binlog: {}\n") == timedelta(minutes=5)
     assert limit("binlog: {}\nobjectives: {rpo: 90s}\n") == timedelta(seconds=90)
     assert limit("binlog: {checkpoint: 10m}\nobjectives: {rpo: 90s}\n") == timedelta(hours=1)
+
+
+def test_commits_that_do_not_wait_are_an_incident_after_a_moment_with_the_time_since_when(desk: Desk) -> None:
+    """Whatever the server's clock says."""
+    ahead = NOW + timedelta(hours=1)
+
+    def beat(evidence: Evidence, seconds: float = 0) -> None:
+        desk.clock.sleep(timedelta(seconds=seconds))
+        status = StreamStatus(StreamState.STREAMING, desk.clock.now, acknowledgement=evidence)
+        desk.report.beat(status, {}, {})
+
+    held = Evidence("spool", (AcknowledgedWindow("b", NOW, ahead),), why="")
+    beat(held)
+    beat(held.interrupted("the connection broke", ahead))
+    beat(held.interrupted("the connection broke", ahead), 14)
+    assert desk.told() == []
+    beat(held, 1)
+    beat(held.interrupted("the server has fallen back to asynchronous replication", ahead), 10)
+    beat(held.interrupted("the server has fallen back to asynchronous replication", ahead), 16)
+    (event,) = desk.scribe.catalog.events.list()
+    assert event.kind == "unacknowledged"
+    assert event.message == (
+        "RPO 0 does not hold for db1 since 2026-11-21T13:00:00Z: the server has fallen back to asynchronous replication"
+    )
+    assert "backupd check db1" in event.hint
+    beat(held, 1)
+    beat(held, 1)
+    assert desk.told() == ["unacknowledged", "acknowledged"]
+
+
+def test_commits_that_were_answered_without_us_are_an_incident_though_rpo_0_holds_again(desk: Desk) -> None:
+    behind = NOW - timedelta(hours=1)
+    evidence = Evidence("spool", (AcknowledgedWindow("b", behind, behind),), why="")
+    desk.report.beat(StreamStatus(StreamState.STREAMING, desk.clock.now, acknowledgement=evidence), {}, {})
+    evidence = replace(evidence, answered_at=behind)
+    for _ in range(3):
+        desk.clock.sleep(timedelta(seconds=1))
+        desk.report.beat(StreamStatus(StreamState.STREAMING, desk.clock.now, acknowledgement=evidence), {}, {})
+    (event,) = desk.scribe.catalog.events.list()
+    assert (event.kind, event.message) == (
+        "unacknowledged",
+        "RPO 0 does not hold for db1 since 2026-11-21T11:00:00Z: commits were answered without an acknowledgement",
+    )
+    desk.clock.sleep(timedelta(minutes=1))
+    desk.report.beat(StreamStatus(StreamState.STREAMING, desk.clock.now, acknowledgement=evidence), {}, {})
+    assert desk.told() == ["unacknowledged", "acknowledged"]
+
+
+def test_rpo_0_is_shown_only_while_the_server_is_asked_whatever_its_clock_says(desk: Desk) -> None:
+    ahead = NOW + timedelta(hours=1)
+    held = Evidence("spool", (AcknowledgedWindow("b", NOW, ahead),), why="", shown_at=NOW)
+
+    def shown(evidence: Evidence) -> Acknowledged | None:
+        status = StreamStatus(StreamState.STREAMING, desk.clock.now, acknowledgement=evidence)
+        desk.report.beat(status, {}, {})
+        return acknowledged(desk.scribe.catalog.binlogs.stream_state("db1"), desk.clock.now)
+
+    found = shown(held)
+    assert found is not None
+    assert (found.holds, found.since) == (True, NOW)
+    desk.clock.sleep(timedelta(seconds=31))
+    found = shown(held)
+    assert found is not None
+    assert (found.holds, found.since, found.lost_at) == (False, None, ahead)
+    assert "not asked since" in found.why
