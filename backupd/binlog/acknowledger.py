@@ -98,9 +98,11 @@ class Acknowledger:
         durable = self._durable(start)
         behind = sum(log.size for log in logs if log.number >= start.number) - (durable or 0)
         attached = durable is not None and behind <= _NEAR
+        distrusted = self._is_distrusted(start)  # then all of it is compared
         if self._mode == SPOOL:
-            return Acknowledging(attached)
-        return Acknowledging(attached, durable, self._stored_at, self._on_asked, self._alarm, self._ahead)
+            return Acknowledging(attached, FIRST_EVENT if distrusted else None)
+        first = FIRST_EVENT if distrusted else durable
+        return Acknowledging(attached, first, self._stored_at, self._on_asked, self._alarm, self._ahead)
 
     def may_begin(self, session: Session, watch: Watch) -> bool:
         """Has a stream that does not acknowledge yet caught up, so that the next dump may?"""
@@ -185,6 +187,13 @@ class Acknowledger:
 
     def _durable(self, start: Start) -> int | None:
         """Up to which byte of the first file a dump may acknowledge with its request; None: not even its beginning."""
+        found = self._kept_to(start)
+        return FIRST_EVENT if found is not None and self._is_distrusted(start) else found
+
+    def _kept_to(self, start: Start) -> int | None:
+        """The same, of bytes that no disk has refused."""
+        if start.kept is None and start.number != start.branch.first_number:
+            return None  # something may be missing before it: a request for its beginning would acknowledge that, too
         if self._mode == SPOOL:
             return start.kept.size if start.kept is not None else FIRST_EVENT
         stored = self._committed()
@@ -195,6 +204,9 @@ class Acknowledger:
         before = [file for file in self._spool.files() if file.branch == stored.branch and file.number < start.number]
         is_whole = all((file.number, file.size) <= (stored.number, stored.position) for file in before)
         return FIRST_EVENT if is_whole else None
+
+    def _is_distrusted(self, start: Start) -> bool:
+        return start.kept is not None and self._spool.is_distrusted(start.kept)
 
     def _stored_at(self, branch: str) -> tuple[int, int] | None:
         stored = self._committed()

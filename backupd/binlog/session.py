@@ -330,6 +330,8 @@ class Session:
         self._receiver: Receiver | None = None
         self._kept: Spooled | None = None
         """What is compared still."""
+        self._whole = False
+        """Is it compared from its first event on?"""
         self._fresh: tuple[int, str] | None = None
         """The file in ``incoming``, whose head has not come yet."""
         self._descriptor = -1
@@ -481,9 +483,16 @@ class Session:
     # --- how
 
     def _sync(self) -> None:
-        """What was received of the file is on the disk."""
+        """What was received of the file is on the disk; nothing of it is acknowledged otherwise, now or by the next
+        dump."""
         if self._acknowledging is not None:
-            os.fdatasync(self._descriptor)
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError:
+                file = self._kept or self.current
+                if file is not None and self._fresh is None:  # what is in ``incoming`` is thrown away
+                    self._spool.distrust(file)
+                raise
         self._unsynced = 0
 
     def _was_asked(self, place: LogPlace) -> None:
@@ -529,11 +538,10 @@ class Session:
         durable_to = self._acknowledging.durable_to if self._acknowledging is not None else None
         self._size = place.start if durable_to is None else min(place.start, durable_to)
         self._descriptor = os.open(kept.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._kept, self._whole = kept, self._size == FIRST_EVENT
         self._sync()
         if self._size == kept.size:
-            self.current = kept
-        else:
-            self._kept = kept
+            self.current, self._kept = kept, None
         return self._size
 
     def _compare(self, kept: Spooled, data: bytes | memoryview) -> bytes | memoryview:
@@ -548,6 +556,8 @@ class Session:
         self._size += size
         if self._size == kept.size:
             self.current, self._kept = kept, None
+            if self._whole:
+                self._spool.trust(kept)
         return data[size:]
 
     def _begin(self, number: int, name: str) -> None:

@@ -78,7 +78,8 @@ class Left(Document):
 class State(Document):
     """``files``: in log order. ``seen``: of the server of the newest branch. ``unlogged``: when that was first seen to
     write no binary log, since the branch began; what is there afterwards does not go on from what is here. ``left``: of
-    each server that had the spool before, the last branch."""
+    each server that had the spool before, the last branch. ``unsynced``: a file (its branch and name) that a disk once
+    refused to take."""
 
     branches: tuple[Branch, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -86,6 +87,7 @@ class State(Document):
     seen: Seen | None = None
     unlogged: datetime | None = field(default=None, metadata=json_key(later=True))
     left: tuple[Left, ...] = field(default=(), metadata=json_key(later=True))
+    unsynced: str = field(default="", metadata=json_key(later=True))
 
 
 _STATE = "state.json"
@@ -147,6 +149,8 @@ class Spool:
         self._state: State | None = None
         self._doubts: dict[tuple[str, int], Doubt] = {}
         self._locked = False
+        self._unsynced: str | None = None
+        self._written_anew = ""
 
     # --- for everybody
 
@@ -176,7 +180,11 @@ class Spool:
         """Bring what the file has now to the disk, and give its size. Raises OSError, FileNotFoundError included."""
         with file.path.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            os.fsync(opened.fileno())
+            try:
+                os.fsync(opened.fileno())
+            except OSError:
+                self.distrust(file)
+                raise
         sync_folder(file.path.parent)
         return size
 
@@ -223,6 +231,53 @@ class Spool:
             else:
                 self._doubts.pop(doubt.key, None)
 
+    # --- what a disk refused
+
+    def distrust(self, file: Spooled) -> None:
+        """The disk has refused to take what was written to ``file``. The kernel tells that once, and may drop the bytes
+        then: the next sync succeeds without them."""
+        with self._guard:
+            self._unsynced, self._written_anew = f"{file.branch}/{file.name}", ""
+            with contextlib.suppress(OSError):  # it may not take that either
+                self._save(unsynced=self._unsynced)
+
+    def trust(self, file: Spooled) -> None:
+        """All of ``file``, as it was written anew, is what the server has."""
+        with self._guard:
+            if self.is_distrusted(file):
+                self._save(unsynced="")
+                self._unsynced = None
+
+    def is_distrusted(self, file: Spooled) -> bool:
+        """Is it to be compared with the server's as a whole, before anything of it counts as durable?"""
+        return self._refused() == f"{file.branch}/{file.name}"
+
+    def write_anew(self) -> None:
+        """A file that the disk has refused once is another one now, with the same bytes as far as they are still
+        known. Raises OSError."""
+        with self._guard:
+            refused = self._refused()
+            if not refused or refused == self._written_anew:
+                return
+            path = self.folder / _BRANCHES / refused
+            if path.is_file():
+                self.clear_incoming()
+                fresh = self.incoming / path.name
+                shutil.copyfile(path, fresh)
+                fresh.chmod(0o600)
+                with fresh.open("rb") as opened:
+                    os.fsync(opened.fileno())
+                fresh.replace(path)
+                sync_folder(path.parent)
+            self._written_anew = refused
+            last = self.newest()
+            if last is None or not self.is_distrusted(last):  # the archive reads it to its end
+                self._save(unsynced="")
+                self._unsynced = None
+
+    def _refused(self) -> str:
+        return self._unsynced if self._unsynced is not None else self._now().unsynced
+
     # --- for the stream
 
     @contextlib.contextmanager
@@ -266,6 +321,9 @@ class Spool:
             for folder in (self.folder, self.folder / _BRANCHES, self.incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
+            sync_folder(self.folder)  # names that were just made outlive a power cut
+            with contextlib.suppress(PermissionError):
+                sync_folder(self.folder.parent)
             shutil.rmtree(self.folder / "intake", ignore_errors=True)  # of versions that copied with a program
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

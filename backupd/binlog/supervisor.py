@@ -235,6 +235,7 @@ class Streamer:
         again = self._as_before()
         state = again[0] if again is not None else self._approach.look()
         self._end_last_dump()
+        self.spool.write_anew()
         self._id = connection_id(self.server, self.installation, self.source.connected_ids() - {self._id})
         if again is not None:
             start = again[1]

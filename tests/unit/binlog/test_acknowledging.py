@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,11 +56,12 @@ def received(spool: Spool) -> bytes:
 
 
 class Disk:
-    """``os`` as the session has it, with a disk that stands still while ``stands`` is set."""
+    """``os`` as the session has it, with a disk that stands still while ``stands`` is set, and refuses ``refuses``
+    times."""
 
     def __init__(self) -> None:
         self.stands = threading.Event()
-        self.synced = 0
+        self.synced = self.refuses = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(os, name)
@@ -67,6 +70,9 @@ class Disk:
         while self.stands.is_set():
             self.stands.wait(0)
             threading.Event().wait(0.01)
+        if self.refuses:
+            self.refuses -= 1
+            raise OSError(errno.EIO, "Input/output error")
         os.fdatasync(descriptor)
         self.synced += 1
 
@@ -376,3 +382,40 @@ def test_what_is_known_of_a_server_is_not_gone_by_when_its_log_was_reset(server:
         attached(server)
         second.has_all(server)
         assert_identical(second.spool, server)
+
+
+@pytest.mark.parametrize("server", STREAMED, indirect=True)
+def test_what_the_disk_refused_once_is_written_anew_and_compared_before_anything_is_acknowledged(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells that once, and may drop the bytes: the next sync succeeds without them."""
+    disk, starts = Disk(), list[int]()
+
+    def asked(file: str, start: int, *more: Any, **named: Any) -> Request:
+        starts.append(start)
+        return Request(file, start, *more, **named)
+
+    monkeypatch.setattr(session, "os", disk)
+    with Streaming(server, tmp_path / "spool", acknowledge=SPOOL) as streaming:
+        attached(server)
+        insert(server, 5)
+        streaming.has_all(server)
+        before = streaming.spool.files()[-1]
+        inode, synced = before.path.stat().st_ino, disk.synced
+        monkeypatch.setattr(session, "Request", asked)
+        disk.refuses = 1
+        commit = Commit(server, "refused-once")
+        assert commit.is_over(30.0)
+        assert commit.error is None
+        streaming.told(StreamEventKind.FAILED)
+        assert disk.refuses == 0
+        assert disk.synced > synced
+        assert starts[0] == 4
+        after = streaming.spool.files()[-1]
+        assert (after.key, after.path.stat().st_ino != inode) == (before.key, True)
+        attached(server)
+        until(lambda: not Spool(tmp_path / "spool").is_distrusted(after), "it is compared")
+        insert(server, 2)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert b"refused-once" in received(streaming.spool)
