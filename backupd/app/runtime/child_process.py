@@ -276,8 +276,9 @@ def renew_log(path: Path, descriptor: int = 2) -> None:
         written = os.fstat(descriptor)
         if not stat.S_ISREG(written.st_mode):
             return
-        is_there = path.exists() and os.path.samestat(written, path.lstat())
-        if (is_there and written.st_size <= LOG_SIZE) or open_log(path) is None:
+        aside = path.with_suffix(".log.1")
+        is_there, is_aside = (one.exists() and os.path.samestat(written, one.lstat()) for one in (path, aside))
+        if not (is_there or is_aside) or (is_there and written.st_size <= LOG_SIZE) or open_log(path) is None:
             return
         fresh = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         os.dup2(fresh, descriptor)
