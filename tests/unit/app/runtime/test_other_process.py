@@ -10,7 +10,7 @@ from backupd.app.runtime.other_process import OtherProcess
 HOST, BOOT, NAMESPACE, PID, TICKS = owner().split(" ")
 
 
-@pytest.mark.parametrize("host", [HOST, "as-it-was-called-before"])
+@pytest.mark.parametrize("host", [HOST, "as-it-was-called-before"], ids=["same", "renamed"])
 def test_a_process_is_found_also_after_its_host_got_another_name(host: str) -> None:
     found = OtherProcess.of(f"{host} {BOOT} {NAMESPACE} {PID} {TICKS}")
     assert found is not None
@@ -28,6 +28,15 @@ def test_a_process_is_found_also_after_its_host_got_another_name(host: str) -> N
         f"elsewhere {BOOT} {PID} {TICKS}",
         "x",
         "",
+    ],
+    ids=[
+        "began earlier",
+        "began earlier, renamed",
+        "another boot",
+        "another namespace",
+        "too short",
+        "a word",
+        "empty",
     ],
 )
 def test_nobody_else_is_taken_for_it(words: str) -> None:
