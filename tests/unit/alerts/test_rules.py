@@ -65,7 +65,7 @@ def resolved(module: Any, tree: ast.Module, expression: ast.expr) -> Iterator[st
     if told == "self._event":
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == told:
-                yield ast.literal_eval(node.args[0])
+                yield eval(ast.unparse(node.args[0]), vars(module))  # a word, or a constant of that module
     elif told:
         for words in getattr(module, told).values():
             yield from words
