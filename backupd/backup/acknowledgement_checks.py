@@ -95,4 +95,4 @@ def _timeout(found: SemiSync, statement: str) -> Finding:
     )
     if found.timeout < _SHORTEST:
         return warning(ACKNOWLEDGEMENT, f"{text}. A stream that connects again takes a second or two", statement)
-    return fine(ACKNOWLEDGEMENT, text)
+    return fine(ACKNOWLEDGEMENT, f"{text} (by the settings of the server; not probed)")
