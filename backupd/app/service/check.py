@@ -207,7 +207,9 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     if said is None:
         return found_troubles
     words = said.words(server.name)
-    return [*found_troubles, fine(ACKNOWLEDGEMENT, words) if said.holds else warning(ACKNOWLEDGEMENT, words)]
+    if said.holds:
+        return [*found_troubles, fine(ACKNOWLEDGEMENT, f"{words} (by the server's counters; not probed)")]
+    return [*found_troubles, warning(ACKNOWLEDGEMENT, words)]
 
 
 def _streaming(policy: Policy) -> Streaming | None:
