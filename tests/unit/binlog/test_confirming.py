@@ -37,14 +37,19 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
         on_event=lambda _event: None,
     )
 
-    def look(*, files: bool) -> SimpleNamespace:
+    def look(*, files: bool, dump: int) -> SimpleNamespace:
         del files
         moments.pop(0)  # asking takes a while, and the place is that of its beginning
         return SimpleNamespace(server_time=NOW + ahead, position=Position("binlog.000001", 900), logs=())
 
     streamer._approach = SimpleNamespace(look=look)  # type: ignore[assignment]  # the fake server
     watch = SimpleNamespace(contradiction=lambda *_all: "", is_stalled=lambda: False, is_note_due=lambda: False)
-    session = SimpleNamespace(received=(1, 900), start=SimpleNamespace(branch=SimpleNamespace(id="b")))
+    session = SimpleNamespace(
+        received=(1, 900),
+        thread_id=1,
+        is_written=lambda _position: None,
+        start=SimpleNamespace(branch=SimpleNamespace(id="b")),
+    )
     question = streamer._ask(cast(Session, session))
     question.state.exception(timeout=60)
     assert streamer._heed(question, cast(Session, session), cast(Watch, watch)) == ""
