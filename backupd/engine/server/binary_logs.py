@@ -403,7 +403,7 @@ class BinlogSource:
         file, but in gtid_purged, with what files held that are gone: all of it was executed before every file there is.
         """
         with self._session() as session:
-            gtids = _previous_gtids(session, name)
+            gtids = gtids_before(session, name)
             purged = session.variables("gtid_purged").get("gtid_purged") if gtids is not None else None
             return gtids if purged is None else plus(gtids or "", re.sub(r"\s+", "", purged), mariadb=False)
 
@@ -478,7 +478,9 @@ def _no_binary_log(address: str) -> UnloggedError:
     )
 
 
-def _previous_gtids(session: Session, name: str) -> str | None:
+def gtids_before(session: Session, name: str) -> str | None:
+    """Everything that was executed before the file ``name``, by its own word; None where it is not there, or says
+    nothing. Raises ServerError."""
     try:
         rows = session.records("SHOW BINLOG EVENTS IN %s LIMIT 5", name)
     except ServerError as error:
