@@ -18,7 +18,9 @@ from typing import NoReturn
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.relay_logs import CHANNEL, Leg, RelayLog, filter_replication
 from backupd.engine.server.launch import LaunchedServer
+from backupd.engine.server.replication import Words, set_executed
 from backupd.engine.sql.client import Session
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import FIRST_EVENT, MariadbGtids, MysqlGtids, covers, same
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
@@ -110,67 +112,13 @@ def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
     return done if file else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """The statements of a server, which MySQL renamed over the years (8.0.23, 8.0.26, 8.2). ``named`` and ``channel``:
-    how a statement says which replication connection it means; ``listed`` and ``name``: the statement that lists all of
-    them, and its column with their names; ``workers``: the variable with their number, and ``serial``: its value for
-    one transaction after the other."""
-
-    source: str
-    replica: str
-    change: str
-    named: str
-    channel: str
-    listed: str
-    name: str
-    workers: str
-    serial: int
-
-    @classmethod
-    def of(cls, info: ServerInfo) -> _Words:
-        version, quoted = info.version, f" '{CHANNEL}'"
-        if info.flavour is Flavour.MARIADB:
-            return cls(
-                source="MASTER",
-                replica="SLAVE",
-                change="CHANGE MASTER",
-                named=quoted,
-                channel="",
-                listed="SHOW ALL SLAVES STATUS",
-                name="Connection_name",
-                workers="slave_parallel_threads",
-                serial=0,
-            )
-        source = "SOURCE" if version >= Version(8, 0, 23) else "MASTER"
-        replica = "REPLICA" if version >= Version(8, 0, 26) else "SLAVE"
-        return cls(
-            source=source,
-            replica=replica,
-            change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
-            named="",
-            channel=f" FOR CHANNEL{quoted}",
-            listed=f"SHOW {replica} STATUS",
-            name="Channel_Name",
-            workers=f"{replica.lower()}_parallel_workers",
-            serial=1,
-        )
-
-    def forget(self, session: Session) -> None:
-        """Remove what a replay left on the copy, finished or not. Raises ServerError."""
-        for row in session.records(self.listed):
-            if row.get(self.name) == CHANNEL:
-                session.execute(f"STOP {self.replica}{self.named}{self.channel}")
-                session.execute(f"RESET {self.replica}{self.named} ALL{self.channel}")
-
-
 class Applier(ABC):
     """One replay by the copy's own replication: of ``leg``, whose files are the relay ``logs``, onto ``server``;
     ``session``: an open one to it."""
 
     def __init__(self, server: LaunchedServer, session: Session, logs: Sequence[RelayLog], leg: Leg) -> None:
         self._server, self._session, self._logs, self._leg = server, session, logs, leg
-        self._words = _Words.of(leg.info)
+        self._words = Words.of(leg.info.flavour, leg.info.version, CHANNEL)
         self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._words.workers}")))
 
     def prepare(self) -> None:
@@ -203,7 +151,7 @@ class Applier(ABC):
 
     def close(self) -> None:
         """Remove the replication connection, and set the copy's workers back. Raises ServerError."""
-        self._words.forget(self._session)
+        self._words.forget(self._session, CHANNEL)
         self._session.execute(f"SET GLOBAL {self._words.workers} = %s", self._given)
 
     @property
@@ -533,13 +481,12 @@ def applier_for(server: LaunchedServer, session: Session, logs: Sequence[RelayLo
 def set_start(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
     """Say what the copy has executed, and gives that, as GTIDs: it knows, unless its backup is of a kind that does not
     keep it. What an earlier replay left on the copy is removed. Raises ServerError."""
-    _Words.of(info).forget(session)
+    Words.of(info.flavour, info.version, CHANNEL).forget(session, CHANNEL)
     if info.flavour is Flavour.MARIADB:
         set_mariadb_position(session, found, found.start)
         return executed_by(session, info)
     if session.scalar("SELECT @@GLOBAL.gtid_mode") == "OFF":
         session.execute(f"SET GLOBAL gtid_mode = {_FIRST_GTID}")
     if start.gtid and not same(executed_by(session, info), start.gtid, mariadb=False):
-        session.execute("RESET BINARY LOGS AND GTIDS" if info.version >= Version(8, 2) else "RESET MASTER")
-        session.execute("SET GLOBAL gtid_purged = %s", start.gtid)
+        set_executed(session, dialect_of(info.flavour, info.version), start.gtid)
     return executed_by(session, info)
