@@ -250,6 +250,10 @@ class Server:
         """Path of the server program."""
         raise NotImplementedError
 
+    def arguments(self) -> Sequence[str]:
+        """Words on its command line besides its option file."""
+        return ()
+
     def make_datadir(self) -> None:
         """Fill ``datadir`` with an empty system that fits ``options``."""
         raise NotImplementedError
@@ -277,7 +281,7 @@ class Server:
             "table_open_cache": 400,
         }
         if self._tcp:
-            self.port = _free_port()
+            self.port = free_port()
             settings |= {"bind_address": "127.0.0.1", "port": self.port}
         else:
             settings |= {"skip_networking": None}
@@ -291,7 +295,7 @@ class Server:
     def _launch(self, timeout: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
-        argv = [*_drop_root(), self.program(), f"--defaults-file={self.option_path}"]
+        argv = [*drop_root(), self.program(), f"--defaults-file={self.option_path}", *self.arguments()]
         already = len(self.log_text())
         self._process = _starter.submit(_spawn, argv, self.error_log).result()
         deadline = time.monotonic() + timeout
@@ -305,7 +309,7 @@ class Server:
                 if self._process.poll() is not None:
                     code, self._process = self._process.returncode, None
                     raise ServerDiedError(
-                        f"{Path(argv[-2]).name} ended with {code}:\n{self.log_text()[already:][-4000:]}"
+                        f"{Path(self.program()).name} ended with {code}:\n{self.log_text()[already:][-4000:]}"
                     ) from None
                 if time.monotonic() > deadline:
                     self.kill()
@@ -338,7 +342,8 @@ def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
 
 
-def _drop_root() -> list[str]:
+def drop_root() -> list[str]:
+    """Words before a program of a server that is not to run as root, and ends with us."""
     if not runs_as_root():
         return ["setpriv", "--pdeathsig", "KILL", "--"]
     return [
@@ -354,7 +359,8 @@ def _drop_root() -> list[str]:
     ]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One of 127.0.0.1 that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

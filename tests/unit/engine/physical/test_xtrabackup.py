@@ -28,7 +28,8 @@ from backupd.process.runtime import passable_directory
 from tests.support.logs.stream import Folder, end, sparse, whole
 from tests.support.servers.backups import children, connection_to
 from tests.support.servers.mariadb import BACKUP_PASSWORD, BACKUP_USER, PrivateServer
-from tests.support.servers.xtrabackup_files import (
+from tests.support.standin import Knobs, StandIn, make
+from tests.support.xtrabackup_files import (
     BACKUP_LOG,
     COMPLETED,
     DATA,
@@ -42,7 +43,6 @@ from tests.support.servers.xtrabackup_files import (
     UUID,
     tool_at,
 )
-from tests.support.standin import Knobs, StandIn, make
 
 LAST_FILES = tuple(FULL)
 

@@ -15,8 +15,8 @@ from backupd.model.server_facts import Receipts, Tool, Version
 from backupd.process.run_context import RunContext
 from restore.fetch.chain import prepare
 from tests.support.logs.stream import write_files
-from tests.support.servers.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at
 from tests.support.standin import Knobs, make
+from tests.support.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at
 
 MEMORY = 256 << 20
 
