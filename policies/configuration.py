@@ -77,6 +77,8 @@ def is_everywhere(host: str) -> bool:
 
 MAX_LABELS = 64
 """Of one server."""
+MAX_MEMBERS = 64
+"""Of one group."""
 
 
 class Tls(Section):
@@ -259,8 +261,28 @@ Fingerprint = Annotated[str, AfterValidator(_fingerprint), WithJsonSchema({"type
 CatalogUrl = Annotated[str, BeforeValidator(_catalog), WithJsonSchema({"type": "string", "format": "URL"})]
 
 
+REACH = frozenset(
+    {
+        "socket",
+        "host",
+        "port",
+        "tls",
+        "tls_ca",
+        "user",
+        "defaults_file",
+        "password_file",
+        "password_env",
+        "restore_defaults_file",
+    }
+)
+"""Fields of a server that say how to reach it: of a group, its members have them."""
+OF_GROUPS = ("members", "prefer", "max_lag", "failover_after", "former_servers")
+"""Fields that only a group has; the first one makes it one."""
+
+
 class Server(Section):
-    """A database server and how to reach it.
+    """A database server and how to reach it; or a group: one server with one history, which is reached through its
+    members, replicas of each other or nodes of a cluster.
 
     Without `socket` and `host` the option file decides, else it is the usual socket.
     """
@@ -321,6 +343,40 @@ class Server(Section):
     )
     owner: Words = Field(
         "mysql", description="The operating system's user that restored files belong to.", examples=["mysql"]
+    )
+    members: tuple[Name, ...] = Field(
+        (),
+        min_length=1,
+        max_length=MAX_MEMBERS,
+        description="Makes it a group: the names of the servers through which it is reached. Each is an entry of "
+        "`servers`, in this file or another, with an address and an account, and without a policy; `backup`, "
+        "`restore`, `timeline` and all other commands take the name of the group. The group has no address.",
+        examples=[["shop-db1", "shop-db2"]],
+    )
+    prefer: Literal["replica", "source", "any"] = Field(
+        "replica",
+        description="Of a group: which members are backed up first. Where none of these can be, the next one is, and "
+        "the backup's record says why. Nodes of a Galera cluster are alike.",
+        examples=["replica"],
+    )
+    max_lag: Duration = written(
+        "60s",
+        description="Of a group: a replica that is further behind its source is not backed up. A delay that is "
+        "configured on the replica does not count.",
+    )
+    failover_after: Duration = written(
+        "5m",
+        description="Of a group: the binary log is streamed from one member until it has been unreachable for so "
+        "long; then from another.",
+    )
+
+    former_servers: tuple[Name, ...] = Field(
+        (),
+        max_length=MAX_MEMBERS,
+        description="Of a group: members that were servers with backups of their own. Those stay under their names, "
+        "and no rule deletes them; without this entry backups of the group are refused. To go on with the history "
+        "of one of them, give the group the name of that server, and the member another one.",
+        examples=[["shop-db1"]],
     )
 
     @model_validator(mode="after")

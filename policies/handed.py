@@ -22,7 +22,8 @@ class Loaded:
     """A configuration with all its servers and its policies, checked against each other. ``files``: where servers are
     written that are not in the configuration file; ``broken``: what is wrong with policies that cannot be used, by
     their name; of those that no server follows, unless others were asked for. ``document``: all that is valid as plain
-    values, which ``revived`` understands. ``unread``: what is wrong with files of servers that were left out."""
+    values, which ``revived`` understands. ``unread``: what is wrong with files of servers that were left out.
+    ``members``: of groups, by their names, which are not among the servers; ``groups``: the group of each."""
 
     file: Path
     configuration: Configuration
@@ -31,6 +32,8 @@ class Loaded:
     document: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     unread: tuple[Problem, ...] = ()
+    members: Mapping[str, Server] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepare() -> None:
@@ -54,8 +57,11 @@ def revived(document: Mapping[str, Any]) -> Loaded:
     path = Path(document["file"])
     configuration = _revived(Configuration, document["configuration"], path)
     sources = [(Path(file), servers) for file, servers in document.get("servers", ())]
+    groups = dict(document.get("groups", {}))
+    plain_of = {name: (plain, file) for file, servers in sources for name, plain in servers.items()}
+    members = HandedServers({name: one for name, one in plain_of.items() if name in groups})
     if sources:
-        handed = HandedServers({name: (plain, file) for file, servers in sources for name, plain in servers.items()})
+        handed = HandedServers({name: one for name, one in plain_of.items() if name not in groups})
         configuration = configuration.model_copy(update={"servers": handed})
     policies = {
         name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
@@ -63,7 +69,7 @@ def revived(document: Mapping[str, Any]) -> Loaded:
     }
     broken = {name: tuple(Problem(*one) for one in found) for name, found in document.get("broken", {}).items()}
     files = {name: file for file, servers in sources[1:] for name in servers}
-    return Loaded(path, configuration, policies, broken, document, files)
+    return Loaded(path, configuration, policies, broken, document, files, (), members, groups)
 
 
 class HandedServers(Mapping[str, Server]):

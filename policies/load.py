@@ -12,6 +12,7 @@ from backupd.model.text import is_name
 from policies.configuration import Configuration
 from policies.document import Node, limited, line_and_name, suggestion, validate
 from policies.fields import SUFFIX, local_path
+from policies.groups import inherit, read_groups
 from policies.handed import Loaded
 from policies.lint import contradictions
 from policies.policy import Policy
@@ -43,7 +44,7 @@ def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
             problems,
             hint=f"`backupd policy example backupd` shows a complete file for {path}" if not path.exists() else "",
         )
-    sources, of_files = _sources(node, path, problems)
+    sources, of_files, groups = _sources(node, path, problems)
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
     problems += _shared_destinations(configuration, node, path)
@@ -78,9 +79,10 @@ def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
     if problems or configuration is None:
         raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
     good = {name: found for name, found in files.items() if found.policy and name not in broken}
+    named = [name for one in sources for name in one.servers]
     return Loaded(
         path,
-        configuration.model_copy(update={"servers": {name: servers[name] for one in sources for name in one.servers}}),
+        configuration.model_copy(update={"servers": {name: servers[name] for name in named if name not in groups}}),
         {name: found.policy for name, found in good.items() if found.policy},
         {name: tuple(found) for name, found in broken.items()},
         {
@@ -94,16 +96,19 @@ def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
             "broken": {
                 name: [[one.file, one.line, one.field, one.message] for one in found] for name, found in broken.items()
             },
+            "groups": dict(groups),
         },
         {name: source.path for source in sources[1:] for name in source.servers},
         unread,
+        {name: servers[name] for name in named if name in groups},
+        groups,
     )
 
 
-def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Source], list[Problem]]:
-    """The files that have servers, first the configuration, with the policies that labels give; and what is wrong with
-    those of the folder, apart from the servers themselves. The same of the configuration and of the folder itself is
-    added to ``problems``."""
+def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Source], list[Problem], Mapping[str, str]]:
+    """The files that have servers, first the configuration, with the policies that labels and groups give; what is
+    wrong with those of the folder, apart from the servers themselves; and the group of each member. What is wrong with
+    the configuration and with the folder itself is added to ``problems``."""
     named = node.child("servers_folder")
     folder = _guess_folder(node, path, "servers_folder", "servers.d")
     where = Problem(str(path), *line_and_name(node, ("servers_folder",)), "") if named is not None else None
@@ -114,9 +119,11 @@ def _sources(node: Node, path: Path, problems: list[Problem]) -> tuple[list[Sour
         message = f"is missing: {Configuration.model_fields['servers'].description}"
         problems.append(Problem(str(path), node.line, "servers", message))
     of_files = [*read.of_files, *duplicates(sources)]
-    for problem in assign(sources, rules(node)):
+    groups = read_groups(sources)
+    for problem in [*groups.problems, *assign(sources, rules(node), groups.of)]:
         (problems if problem.file == str(path) else of_files).append(problem)
-    return sources, of_files
+    inherit(sources, groups.of)
+    return sources, of_files, groups.of
 
 
 def _shared_destinations(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:

@@ -4,7 +4,7 @@ servers by name; and the policy that a server follows by its labels."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -40,11 +40,11 @@ class Source:
         found = self.node.at(*self.steps)
         return found.value if found is not None and isinstance(found.value, dict) else {}
 
-    def line_and_name(self, *steps: str) -> tuple[int, str]:
+    def line_and_name(self, *steps: str | int) -> tuple[int, str]:
         """The line of what ``steps``, of which the first is a server, lead to; and its dotted name."""
         return line_and_name(self.node, (*self.steps, *steps))
 
-    def problem(self, message: str, *steps: str) -> Problem:
+    def problem(self, message: str, *steps: str | int) -> Problem:
         """One with what ``steps`` lead to."""
         return Problem(str(self.path), *self.line_and_name(*steps), message)
 
@@ -146,12 +146,12 @@ def rules(node: Node) -> list[Rule]:
     return found
 
 
-def assign(sources: Sequence[Source], given: Sequence[Rule]) -> Iterator[Problem]:
+def assign(sources: Sequence[Source], given: Sequence[Rule], members: Collection[str] = ()) -> Iterator[Problem]:
     """Give each server that names no policy the one that its labels match; a problem where they match several. What is
-    written into the trees has a line, and no ``key_lines``."""
+    written into the trees has a line, and no ``key_lines``. ``members``: of groups, which follow those."""
     for source in sources:
         for name, server in source.servers.items():
-            if not isinstance(server.value, dict) or "policy" in server.value:
+            if not isinstance(server.value, dict) or "policy" in server.value or name in members:
                 continue
             labels = _labels(server).items()
             matching = {rule.policy: rule for rule in given if rule.labels.items() <= labels}

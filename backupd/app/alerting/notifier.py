@@ -27,6 +27,7 @@ from backupd.alerts.rules import (
     PLACE_RPO,
     RPO,
     RTO,
+    TLS,
     kinds_of,
     rule_of_incident,
     topic_of,
@@ -347,6 +348,8 @@ def _of_policy(settings: Settings, incident: Incident, topic: str) -> str:
         f"{destination} is no longer one of several destinations of {name}": topic == PLACE_RPO.broken
         and not (named and len(server.preferred) > 1),
         f"{destination} is no longer a destination of {name}": needs is Need.COPIES and not named,
+        f"{name} is no longer reached through {destination}": topic == TLS.broken
+        and destination not in (server.ways or {name}),
         f"the binary log of {name} is no longer streamed": needs is Need.STREAM and not streams(server.policy),
     }
     return next((why for why, holds in gone.items() if holds), "")

@@ -161,9 +161,8 @@ def throttled(
 
 def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], Callable[[], Connection]]:
     """By address, how every other configured server is reached that has one."""
-    settings = wiring.settings
     return {
-        (config.host, config.port or DEFAULT_PORT): settings.server(name).connection
-        for name, config in settings.servers.items()
-        if config.host and name != server.name
+        (other.config.host, other.config.port or DEFAULT_PORT): other.connection
+        for other in wiring.settings.ways()
+        if other.config.host and (other.name, other.member) != (server.name, server.member)
     }

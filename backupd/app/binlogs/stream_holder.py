@@ -75,6 +75,7 @@ def basis_of(settings: Settings, name: str) -> str:
     policy = server.policy
     parts = [
         server.config,
+        *(config for config, _file in server.ways.values()),
         policy.binlog,
         policy.destinations,
         policy.objectives,

@@ -6,14 +6,14 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backupd.model.errors import ConfigurationError, Problem, RefusedError, UnknownNameError, UsageError
 from policies.alerts import Alerts
-from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
+from policies.configuration import REACH, Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.document import suggestion
 from policies.handed import HandedServers, Loaded, revived
 from policies.policy import Policy
@@ -29,7 +29,8 @@ FILE_VARIABLE = "BACKUPD_CONFIG"
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Everything configured about one server. ``problems``: why its policy cannot be used; then whatever needs the
-    policy raises ConfigurationError with them, and the rest goes on."""
+    policy raises ConfigurationError with them, and the rest goes on. ``ways``: of a group, its members by name, each
+    with the file that it is written in; ``member``: the one that it is reached through, "" where none was chosen."""
 
     name: str
     file: Path
@@ -37,6 +38,24 @@ class ServerSettings:
     destinations: Mapping[str, DestinationSettings]
     found: Policy | None
     problems: tuple[Problem, ...] = ()
+    ways: Mapping[str, tuple[Server, Path]] = field(default_factory=dict)
+    member: str = ""
+
+    @property
+    def is_group(self) -> bool:
+        """Is it reached through members?"""
+        return bool(self.config.members)
+
+    def through(self, member: str) -> ServerSettings:
+        """The same group, reached through this member of it. Raises UnknownNameError."""
+        if member not in self.ways:
+            raise UnknownNameError(
+                f"{self.name} has no member {member!r}{suggestion(member, self.ways)}",
+                hint=f"members of {self.name} are named under `members:` of it in {self.file}",
+            )
+        config, file = self.ways[member]
+        reached = self.config.model_copy(update={name: getattr(config, name) for name in REACH})
+        return dataclasses.replace(self, config=reached, file=file, member=member)
 
     @property
     def usable(self) -> bool:
@@ -78,15 +97,18 @@ class ServerSettings:
     def connection(self, environ: Mapping[str, str] = os.environ) -> Connection:
         """Where the server is and as whom to ask. Reads option and password files, so it holds the password.
 
-        Raises ConfigurationError for files that cannot be read and for a variable that is not set.
+        Raises ConfigurationError for files that cannot be read and for a variable that is not set, RefusedError for a
+        group of which no member was chosen.
         """
         config = self.config
         connection = self._connection(config.user, config.password_file, config.defaults_file)
         if config.password_env is None:
             return connection
         if config.password_env not in environ:
-            field, why = f"servers.{self.name}.password_env", f"the environment has no {config.password_env}"
-            raise ConfigurationError([Problem(str(self.file), None, field, why)])
+            place = f"servers.{self.member or self.name}.password_env"
+            raise ConfigurationError(
+                [Problem(str(self.file), None, place, f"the environment has no {config.password_env}")]
+            )
         return dataclasses.replace(connection, password=environ[config.password_env])
 
     def restore_connection(self) -> Connection:
@@ -100,6 +122,11 @@ class ServerSettings:
         from backupd.engine.sql.option_files import Tls
 
         config = self.config
+        if self.is_group and not self.member:
+            raise RefusedError(
+                f"{self.name} is a group, which has no address",
+                hint=f"it is reached through a member: {', '.join(self.ways) or 'none is in a file that is read'}",
+            )
         return Connection.from_config(
             socket=config.socket,
             host=config.host,
@@ -117,7 +144,8 @@ class Settings:
     """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read;
     ``broken``: what is wrong with each policy that cannot be used; ``document``: all that is valid as plain values;
     ``files``: where servers are written that are not in ``file``; ``unread``: what is wrong with files of servers that
-    were left out."""
+    were left out; ``members``: of groups, by their names, which are not among the servers; ``groups``: the group of
+    each."""
 
     file: Path
     configuration: Configuration
@@ -126,6 +154,8 @@ class Settings:
     document: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     unread: tuple[Problem, ...] = ()
+    members: Mapping[str, Server] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def catalog(self) -> str:
@@ -182,6 +212,11 @@ class Settings:
     def server(self, name: str) -> ServerSettings:
         """Raises UnknownNameError."""
         config = self.servers.get(name)
+        if config is None and name in self.groups:
+            raise UnknownNameError(
+                f"{name} is a member of the group {self.groups[name]}, and no server of its own",
+                hint=f"backups, binary logs and rules are those of {self.groups[name]}: name that",
+            )
         if config is None:
             raise UnknownNameError(
                 f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
@@ -194,7 +229,22 @@ class Settings:
             self.destinations,
             self.policies.get(config.policy),
             self.broken.get(config.policy, ()),
+            {
+                member: (self.members[member], self.files.get(member, self.file))
+                for member in config.members
+                if member in self.members
+            },
         )
+
+    def reached(self, name: str) -> ServerSettings:
+        """A server, or a group through the member of this name. Raises UnknownNameError."""
+        return self.server(self.groups[name]).through(name) if name in self.groups else self.server(name)
+
+    def ways(self) -> Iterator[ServerSettings]:
+        """Every server as it is reached: a group through each of its members."""
+        for name in self.servers:
+            server = self.server(name)
+            yield from map(server.through, server.ways) if server.is_group else (server,)
 
     def is_unread(self, server: str) -> bool:
         """May this server be in one of the files that were left out? Then nobody knows that it is gone."""
@@ -293,6 +343,8 @@ def _settings(loaded: Loaded) -> Settings:
         loaded.document,
         loaded.files,
         loaded.unread,
+        loaded.members,
+        loaded.groups,
     )
 
 

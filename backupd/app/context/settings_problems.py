@@ -68,13 +68,15 @@ def findings(connection: Connection) -> list[Finding]:
 
 
 def report_transport(wiring: Wiring) -> None:
-    """One incident for each server that is reached without a word on TLS, until there is one. Raises CatalogError."""
-    for name in wiring.settings.servers:
+    """One incident for each server, and each member of a group, that is reached without a word on TLS, until there is
+    one. Raises CatalogError."""
+    for server in wiring.settings.ways():
+        name = server.member or server.name
         try:
-            unprotected = is_open(wiring.settings.server(name).connection())
+            unprotected = is_open(server.connection())
         except ConfigurationError:
             continue  # of files that cannot be read, `check` and each job report; nobody knows whether `tls:` is there
-        key = Key(TLS, name, name)
+        key = Key(TLS, server.name, name)
         if not unprotected:
             wiring.settle(looked={key: f"`tls:` is set for {name}"})
             continue
@@ -84,7 +86,7 @@ def report_transport(wiring: Wiring) -> None:
         )
         hint = f"its backups continue. {_HINT}"
         if wiring.settle(Condition(key, Severity.ERROR, message, hint=hint)).opened:
-            say(TLS.broken, message, level=logging.ERROR, server=name)
+            say(TLS.broken, message, level=logging.ERROR, server=server.name)
 
 
 _REMEMBERED = 1000
@@ -112,7 +114,7 @@ def refuse_newly_broken(old: Settings, new: Settings) -> None:
 def refuse_lost_files(old: Settings, new: Settings) -> None:
     """Raises RefusedError where no file of servers is left, and servers that were in such files are in ``new`` no more:
     the folder was probably moved, or is not mounted."""
-    lost = sorted(set(old.files) - set(new.servers))
+    lost = sorted(set(old.files) - set(new.servers) - set(new.members))
     if lost and not new.files:
         folder = new.configuration.servers_folder
         raise RefusedError(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
-from backupd.model.errors import ConfigurationError, NotFoundError, UsageError
+from backupd.model.errors import ConfigurationError, NotFoundError, RefusedError, UsageError
 from storage.config import FilesystemConfig
 from tests.support.catalog.places import CONFIGURATION, write
 
@@ -100,3 +100,37 @@ def test_labels_name_the_servers_that_have_all_of_them(tmp_path: Path) -> None:
     assert settings.followed() == dict.fromkeys(("db1", "db2", "db3", "db4"), "gold")
     with pytest.raises(ConfigurationError, match=r"servers\.d/a\.yaml"):
         settings.server("db4").connection({})
+
+
+GROUP = """\
+  db1: {host: one.example.com, user: backup}
+  db2: {socket: two.sock, password_env: DB2}
+  shop: {members: [db1, db2], owner: maria, policy: gold}
+"""
+
+
+def test_a_group_is_reached_through_a_member_and_stays_the_server(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, CONFIGURATION.replace("  db1: {policy: gold}\n", GROUP)))
+    assert list(settings.servers) == ["shop"]
+    group = settings.server("shop")
+    assert (group.is_group, list(group.ways), group.member) == (True, ["db1", "db2"], "")
+    with pytest.raises(RefusedError, match="shop is a group, which has no address") as refused:
+        group.connection()
+    assert refused.value.hint == "it is reached through a member: db1, db2"
+    one = group.through("db1")
+    assert (one.name, one.member, one.policy_name, one.owner) == ("shop", "db1", "gold", "maria")
+    assert (one.connection().host, one.connection().user) == ("one.example.com", "backup")
+    two = settings.reached("db2")
+    assert (two.name, two.connection({"DB2": "x"}).socket) == ("shop", str(tmp_path / "two.sock"))
+    with pytest.raises(ConfigurationError, match=r"servers\.db2\.password_env"):
+        two.connection({})
+    assert [(way.name, way.member) for way in settings.ways()] == [("shop", "db1"), ("shop", "db2")]
+
+
+def test_a_member_is_no_server_and_the_message_names_its_group(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, CONFIGURATION.replace("  db1: {policy: gold}\n", GROUP)))
+    with pytest.raises(NotFoundError, match="db1 is a member of the group shop") as unknown:
+        settings.server("db1")
+    assert "name that" in unknown.value.hint
+    with pytest.raises(NotFoundError, match="shop has no member 'bd1'; did you mean `db1`"):
+        settings.server("shop").through("bd1")
