@@ -133,13 +133,47 @@ def take(
     Nothing waits for it but, where the account lacks BINLOG ADMIN, ALTER TABLE (for HELD_LOCKS_SECONDS at
     most). Raises ServerError.
     """
-    with Snapshot(connection) as snapshot:
-        counts = object_counts(snapshot.session)
-        sight = _Sight(snapshot, include)
-        taken_at = clock()
-        snapshot.open()
-        sight.look()
-        return sight.witness(counts, taken_at, server=server, max_seconds=max_seconds, report=report)
+    with MomentWitness(connection, include=include, clock=clock) as witness:
+        witness.open()
+        return witness.read(server=server, max_seconds=max_seconds, report=report)
+
+
+class MomentWitness:
+    """A witness whose moment the caller chooses, and which is read afterwards. A context manager; for one thread. All
+    of it raises ServerError."""
+
+    def __init__(self, connection: Connection, *, include: Include = everything, clock: Clock = utc_now) -> None:
+        self._connection, self._include, self._clock = connection, include, clock
+        self._taken_at = clock()
+        self._counts: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self._snapshot = Snapshot(self._connection)
+        try:
+            self._counts = object_counts(self._snapshot.session)
+            self._sight = _Sight(self._snapshot, self._include)
+        except BaseException:
+            self._snapshot.close()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._snapshot.close()
+
+    @property
+    def position(self) -> Position:
+        """Where it was opened."""
+        return self._snapshot.position
+
+    def open(self) -> None:
+        """This is the moment."""
+        self._taken_at = self._clock()
+        self._snapshot.open()
+        self._sight.look()
+
+    def read(self, *, server: str, max_seconds: float, report: Report = silent) -> Witness:
+        """Read the tables as they were at the moment, for ``max_seconds`` at most."""
+        return self._sight.witness(self._counts, self._taken_at, server=server, max_seconds=max_seconds, report=report)
 
 
 def same_moment(one: Position, other: Position) -> bool:

@@ -1,12 +1,21 @@
-"""What an account would not even see, and what it may not read though it sees it."""
+"""What an account would not even see, what it may not read though it sees it, and what sessions that bypass the binary
+log leave of it."""
 
 from __future__ import annotations
 
+import pytest
+
 from backupd.engine.server.accounts import Grants, hidden, parse_grants, read_grants, unreadable, unseen
+from backupd.engine.server.probe import read_dialect, unlogged
 from backupd.engine.sql.client import Connection
+from backupd.engine.witness import take
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, TablePattern
+from tests.support.servers import mysql
 from tests.support.servers.flavours import server_of
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.servers.mysql import MySQLServer
+from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server, connect, query
 
 
 def told(grants: Grants, *patterns: str) -> list[str]:
@@ -67,3 +76,38 @@ def test_under_a_partial_revoke_the_privilege_is_the_reason() -> None:
             assert words.startswith("half@localhost has no SELECT privilege on schema secret (it is revoked there)")
             names = [TableName("shop", "a"), TableName("secret", "b")]
             assert unreadable(session, grants, names) == {names[1]: "half@localhost has no SELECT privilege on it"}
+
+
+def traces_of(server: Server) -> list[str]:
+    connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
+    with connection.connect() as session:
+        return list(unlogged(session, read_dialect(session)))
+
+
+@pytest.mark.skipif(bool(mysql.why_not()), reason=mysql.why_not() or "there is one")
+def test_mysql_shows_which_accounts_write_past_the_log() -> None:
+    with MySQLServer() as server:
+        server.create_backup_users()
+        assert traces_of(server) == []
+        with connect(server.socket) as session:
+            query(session, "SET SESSION sql_log_bin = 0")
+            sessions, statements = traces_of(server)
+        assert sessions.startswith("sessions of root have turned the binary log off")
+        assert "sql_log_bin was set by 1 statements" in statements
+        (left,) = traces_of(server)  # the session is gone, its statement is remembered
+        assert "was set by 1 statements" in left
+
+
+def test_mariadb_shows_statements_where_its_performance_schema_is_on_and_ours_do_not_count(
+    server: PrivateServer,
+) -> None:
+    assert traces_of(server) == []  # off, as it is by default: nothing to see
+    server.restart(performance_schema="ON")
+    take(
+        Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD), server="x", max_seconds=10
+    )
+    assert traces_of(server) == []
+    with connect(server.socket) as session:
+        query(session, "SET SQL_LOG_BIN=0")
+    (text,) = traces_of(server)
+    assert "sql_log_bin was set by 1 statements (SET `SQL_LOG_BIN`" in text
