@@ -28,7 +28,7 @@ from tests.support.keys import operator_keys
 from tests.support.sample import create
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.service.serving import free_port
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 SIZE = 2**30
 SECONDS = 30.0

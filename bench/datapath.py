@@ -27,7 +27,7 @@ from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, operator_keys
 from tests.support.sample import create
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 from tests.support.stores.stock import START
 
 SIZE = "1GiB"

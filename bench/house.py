@@ -12,7 +12,7 @@ from typing import Any
 from bench.measure import Run, timed
 from tests.support.keys import Keys
 from tests.support.servers.server import Server
-from tests.support.stores.places import DATABASE_USER
+from tests.support.stores.folders import DATABASE_USER
 
 BACKUPD = Path(sys.executable).with_name("backupd")
 SOURCE = "bench"

@@ -21,7 +21,7 @@ from backupd.transfer.records.manifests import committed
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from storage.folder import FILE_MODE
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 from tests.support.stores.stock import START, Stock, backup_id, put
 
 

@@ -23,7 +23,7 @@ from tests.support.keys import Keys, operator_keys
 from tests.support.sample import create
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 from tests.support.stores.s3_server import S3Server
 
 SIZE, ROUNDS = parse_size("2GiB"), 2

@@ -23,7 +23,7 @@ from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import Keys, operator_keys
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 SIZE, ROUNDS = parse_size("5GiB"), 2
 ONE, ONE_SIZE = "one", 100_000_000

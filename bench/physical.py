@@ -25,7 +25,7 @@ from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys
 from tests.support.sample import create
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 LEVEL = 1
 """backupd's own default."""

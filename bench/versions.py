@@ -27,7 +27,7 @@ from bench.measure import timed
 from tests.support.keys import operator_keys, stop_agent
 from tests.support.sample import create
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 GOAL = 1.05
 SMALL, LARGE = 10_000, 60

@@ -34,7 +34,7 @@ from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query
 from tests.support.service.serving import free_port
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 MEBIBYTE = 2**20
 CHANGES = (

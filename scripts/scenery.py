@@ -12,7 +12,7 @@ from stage import say
 
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
-from tests.support.stores.places import give_to_database, runs_as_root, short_directory
+from tests.support.stores.folders import give_to_database, runs_as_root, short_directory
 from tests.support.stores.s3_server import S3Server, why_not
 
 SERVER = "shop-db1"

@@ -232,7 +232,7 @@ def trace() -> dict[str, Any]:
     from tests.support.e2e.house import SERVER, House
     from tests.support.keys import operator_keys
     from tests.support.servers.mariadb import PrivateServer
-    from tests.support.stores.places import short_directory
+    from tests.support.stores.folders import short_directory
 
     with short_directory() as base, operator_keys() as keys, PrivateServer() as server:
         server.create_backup_users()

@@ -46,7 +46,7 @@ from tests.support.catalog.bulk import fill, lay
 from tests.support.catalog.fleet import Fleet
 from tests.support.keys import operator_keys
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 POLICY = """\
 physical: {{full: "* * * * *"}}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.support.keys import operator_keys
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
 POLICY = """\

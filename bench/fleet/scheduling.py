@@ -23,7 +23,7 @@ from backupd.app.schedule.timetable import Timetable
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import new_id
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 SERVERS = 1000
 MINUTE = 60.0

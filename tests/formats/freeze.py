@@ -33,8 +33,8 @@ from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, operator_keys, stop_agent
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import SERVICE_USER
+from tests.support.stores.folders import short_directory
 from tests.support.stores.moto_server import MotoServer
-from tests.support.stores.places import short_directory
 
 _LOGICAL = "logical: {schedule: every 24h, partial: accepted, tables: {include: ['shop.*']}}\n"
 

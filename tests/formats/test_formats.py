@@ -21,8 +21,8 @@ from tests.support.hostile.forging import edited
 from tests.support.keys import Keys, fingerprints, gpg, make_home, stop_agent
 from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import PrivateServer
+from tests.support.stores.folders import short_directory
 from tests.support.stores.moto_server import MotoServer
-from tests.support.stores.places import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 CORPORA = sorted(path.parent for path in Path(__file__).parent.glob("*/facts.json"))

@@ -27,7 +27,7 @@ from tests.support.keys import Keys, gpg, make_home, stop_agent
 from tests.support.service import rig
 from tests.support.service.house import Clock
 from tests.support.service.stage import Stage, settings_of
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 NOW = datetime(2026, 11, 21, 14, 30, tzinfo=UTC)
 FROZEN = Path(__file__).parent.parent / "formats" / "version-1-inventories"

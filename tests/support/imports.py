@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 
 from tests.support.servers.server import Server, quote_name
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 
 def import_tablespace(

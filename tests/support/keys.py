@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 OPERATOR = "ops@example.com"
 

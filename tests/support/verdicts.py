@@ -23,7 +23,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.support import oracle
-from tests.support.stores import places
+from tests.support.stores import folders
 
 FLAKY_FAIL = 3
 """So many flaky tests in a run fail it."""
@@ -65,7 +65,7 @@ def is_worker(config: pytest.Config) -> bool:
 # --- in the process that runs the test
 
 
-oracle.when_data_differs(places.keep)
+oracle.when_data_differs(folders.keep)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,11 +81,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and call.excinfo is not None and is_about_data(call.excinfo.value):
-        folders = [*places.living(), *(path for path in [getattr(item, "funcargs", {}).get("tmp_path")] if path)]
+        kept = [*folders.living(), *(path for path in [getattr(item, "funcargs", {}).get("tmp_path")] if path)]
         report.sections.append(
             (
                 "data differs",
-                "\n".join([f"BACKUPD_SEED={os.environ['BACKUPD_SEED']}", *(f"kept: {path}" for path in folders)]),
+                "\n".join([f"BACKUPD_SEED={os.environ['BACKUPD_SEED']}", *(f"kept: {path}" for path in kept)]),
             )
         )
         report.user_properties.append((_DIFFERS, True))
@@ -94,7 +94,7 @@ def pytest_runtest_makereport(
         _judge_skip(report, item.config)
         report.user_properties += [(_UNEXPECTED, True)] if report.failed else []
     if report.when == "teardown" and not item.session.shouldfail:
-        places.keep_nothing()
+        folders.keep_nothing()
     return report
 
 

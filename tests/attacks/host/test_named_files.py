@@ -27,7 +27,7 @@ from backupd.process.folders import powers_of
 from restore.datadir.occupancy import refuse_links
 from tests.support.servers.backups import connection_to
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 pytestmark = pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's")
 

@@ -13,7 +13,7 @@ import pytest
 from backupd.engine.server.sandbox import Way, _made, obstacle, ways, worker
 from backupd.process.command import Command, spawn, stop
 from backupd.process.pipeline import run
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 pytestmark = pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's")
 

@@ -12,7 +12,7 @@ from backupd.engine.server.sandbox import WORKER, worker
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 pytestmark = [
     pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's"),

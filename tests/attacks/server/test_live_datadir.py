@@ -32,7 +32,7 @@ from tests.support.hostile.evil_library import MARK, evil_library
 from tests.support.servers.backups import Taken, connection_to, take, the_tool
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.service.systemd_unit import confined
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 pytestmark = pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's")
 

@@ -30,7 +30,7 @@ from restore.runbook.shared_steps import known_lines
 from tests.support.hostile.evil_library import MARK, evil_library
 from tests.support.servers.backups import MEMORY, Taken, take, the_tool
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import runs_as_root, short_directory
+from tests.support.stores.folders import runs_as_root, short_directory
 
 FORGED = "plugin_dir=./\nplugin_load=evil.so\n!include /etc/my.cnf\ninnodb_undo_directory=/var/lib/mysql\n"
 

@@ -17,7 +17,7 @@ from tests.support.hostile.forging import edited, forged
 from tests.support.keys import Keys
 from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

@@ -23,7 +23,7 @@ from tests.support.keys import Keys
 from tests.support.oracle import stored
 from tests.support.sample import checksum_everything
 from tests.support.servers.stacks import MARIADB, MYSQL_XTRABACKUP, Stack, stacks
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 from tests.support.ticker import Ticker
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a restore gives files to the server's user")

@@ -27,7 +27,7 @@ from tests.support.oracle import nothing_lost, same
 from tests.support.sample import checksum_everything, describe_everything, spoken
 from tests.support.servers.server import Server, quote_name
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP, STACKS, Stack, stacks, whole
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 pytestmark = [SOAK, pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")]
 _MIB = 1024 * 1024

@@ -30,7 +30,7 @@ from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.replica import catch_up, replica_of
 from tests.support.servers.server import query
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 MIB = 1024 * 1024
 

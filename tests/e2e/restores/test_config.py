@@ -9,7 +9,7 @@ import subprocess
 
 from tests.support.e2e.house import House
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, connect
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 _HASH = hashlib.sha1(hashlib.sha1(b"Emerald-9").digest()).hexdigest().upper().encode()
 

@@ -36,7 +36,7 @@ from tests.support.keys import Keys
 from tests.support.load import Writers
 from tests.support.sample import checksum_everything
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),

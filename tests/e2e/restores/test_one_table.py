@@ -24,7 +24,7 @@ from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.replica import replica_of
 from tests.support.servers.server import SERVICE_USER, Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

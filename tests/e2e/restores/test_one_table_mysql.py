@@ -22,7 +22,7 @@ from tests.support.oracle import Total, same
 from tests.support.sample import checksum_everything
 from tests.support.servers.server import SERVICE_USER, Server
 from tests.support.servers.stacks import MYSQL, Stack, stacks, whole
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 LINES, ORDERS = "`shop`.`order_lines`", "`shop`.`orders`"

@@ -26,7 +26,7 @@ from tests.support.servers.server import SERVICE_USER, Server
 from tests.support.service.browser import chromium, visiting
 from tests.support.service.rig import Rig, rig
 from tests.support.service.stage import EVIL
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

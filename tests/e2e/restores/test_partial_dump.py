@@ -13,7 +13,7 @@ from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import SERVICE_USER
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

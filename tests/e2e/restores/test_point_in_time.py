@@ -31,7 +31,7 @@ from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect
 from tests.support.servers.replica import replica_of
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

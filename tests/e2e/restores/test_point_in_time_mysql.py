@@ -25,7 +25,7 @@ from tests.support.oracle import stored, unaltered
 from tests.support.sample import checksum_everything
 from tests.support.servers.server import Server, connect
 from tests.support.servers.stacks import MYSQL, MYSQL_XTRABACKUP, Stack, stacks, whole
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 GTIDS = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}

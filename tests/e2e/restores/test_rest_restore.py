@@ -33,7 +33,7 @@ from tests.support.servers.server import SERVICE_USER, Server
 from tests.support.service.rig import Rig, rig
 from tests.support.service.serving import held_port
 from tests.support.service.state import shapes
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

@@ -14,7 +14,7 @@ from tests.support.keys import operator_keys
 from tests.support.restores.rolling import Kind, both
 from tests.support.servers.mysql import root_programs
 from tests.support.servers.server import SERVICE_USER
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

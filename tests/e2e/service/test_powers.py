@@ -28,7 +28,7 @@ from tests.support.oracle import same
 from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),

@@ -25,7 +25,7 @@ from tests.support.oracle import stored, unaltered
 from tests.support.sample import ACCOUNT_BALANCE, ACCOUNTS, checksum_everything, describe_everything
 from tests.support.servers.server import Server, connect
 from tests.support.servers.stacks import MARIADB, MYSQL_XTRABACKUP, STACKS, Stack, binlogs, stacks
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 
 
 @pytest.fixture(scope="module", params=stacks(*STACKS))

@@ -25,7 +25,7 @@ from tests.support.sample import checksum_everything
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL, STACKS, Stack, stacks, whole
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 from tests.support.stores.s3_server import S3Server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")

@@ -22,7 +22,7 @@ from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.replica import catch_up, replica_of
 from tests.support.servers.server import connect, query
 from tests.support.servers.stacks import MYSQL_CLONE, STACKS, Stack, stacks, whole
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 
 @contextmanager

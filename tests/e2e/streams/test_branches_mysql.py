@@ -15,7 +15,7 @@ from tests.support.e2e.oracle import NO_GTIDS
 from tests.support.keys import Keys
 from tests.support.servers.replica import part, replica_of
 from tests.support.servers.stacks import MYSQL, MYSQL_CLONE, Stack, stacks, whole
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 

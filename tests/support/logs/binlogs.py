@@ -25,7 +25,7 @@ from tests.support.servers.datadir import find_program
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MYSQL_CLONE
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 _HEADER = re.compile(r"#\d{6} [ \d]\d:\d\d:\d\d server id \d+  end_log_pos (\d+)\s+(?:CRC32 \w+\s+)?(\S+) ?(\S*)")
 FLAVOURS = ("mariadb", "mysql")

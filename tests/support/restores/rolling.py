@@ -36,7 +36,7 @@ from tests.support.servers import mysql
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server, quote_name
-from tests.support.stores.places import give_to_database, make_short_directory
+from tests.support.stores.folders import give_to_database, make_short_directory
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 OWN = "('mysql', 'information_schema', 'performance_schema', 'sys')"

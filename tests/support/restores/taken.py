@@ -25,7 +25,7 @@ from restore.whole_server import RestoreSpec
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 
 def now() -> datetime:

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.stores.places import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
+from tests.support.stores.folders import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
 
 Options = Mapping[str, str | int | None]
 

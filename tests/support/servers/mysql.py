@@ -31,7 +31,7 @@ from tests.support.servers.server import (
     Words,
     quote_name,
 )
-from tests.support.stores.places import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
+from tests.support.stores.folders import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
 
 _ROOT = Path(os.environ.get("BACKUPD_TEST_MYSQL_ROOT") or Path(__file__).parents[3] / ".cache/mysql")
 _UNKNOWN_USER = 1396

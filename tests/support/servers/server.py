@@ -21,7 +21,7 @@ from pymysql.connections import Connection
 
 from tests.support.oracle import Rows, Total, reads_rows
 from tests.support.servers.datadir import Options, ServerDiedError, write_mysqld_group
-from tests.support.stores.places import DATABASE_USER, discard, give_to_database, make_short_directory, runs_as_root
+from tests.support.stores.folders import DATABASE_USER, discard, give_to_database, make_short_directory, runs_as_root
 
 Row = tuple[Any, ...]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from tests.support.keys import make_home, make_key, stop_agent
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 
 @contextmanager

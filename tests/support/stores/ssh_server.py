@@ -22,7 +22,7 @@ import pytest
 
 from storage.config import SftpConfig
 from tests.support.service.serving import end_service, free_port, start_service
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 _SSHD = "/usr/sbin/sshd"
 _PRIVILEGE_FOLDER = Path("/run/sshd")

@@ -23,7 +23,7 @@ from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.service.rig import Rig, rig
 from tests.support.service.state import fill_work, number
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 SECONDS = size(7, 300)
 """Of each of the two runs."""

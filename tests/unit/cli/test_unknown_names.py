@@ -20,7 +20,7 @@ from backupd.catalog.session import open_catalog
 from backupd.cli.main import app, main
 from tests.support.catalog import samples
 from tests.support.keys import Keys
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 KNOWN = {
     "SERVER": "shop-db1",

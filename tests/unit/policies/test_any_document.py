@@ -15,7 +15,7 @@ from backupd.model.errors import ConfigurationError
 from policies.configuration import Configuration
 from policies.load import load
 from policies.policy import Policy
-from tests.support.catalog.places import CONFIGURATION, POLICY
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY
 from tests.support.policies import load_policy
 
 _SETTINGS = settings(

@@ -14,7 +14,7 @@ from policies.document import Model
 from policies.fields import Section
 from policies.handed import HandedServers, prepare, revived, sections
 from policies.load import load
-from tests.support.catalog.places import CONFIGURATION, POLICY, example_configuration, write
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY, example_configuration, write
 from tests.unit.policies.test_servers import BY_LABEL, add
 
 

@@ -11,7 +11,7 @@ from policies.lint import CROWD, advice, crowds, not_yet_active
 from policies.load import load
 from policies.policy import Policy
 from policies.reference import example
-from tests.support.catalog.places import CONFIGURATION, example_configuration, write
+from tests.support.catalog.configuration_files import CONFIGURATION, example_configuration, write
 
 COMPLETE = """\
 physical: {full: "0 2 * * sun", incremental: "0 2 * * mon-sat"}

@@ -14,7 +14,7 @@ from policies.fields import Section
 from policies.load import load
 from policies.policy import NO_LOGICAL_INCREMENTS, Policy
 from restore.planning.target import parse_target
-from tests.support.catalog.places import CONFIGURATION, POLICY, example_configuration, problems, write
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY, example_configuration, problems, write
 from tests.support.policies import load_policy
 
 DESIGN_POLICY = """\

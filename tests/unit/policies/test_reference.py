@@ -10,7 +10,7 @@ from policies.lint import not_yet_active
 from policies.load import load
 from policies.reference import example, example_names, main, policy_schema, reference
 from policies.yaml_tree import read_document
-from tests.support.catalog.places import example_configuration, write
+from tests.support.catalog.configuration_files import example_configuration, write
 from tests.support.policies import load_policy
 
 

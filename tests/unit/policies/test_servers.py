@@ -13,7 +13,7 @@ import pytest
 from backupd.model.errors import ConfigurationError
 from policies.load import load
 from policies.servers import MAX_FILES, read_folder
-from tests.support.catalog.places import CONFIGURATION, POLICY, problems, write
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY, problems, write
 
 WITHOUT = CONFIGURATION.replace("servers:\n  db1: {policy: gold}\n", "")
 BY_LABEL = """\

@@ -8,7 +8,7 @@ from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind, Quiet
 from tests.support.restores.taken import Taken, take_backup
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 
 @pytest.fixture(scope="session")

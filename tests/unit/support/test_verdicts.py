@@ -25,7 +25,7 @@ GOOD = """
 """
 DIFFERS = """
     from tests.support.oracle import Sums
-    from tests.support.stores.places import short_directory
+    from tests.support.stores.folders import short_directory
     def test_differs():
         with short_directory() as folder:
             (folder / "data").write_text("what differs")
@@ -166,11 +166,11 @@ def test_folders_are_kept_for_data_that_differs_only_where_that_fails_the_test(r
         test_a="""
     import pytest
     from tests.support import oracle
-    from tests.support.stores import places
+    from tests.support.stores import folders
     made = []
     def test_caught():
         with pytest.raises(oracle.DataDiffersError):
-            with places.short_directory() as folder:
+            with folders.short_directory() as folder:
                 made.append(folder)
                 oracle.same(1, 2)
         assert made[0].exists()

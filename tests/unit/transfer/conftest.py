@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.keys import make_home, stop_agent
+from tests.support.stores.folders import short_directory
 from tests.support.stores.homes import Homes, build
-from tests.support.stores.places import short_directory
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from tests.support.service.house import Clock
 from tests.support.service.rig import Rig, rig
 from tests.support.service.stage import CRM, LEGACY, SHOP, Stage, settings_of
 from tests.support.service.visitor import stranger, visitor
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 
 @pytest.fixture(scope="module")

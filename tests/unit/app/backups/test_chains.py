@@ -41,7 +41,7 @@ from tests.support.e2e.house import SERVER, House
 from tests.support.imports import import_tablespace
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer, query
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 INCREMENT = BackupKind.PHYSICAL_INCREMENTAL
 

@@ -21,7 +21,7 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 BEGIN = datetime.now(UTC).replace(microsecond=0)
 _CONFIG = """

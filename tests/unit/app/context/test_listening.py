@@ -12,7 +12,7 @@ from backupd.app.alerting.sender import site_of
 from backupd.app.context.api_address import expiry, findings
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.service.facade import Service
-from tests.support.catalog.places import CONFIGURATION, write
+from tests.support.catalog.configuration_files import CONFIGURATION, write
 from tests.support.service.house import Office
 from tests.support.service.mail_server import certificate
 

@@ -7,7 +7,7 @@ import pytest
 from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
 from backupd.model.errors import ConfigurationError, NotFoundError, RefusedError, UsageError
 from storage.config import FilesystemConfig
-from tests.support.catalog.places import CONFIGURATION, write
+from tests.support.catalog.configuration_files import CONFIGURATION, write
 
 
 def test_one_server_brings_its_policy_its_destinations_and_its_connection(tmp_path: Path) -> None:

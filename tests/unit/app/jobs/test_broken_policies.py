@@ -20,7 +20,7 @@ from backupd.model.errors import BackupdError, ConfigurationError
 from backupd.model.event import Incident, Severity
 from backupd.model.job import JobKind, JobState, silent
 from tests.support.catalog import samples
-from tests.support.catalog.places import CONFIGURATION, POLICY, write
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY, write
 from tests.support.service.house import GOLD, Office
 
 BROKEN = GOLD + "oops: 1\n"

@@ -10,7 +10,7 @@ from backupd.app.service import check as confinement
 from backupd.app.service.check import confinement_findings
 from backupd.engine.server.sandbox import MAKE_WORKER, Way
 from backupd.model.errors import RefusedError
-from tests.support.catalog.places import CONFIGURATION, write
+from tests.support.catalog.configuration_files import CONFIGURATION, write
 
 FORBIDDEN = "bwrap: Creating new namespace failed: Operation not permitted"
 Check = Callable[..., dict[str, tuple[str, str, str]]]

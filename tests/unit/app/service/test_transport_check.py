@@ -12,7 +12,7 @@ from backupd.app.context.settings_problems import report_transport
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.sql.option_files import Tls
-from tests.support.catalog.places import POLICY, problems, write
+from tests.support.catalog.configuration_files import POLICY, problems, write
 
 CONFIGURATION = """\
 catalog: sqlite:///{folder}/catalog.db

@@ -24,7 +24,7 @@ from tests.support.logs.binlogs import (
     why_not,
 )
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)

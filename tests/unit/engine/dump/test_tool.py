@@ -28,7 +28,7 @@ from tests.support.dice import size
 from tests.support.servers.dumps import connection_to, dump, load, processes_in, wanted
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.service.processes import until
-from tests.support.stores.places import runs_as_root, short_directory
+from tests.support.stores.folders import runs_as_root, short_directory
 
 CHUNK = 1_000_000
 ROWS = 150_000

@@ -35,7 +35,7 @@ from tests.support.servers import mysql
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, connect
 from tests.support.service.processes import until
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(bool(mysql.why_no_root()), reason=mysql.why_no_root() or "there is one")
 

@@ -19,8 +19,8 @@ from backupd.process.pipeline import run
 from tests.support.logs.stream import write_files
 from tests.support.servers.backups import MEMORY, Taken, give_to_database, give_to_worker, prepare, take, the_tool
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import give_to_database as own
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import give_to_database as own
+from tests.support.stores.folders import short_directory
 
 TABLES = ("shop.one", "shop.two", "shop.parts")
 

@@ -37,7 +37,7 @@ from tests.support.servers.backups import (
     the_tool,
 )
 from tests.support.servers.mariadb import BACKUP_PASSWORD, PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 ROWS = 80000
 """More than one chunk of the stream, so that the tool waits for us while it copies that table."""

@@ -23,7 +23,7 @@ from backupd.process.pipeline import run
 from tests.support.logs.stream import Extraction
 from tests.support.servers.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare, signal_all
 from tests.support.servers.under_test import TOOLS, ToolUnderTest, under_test
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 
 @pytest.fixture(scope="module")

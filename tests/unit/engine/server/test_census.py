@@ -8,7 +8,7 @@ from backupd.engine.server.probe import Census, examine, external_paths, read_di
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import ExternalPath, Flavour
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 
 def _census(server: PrivateServer) -> Census:

@@ -11,7 +11,7 @@ from backupd.model.errors import ToolError
 from backupd.process.command import Command
 from backupd.process.pipeline import run
 from tests.support.servers.backups import give_to_worker
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="bubblewrap cannot confine anything on this host")
 

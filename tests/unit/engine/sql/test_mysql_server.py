@@ -25,7 +25,7 @@ from restore.datadir.start import forget_replication
 from tests.support.servers import mysql
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 pytestmark = pytest.mark.skipif(bool(mysql.why_not()), reason=mysql.why_not() or "there is one")
 

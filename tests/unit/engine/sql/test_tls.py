@@ -36,7 +36,7 @@ from tests.support.servers.dumps import dump, wanted
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, stacks
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 
 NAME, OTHER = "127.0.0.1", "localhost"
 """The certificate is for the first; both lead to the server."""

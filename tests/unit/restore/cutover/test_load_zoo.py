@@ -22,7 +22,7 @@ from tests.support.servers import mysql, zoo
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server, query
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 STAGING = {"zoo": "backupd_restore_z1_1"}
 BIG = size(20, 100) * 1024 * 1024

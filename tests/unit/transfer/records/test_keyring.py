@@ -10,8 +10,8 @@ import pytest
 from backupd.model.errors import KeyUnusableError
 from backupd.transfer.records.keyring import resolve_recipients, secret_fingerprints
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
+from tests.support.stores.folders import short_directory
 from tests.support.stores.homes import NewHome
-from tests.support.stores.places import short_directory
 
 
 @dataclass(frozen=True)

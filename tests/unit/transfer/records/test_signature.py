@@ -23,8 +23,8 @@ from storage.throttle_and_breaker import ForwardingDestination
 from tests.contract.destination import TreeContract
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.logs.log_store import BRANCH
+from tests.support.stores.folders import short_directory
 from tests.support.stores.memory import MemoryDestination
-from tests.support.stores.places import short_directory
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, put
 
 SERVER = "shop"
