@@ -1,4 +1,4 @@
-"""Since when no commit that a client was told of can be lost (RPO 0), by the source's own counters. Pure.
+"""Since when no commit that was reported to a client can be lost (RPO 0), by the source's own counters. Pure.
 
 The source answers a commit when a semi-synchronous replica has acknowledged it. That is ours only while ours is the
 only one, or every one of them is waited for. So a window in which RPO 0 held has a look at both of its ends, with

@@ -29,7 +29,7 @@ from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.engine.server.semi_sync import SemiSync
-from backupd.model.binlog import FIRST_EVENT
+from backupd.model.binlog import FIRST_EVENT, FilePosition
 from backupd.model.text import Clock
 
 _KEEPING_UP = 0.5
@@ -64,9 +64,9 @@ class Acknowledger:
         self._alarm = -1
         self._timeout = 0.0
         self._hold_up: float | None = None
-        """Seconds from one place to the next that is acknowledged ahead of the destinations; None: none is."""
+        """Seconds from one position that is acknowledged ahead of the destinations to the next; None: none is."""
         self._ahead_at = self._stored = 0.0
-        """When a place was last acknowledged ahead, and when the destinations last had more."""
+        """When a position was last acknowledged ahead, and when the destinations last had more."""
         self._ahead_to: tuple[str, int, int] | None = None
         """Up to where, as long as the destinations do not have that."""
         self._is_strict = True
@@ -168,8 +168,8 @@ class Acknowledger:
             if file.number >= stored.number
         )
 
-    def _ahead(self, branch: str, place: tuple[int, int], behind: float) -> bool:
-        """May ``place`` be acknowledged before the destinations have it, which are so many seconds ``behind``?"""
+    def _ahead(self, branch: str, position: FilePosition, behind: float) -> bool:
+        """May ``position`` be acknowledged before the destinations have it? They are ``behind`` seconds late."""
         now = time.monotonic()
         if self._hold_up and behind <= self._timeout * _KEEPING_UP:
             self._hold_up = None
@@ -177,10 +177,10 @@ class Acknowledger:
             self._hold_up is None
             or now - self._ahead_at < self._hold_up
             or now - self._stored > self._timeout  # they hang
-            or self._ahead_to == (branch, *place)
+            or self._ahead_to == (branch, *position)
         ):
             return False
-        self._ahead_at, self._ahead_to = now, (branch, *place)
+        self._ahead_at, self._ahead_to = now, (branch, *position)
         return True
 
     # --- how
@@ -208,7 +208,7 @@ class Acknowledger:
     def _is_distrusted(self, start: Start) -> bool:
         return start.kept is not None and self._spool.is_distrusted(start.kept)
 
-    def _stored_at(self, branch: str) -> tuple[int, int] | None:
+    def _stored_at(self, branch: str) -> FilePosition | None:
         stored = self._committed()
         return (stored.number, stored.position) if stored is not None and stored.branch == branch else None
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from backupd.binlog.segment_cutter import Cut, Held, LogCoordinate, LogFile
 from backupd.binlog.shipper import Delivery
 from backupd.binlog.spool_files import Spooled
-from backupd.model.binlog import Branch, Ending, Gap, Segment, SegmentKey
+from backupd.model.binlog import Branch, Ending, FilePosition, Gap, Segment, SegmentKey
 from backupd.model.errors import BackupdError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, parse_time
@@ -205,13 +205,13 @@ class SpoolView:
             break
         return coordinate
 
-    def archived_to(self) -> tuple[int, int] | None:
+    def archived_to(self) -> FilePosition | None:
         """In the newest branch: number of the oldest file that some destination does not have whole, and how far all of
         them have it."""
         if not self.branches:
             return None
         newest = self.branches[-1].id
-        after: tuple[int, int] | None = None
+        after: FilePosition | None = None
         if self.state.passed is not None and self.state.passed[0] == newest:
             after = (self.state.passed[1] + 1, 0)
         for file in (file for file in self.files if file.branch == newest):
@@ -284,9 +284,9 @@ class Recorder(Protocol):
     def segments_dropped(self, server: str, keys: Sequence[SegmentKey], destination: str) -> None:
         """These pieces are no more: a segment that was reported before holds all of them."""
 
-    def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
-        """Everything that the source had committed at ``at`` (its own clock) is at ``destination``; it was at ``place``
-        (file number, position) then."""
+    def confirmed(self, destination: str, branch: str, position: FilePosition, at: datetime) -> None:
+        """Everything that the source had committed at ``at`` (its own clock) is at ``destination``; its log ended
+        at ``position`` then."""
 
     def gap(self, gap: Gap) -> None:
         """Binary logs are missing for ever. Called once in each process."""
@@ -348,12 +348,12 @@ class Ledger:
 
         self._entries.append(write)
 
-    def confirm(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> str:
+    def confirm(self, destination: str, branch: str, position: FilePosition, at: datetime) -> str:
         """What is stored comes first: until that is reported, nothing is confirmed. Why it was not reported, or ""."""
         if not self.is_clear or self._confirmed.get(destination) == at:
             return ""
         try:
-            self._recorder.confirmed(destination, branch, place, at)
+            self._recorder.confirmed(destination, branch, position, at)
         except BackupdError as error:
             return str(error)
         self._confirmed[destination] = at

@@ -30,7 +30,7 @@ from backupd.binlog.segment_cutter import LogCoordinate, Marks, next_piece
 from backupd.binlog.segment_sealer import Cutter, DamagedLogError
 from backupd.binlog.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
-from backupd.model.binlog import SegmentKey
+from backupd.model.binlog import FilePosition, SegmentKey
 from backupd.model.errors import BackupdError, BusyError
 from backupd.model.text import Clock
 from backupd.transfer.log_segments import PartsGoneError
@@ -115,7 +115,7 @@ class Archiver:
     _stuck: bool = False
     _was_cut: bool = False
     _fruitless: dict[tuple[str, int], _Fruitless] = field(default_factory=dict)
-    _archived_to: tuple[int, int] | None = None
+    _archived_to: FilePosition | None = None
     _committed: Committed | None = None
     _urged: threading.Event = field(default_factory=threading.Event)
 
@@ -164,7 +164,7 @@ class Archiver:
         """By destination, as of the last step."""
         return dict(self._behind)
 
-    def archived_to(self) -> tuple[int, int] | None:
+    def archived_to(self) -> FilePosition | None:
         """In the newest branch: number of the oldest file that some destination does not have whole, and how far all of
         them have it; None while there is none. As of the last step."""
         return self._archived_to

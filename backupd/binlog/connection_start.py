@@ -156,8 +156,8 @@ class Approach:
 
     def as_before(self, known: SourceState) -> tuple[SourceState, Start] | None:
         """Where it goes on with the server that was as ``known`` says a moment ago, without any question that a commit
-        holds up which waits for an acknowledgement. None where anything is otherwise: then only ``look`` tells. Raises
-        ServerError."""
+        holds up which waits for an acknowledgement. None where anything is otherwise: then only ``look`` shows it.
+        Raises ServerError."""
         newest, seen = self.spool.newest(), self.spool.seen()
         if newest is None or self.spool.unlogged() or self._unlogged:
             return None
@@ -223,7 +223,7 @@ class Approach:
             raise ValueError("nothing was compared")
         here = read(start.kept.path)
         if here.damage and not here.end and not self.spool.doubt(start.kept, 0, here.damage).verdict:
-            return None  # not even its head tells what it is: that is looked into first
+            return None  # not even its head shows what it is: that is looked into first
         if here.damage and here.end and equal >= here.end:
             self.spool.cut(start.kept, here.end)
             words = (
@@ -291,7 +291,7 @@ class Approach:
         if found.gap:
             before = Position(log.name, FIRST_EVENT, self.source.previous_gtids(log.name) or "")
             last_at = read(newest.path).last_at
-            gap = Gap(self.server, branch.id, "", tail.place, before, last_at, None, found.gap, self.clock())
+            gap = Gap(self.server, branch.id, "", tail.position, before, last_at, None, found.gap, self.clock())
             self.spool.add_gap(gap)
             self.report(
                 StreamEvent(
@@ -308,7 +308,7 @@ class Approach:
         return Start(branch, log.number, log.name, None)
 
     def _begin(self, fork: Fork, state: SourceState, newest: Spooled | None = None) -> Start:
-        end = self._close(newest).place if newest is not None else None
+        end = self._close(newest).position if newest is not None else None
         before = self.spool.branches()
         parent = next((one for one in before if one.id == fork.parent), before[-1] if before else None)
         seen = self.spool.seen()
@@ -416,15 +416,15 @@ class Approach:
         if branches[-1].server_uuid in ours or state.server_uuid not in ours:
             return None  # a failover there and back is one
         mark, log = left.fingerprint, _listed(state, left.fingerprint.number)
-        if log is None or log.name != left.place.file or log.size < mark.size:
+        if log is None or log.name != left.end.file or log.size < mark.size:
             return None
         path = self.fetch(log.name)
         read_fresh(path, self.source.address)
         if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
             return None
-        position = f"{left.place.file}:{left.place.pos}"
+        position = f"{left.end.file}:{left.end.pos}"
         note = f"the known server responds again after an unaccepted server; its binary log continues at {position}"
-        found = Fork(BranchReason.UNKNOWN, mark.number, note, fork=left.place, names_go_on=True)
+        found = Fork(BranchReason.UNKNOWN, mark.number, note, fork=left.end, names_go_on=True)
         return replace(found, parent=mark.branch, since=left.seen.at)
 
     def _tail(self, file: Spooled) -> Tail:
@@ -481,7 +481,7 @@ class Approach:
         number = continuity.first_covered(state, history, self.source.previous_gtids)
         if number is None:
             return fork
-        position = tail.place
+        position = tail.position
         if unshared is not None:
             until = self._with_baseline(scan_to(newest.path, unshared.start))
             position = Position(newest.name, unshared.start, until.gtids_after)

@@ -251,7 +251,7 @@ class Tail:
     ended: Ending | None
 
     @property
-    def place(self) -> Position:
+    def position(self) -> Position:
         """The end of the file as a position."""
         return Position(self.name, self.end, self.after)
 

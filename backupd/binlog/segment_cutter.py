@@ -131,7 +131,7 @@ def next_piece(
 
 
 class Marks:
-    """Moments at positions of the log, in log order: at ``at`` the log went up to ``place``. Old ones thin out."""
+    """Moments at positions of the log, in log order: at ``at`` the log went up to ``coordinate``. Old ones thin out."""
 
     def __init__(self, most: int = 512) -> None:
         self._most = most

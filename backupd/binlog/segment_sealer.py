@@ -152,7 +152,7 @@ class _Compared:
 
 
 class Cutter:
-    """Everything lies in ``folder``, which is emptied of what ``tidy`` is not told to keep. Raises OSError."""
+    """Everything lies in ``folder``, which ``tidy`` empties of all that it need not keep. Raises OSError."""
 
     def __init__(self, folder: Path, sealer: Sealer, *, most_bytes: int) -> None:
         self._folder = folder

@@ -27,11 +27,11 @@ from backupd.binlog.spool_repair import DamagedCopyError
 from backupd.engine.binlog.events import FLAGS_AT, FORMAT, HEADER, IN_USE
 from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError, EndKind
-from backupd.engine.receiver.log_bytes import LogPlace, format_of
+from backupd.engine.receiver.log_bytes import LogPosition, format_of
 from backupd.engine.receiver.receiver import Receiver
 from backupd.engine.server.binary_logs import SourceState
 from backupd.engine.sql.client import Connection
-from backupd.model.binlog import FIRST_EVENT, MAGIC, covers
+from backupd.model.binlog import FIRST_EVENT, MAGIC, FilePosition, covers
 from backupd.model.errors import CancelledError, ToolError
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
@@ -145,7 +145,7 @@ class Question:
     """Where does the server stand? Asked at ``asked_at``, when ``received`` was here, as of Session."""
 
     asked_at: datetime
-    received: tuple[int, int]
+    received: FilePosition
     state: Future[SourceState]
 
 
@@ -172,15 +172,15 @@ class Acknowledging:
 
     ``stored_at``: up to where the destinations have a branch (file number and position), where they must have it before
     it is acknowledged; ``on_asked`` hears that somebody waits for that, and ``alarm`` can be read when there is more.
-    ``ahead``: may a place of a branch be acknowledged before they have it, where they are so many seconds behind?
+    ``ahead``: may a position in a branch be acknowledged before they have it, where they are that many seconds behind?
     """
 
     attached: bool
     durable_to: int | None = None
-    stored_at: Callable[[str], tuple[int, int] | None] | None = None
+    stored_at: Callable[[str], FilePosition | None] | None = None
     on_asked: Callable[[], None] = lambda: None
     alarm: int | None = None
-    ahead: Callable[[str, tuple[int, int], float], bool] = lambda _branch, _place, _behind: False
+    ahead: Callable[[str, FilePosition, float], bool] = lambda _branch, _position, _behind: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ class Session:
     and a successor; ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
     ``stall``: as of Pace. ``source_id``: server id of the server that was asked for all that; None: not known. Behind
     the same address another one may answer by now, of which nothing belongs to this branch. ``acknowledging``: as a
-    semi-synchronous replica, see there; the dump begins no later than at a place that is durable then.
+    semi-synchronous replica, see there; the dump begins no later than at a position that is durable then.
 
     ``end`` is set when the dump has ended. ``diverged``: the server's first file is not the one that is here, or
     shorter; nothing was taken then. ``current``: the file that is being written now; None until the first one was found
@@ -321,7 +321,7 @@ class Session:
         self._connection_id, self._written, self._heartbeat = connection_id, written, heartbeat_for(stall)
         self._is_whole, self._follows, self._source_id = is_whole, follows, source_id
         self._acknowledging = acknowledging
-        self._waiting: deque[tuple[LogPlace, float]] = deque()
+        self._waiting: deque[tuple[LogPosition, float]] = deque()
         """What is not acknowledged yet, and since when that is asked for."""
         self._behind = math.inf
         """Seconds that the last of it took which the destinations have."""
@@ -392,19 +392,19 @@ class Session:
         if self._acknowledging is None or self._receiver is None or self._acknowledging.stored_at is None:
             return
         stored = self._acknowledging.stored_at(self.start.branch.id) if self._waiting else None
-        place: LogPlace | None = None
+        position: LogPosition | None = None
         while self._waiting and stored is not None and self._coordinate(self._waiting[0][0]) <= stored:
-            place, asked = self._waiting.popleft()
+            position, asked = self._waiting.popleft()
             self._behind = time.monotonic() - asked
         try:
-            if place is not None:
-                self._receiver.acknowledge(place)
+            if position is not None:
+                self._receiver.acknowledge(position)
             self._acknowledge_ahead(self._acknowledging)
         except EndedError as end:
             self.end = End(end.kind, end.said)
 
     @property
-    def received(self) -> tuple[int, int]:
+    def received(self) -> FilePosition:
         """Number of the current file, and its size; (0, 0) before anything was taken."""
         if self.current is None:
             return 0, 0
@@ -495,48 +495,48 @@ class Session:
                 raise
         self._unsynced = 0
 
-    def _was_asked(self, place: LogPlace) -> None:
-        """Commits up to ``place`` wait. Its file is synced where another one has begun since."""
+    def _was_asked(self, position: LogPosition) -> None:
+        """Commits up to ``position`` wait. Its file is synced where another one has begun since."""
         if self._acknowledging is None or self._receiver is None:
             return
-        if self._fresh is not None and self._coordinate(place)[0] >= self._fresh[0]:
+        if self._fresh is not None and self._coordinate(position)[0] >= self._fresh[0]:
             return  # its head has not come: it would not be kept
         if self._kept is None and self._fresh is None:  # what is compared was synced before
             self._sync()
         if self._acknowledging.stored_at is None:
-            self._receiver.acknowledge(place)
+            self._receiver.acknowledge(position)
         else:
-            self._wait(place, self._acknowledging)
+            self._wait(position, self._acknowledging)
 
-    def _wait(self, place: LogPlace, acknowledging: Acknowledging) -> None:
-        """``place`` is for the destinations to have first, but for what is acknowledged ahead of them."""
+    def _wait(self, position: LogPosition, acknowledging: Acknowledging) -> None:
+        """``position`` is for the destinations to have first, but for what is acknowledged ahead of them."""
         if len(self._waiting) >= _MOST_WAITING:  # a server that waits for nothing asks again and again
             self._waiting.pop()
-        self._waiting.append((place, time.monotonic()))
+        self._waiting.append((position, time.monotonic()))
         acknowledging.on_asked()
         self._acknowledge_ahead(acknowledging)
 
     def _acknowledge_ahead(self, acknowledging: Acknowledging) -> None:
         if self._receiver is None or not self._waiting:
             return
-        place, _asked = self._waiting[-1]
+        position, _asked = self._waiting[-1]
         behind = max(self._behind, time.monotonic() - self._waiting[0][1])
-        if acknowledging.ahead(self.start.branch.id, self._coordinate(place), behind):
-            self._receiver.acknowledge(place)
+        if acknowledging.ahead(self.start.branch.id, self._coordinate(position), behind):
+            self._receiver.acknowledge(position)
 
-    def _coordinate(self, place: LogPlace) -> tuple[int, int]:
-        return self.start.branch.number(place.file) or 0, place.position
+    def _coordinate(self, position: LogPosition) -> FilePosition:
+        return self.start.branch.number(position.file) or 0, position.pos
 
     def _resume(self, kept: Spooled) -> int:
         """Where the dump begins."""
-        place = resume_at(kept.path)
-        if place is None:
+        found = resume_at(kept.path)
+        if found is None:
             self.diverged = True
             return FIRST_EVENT
-        if kept.ended is None and place.end < kept.size and not place.is_damaged:
-            kept = self._spool.cut(kept, place.end)  # half an event, written when the process was killed
+        if kept.ended is None and found.end < kept.size and not found.is_damaged:
+            kept = self._spool.cut(kept, found.end)  # half an event, written when the process was killed
         durable_to = self._acknowledging.durable_to if self._acknowledging is not None else None
-        self._size = place.start if durable_to is None else min(place.start, durable_to)
+        self._size = found.start if durable_to is None else min(found.start, durable_to)
         self._descriptor = os.open(kept.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._kept, self._whole = kept, self._size == FIRST_EVENT
         self._sync()

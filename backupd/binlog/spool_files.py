@@ -67,9 +67,9 @@ class Entry(Document):
 @dataclass(frozen=True, slots=True)
 class Left(Document):
     """What a branch was when another one began, so that it can be gone on with where its server answers again.
-    ``place``: its end, ``fingerprint``: of its last file up to there, ``seen``: of its server."""
+    ``end``: where it ended, ``fingerprint``: of its last file up to there, ``seen``: of its server."""
 
-    place: Position
+    end: Position = field(metadata=json_key("place"))
     fingerprint: Fingerprint
     seen: Seen
 
@@ -132,7 +132,7 @@ class Doubt:
 
 
 def _say(descriptor: int, note: str) -> None:
-    """In the lock's file. Without room nobody is told, and the stream goes on: archiving is what makes room."""
+    """In the lock's file. Without space it is left out, and the stream goes on: archiving is what makes room."""
     content = note.encode()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, len(content)))
@@ -234,8 +234,8 @@ class Spool:
     # --- what a disk refused
 
     def distrust(self, file: Spooled) -> None:
-        """The disk has refused to take what was written to ``file``. The kernel tells that once, and may drop the bytes
-        then: the next sync succeeds without them."""
+        """The disk has refused to take what was written to ``file``. The kernel reports that once, and may drop the
+        bytes then: the next sync succeeds without them."""
         with self._guard:
             self._unsynced, self._written_anew = f"{file.branch}/{file.name}", ""
             with contextlib.suppress(OSError):  # it may not take that either
@@ -370,7 +370,7 @@ class Spool:
             return self._spooled(entry)
 
     def left(self, server_uuid: str) -> Left | None:
-        """The last branch of a server that another one took the place of."""
+        """The last branch of a server that another one replaced."""
         return next((one for one in self._now().left if one.seen.server_uuid == server_uuid), None)
 
     def begin(self, branch: Branch, end: Position | None = None) -> None:
@@ -431,7 +431,7 @@ class Spool:
             return replace(file, size=end, ended=None)
 
     def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:
-        """``fresh`` takes the place of a file that has ended. It is on the disk afterwards."""
+        """``fresh`` replaces a file that has ended. It is on the disk afterwards."""
         with self._guard:
             fresh.chmod(0o600)
             with fresh.open("rb") as opened:

@@ -2,8 +2,8 @@
 
 Whatever ends a dump, the next one begins a little before the end of the newest file that is here; only what was shown
 to go on from what is here comes into the spool (see ``session`` and ``connection_start``). The server is asked every
-few seconds where it stands, because a dump does not tell everything: a RESET that made a file of the same name, another
-server behind the same address.
+few seconds for its position, because a dump does not show everything: a RESET that made a file of the same name,
+another server behind the same address.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from backupd.engine.receiver.endings import DamagedDumpError, EndKind, end_kind
 from backupd.engine.receiver.receiver import connection_id
 from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
+from backupd.model.binlog import FilePosition
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -44,7 +45,7 @@ from backupd.model.errors import (
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
 
-ArchivedTo = Callable[[], tuple[int, int] | None]
+ArchivedTo = Callable[[], FilePosition | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
 
 GivenUp = Callable[[], Sequence[tuple[str, int]]]
@@ -91,7 +92,7 @@ class Pace:
     server will remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead,
     and without a heartbeat in any case; ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``:
     the most while the server is out of reach or writes no binary log. Whether its data was replaced meanwhile can only
-    be told soon after it is back. While nothing has come for ``quiet``: ``rest`` instead of ``tick``, and ``seldom``
+    be seen soon after it is back. While nothing has come for ``quiet``: ``rest`` instead of ``tick``, and ``seldom``
     instead of ``poll``.
     """
 
@@ -109,9 +110,9 @@ class Pace:
 
 @dataclass
 class Streamer:
-    """Fills ``spool`` from ``source`` until it is told to stop.
+    """Fills ``spool`` from ``source`` until it has to stop.
 
-    ``server``: its name. ``installation``: what tells this backupd from others that stream the same server.
+    ``server``: its name. ``installation``: what distinguishes this backupd from others that stream the same server.
     ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
     pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
     ``acknowledge``: what commits wait for, as of the policy: OFF, SPOOL or DESTINATION; ``evidence``: what was shown of
@@ -188,7 +189,7 @@ class Streamer:
             self._set(StreamState.WAITING, "")
 
     def rouse(self) -> None:
-        """From any thread: ``committed`` tells more."""
+        """From any thread: ``committed`` has more."""
         self._acknowledger.rouse()
 
     def status(self) -> StreamStatus:
@@ -338,7 +339,7 @@ class Streamer:
         return True
 
     def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
-        """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
+        """Until something ends it. Gives why the connection is given up, "" when that is reported elsewhere."""
         question: Question | None = None
         while not stop.is_set():
             session.receive(self.pace.rest if watch.is_quiet() else self.pace.tick)
@@ -346,7 +347,7 @@ class Streamer:
                 return ""
             self._acknowledger.acknowledge(session)
             if session.current is not None and self._set(StreamState.STREAMING, ""):
-                self._tell(
+                self._notify(
                     StreamEventKind.CONNECTED,
                     f"the binary log of {self.server} is streamed from"
                     f" {self.source.address}, file {session.current.name}",
@@ -405,8 +406,8 @@ class Streamer:
         self._mend_pause, self._mend_due = self.pace.first, 0.0
 
     def _look_into_damage(self, name: str) -> None:
-        """What came of a file is damaged. When that happens twice at the same place, is the server's own file damaged?
-        Then the stream goes on behind it: raises ToolError. Raises as ``damaged_there``."""
+        """What came of a file is damaged. When that happens twice at the same position, is the server's own file
+        damaged? Then the stream goes on behind it: raises ToolError. Raises as ``damaged_there``."""
         newest = self.spool.newest()
         if newest is None:
             return
@@ -422,12 +423,12 @@ class Streamer:
             detail=why,
             hint="run FLUSH BINARY LOGS there, and take a full backup",
         )
-        if self._status.state is StreamState.WAITING:  # else it is told as the reason of the interruption
-            self._tell(StreamEventKind.LOST, f"{self.server}: {error.message}", error.detail, error.hint)
+        if self._status.state is StreamState.WAITING:  # else it is reported as the reason of the interruption
+            self._notify(StreamEventKind.LOST, f"{self.server}: {error.message}", error.detail, error.hint)
         raise error
 
     def _ask(self, session: Session) -> Question:
-        """Ask the server where it stands."""
+        """Ask the server for its position."""
         files = time.monotonic() >= self._purge_due
         look = functools.partial(self._approach.look, files=files, dump=session.thread_id)
         return Question(self.clock(), session.received, answered(look))
@@ -479,7 +480,7 @@ class Streamer:
         return self._lost(said, end.said, _HINTS.get(end.kind, ""), away=False)
 
     def _past_torn(self, state: SourceState) -> Start | None:
-        """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
+        """Behind a position where the server could not go on, twice: the next file that it may be able to read."""
         newest = self.spool.newest()
         if newest is None or self._torn != ((*newest.key, newest.size), True):
             return None
@@ -511,7 +512,7 @@ class Streamer:
     def _full(self) -> float:
         self._acknowledger.interrupted("the spool is full")
         if self._set(StreamState.PAUSED, "the spool is full"):
-            self._tell(
+            self._notify(
                 StreamEventKind.PAUSED,
                 f"the stream of {self.server} pauses: the spool holds more than {self.max_spool_bytes} bytes",
                 hint="a destination is slow or down; the stream continues when there is room. Nothing is lost as long"
@@ -525,7 +526,7 @@ class Streamer:
         self._acknowledger.interrupted(NO_ROOM)
         if self._set(StreamState.PAUSED, NO_ROOM):
             words = f"the stream of {self.server} pauses: {NO_ROOM}"
-            self._tell(StreamEventKind.PAUSED, words, detail, _NO_ROOM_HINT)
+            self._notify(StreamEventKind.PAUSED, words, detail, _NO_ROOM_HINT)
         self.spool.clear_incoming()
         return self._backoff(away=False)
 
@@ -538,14 +539,14 @@ class Streamer:
             alarm = purge_alarm(archived[0], self._written_until(archived[0]), state, self.source.expiry())
         before, self._alarm = self._alarm, alarm
         if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
-            self._tell(
+            self._notify(
                 StreamEventKind.PURGE_ALARM,
                 f"{self.server}: {alarm.message}",
                 hint="find out why a destination is behind (`backupd binlog status`), or let the server keep its"
                 " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...",
             )
         elif alarm is None and before is not None:
-            self._tell(StreamEventKind.PURGE_OVER, f"{self.server}: {before.file} is archived, or kept long enough")
+            self._notify(StreamEventKind.PURGE_OVER, f"{self.server}: {before.file} is archived, or kept long enough")
 
     def _written_until(self, number: int) -> datetime | None:
         """When the file was finished: when the next one that is here began; else it was, at the earliest, when the
@@ -557,19 +558,19 @@ class Streamer:
         seen = self.spool.seen()
         return seen.at if seen is not None else None
 
-    # --- telling
+    # --- reports
 
     def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
         self._acknowledger.interrupted(why)
         if self._set(StreamState.WAITING, why, away=away):
-            self._tell(StreamEventKind.LOST, f"the stream of {self.server} is interrupted: {why}", detail, hint)
+            self._notify(StreamEventKind.LOST, f"the stream of {self.server} is interrupted: {why}", detail, hint)
         return self._backoff(away=away)
 
     def _failed(self, error: BackupdError) -> float:
         self._acknowledger.interrupted(error.message)
         if self._set(StreamState.FAILED, error.message):
             words = f"the stream of {self.server} has stopped: {error.message}"
-            self._tell(StreamEventKind.FAILED, words, error.detail, error.hint)
+            self._notify(StreamEventKind.FAILED, words, error.detail, error.hint)
         return self.pace.most
 
     def _backoff(self, *, away: bool) -> float:
@@ -588,5 +589,5 @@ class Streamer:
             self._status = replace(before, state=state, error=error, away=away, restarts=restarts, since=since)
         return changed
 
-    def _tell(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:
+    def _notify(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:
         self.on_event(StreamEvent(kind, self.clock(), message, detail, hint))

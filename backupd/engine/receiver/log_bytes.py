@@ -53,11 +53,11 @@ _MESSAGE = struct.Struct("<HBBBIBIIIH")
 _BEFORE_EVENT = 5
 
 
-class LogPlace(NamedTuple):
+class LogPosition(NamedTuple):
     """A position in a binary log: behind an event."""
 
     file: str
-    position: int
+    pos: int
 
 
 class Sink(Protocol):
@@ -112,7 +112,7 @@ class LogBytes:
         self._source_id = source_id
         self._head = 3 if semi_sync else 1
         """Bytes before each event."""
-        self._asked: LogPlace | None = None
+        self._asked: LogPosition | None = None
         self._began = False
         self._checksums: bool | None = None
         self._mariadb = False
@@ -127,7 +127,7 @@ class LogBytes:
         """The file that is being received."""
         return self._file
 
-    def asked(self) -> LogPlace | None:
+    def asked(self) -> LogPosition | None:
         """Behind the last of the events that were put since this was asked before and are to be acknowledged."""
         asked, self._asked = self._asked, None
         return asked
@@ -176,7 +176,7 @@ class LogBytes:
                         self._parts.append(event)
                         self._size += len(event)
                         if asked:
-                            self._asked = LogPlace(self._file, self._size)
+                            self._asked = LogPosition(self._file, self._size)
                     else:
                         self._event(event, whole=last, asked=asked)
                 else:
@@ -242,7 +242,7 @@ class LogBytes:
             self._parts.append(event)
             self._size += len(event)
             if asked:
-                self._asked = LogPlace(self._file, self._size)
+                self._asked = LogPosition(self._file, self._size)
         else:
             self._flush()
             self._long = _Long(self._size, length, kind, asked=asked)
@@ -336,7 +336,7 @@ class LogBytes:
             self._size = long.start
             raise self._damaged(why)
         if long.asked:
-            self._asked = LogPlace(self._file, self._size)
+            self._asked = LogPosition(self._file, self._size)
 
 
 class _Long:

@@ -18,7 +18,7 @@ from typing import Self
 
 from backupd.engine.receiver.connection import Request, begin
 from backupd.engine.receiver.endings import EndedError, EndKind
-from backupd.engine.receiver.log_bytes import LogBytes, LogPlace, Sink
+from backupd.engine.receiver.log_bytes import LogBytes, LogPosition, Sink
 from backupd.engine.receiver.packets import Packets
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Position
@@ -41,7 +41,7 @@ class Receiver:
         sink: Sink,
         *,
         strict: bool = True,
-        on_asked: Callable[[LogPlace], None] = lambda _place: None,
+        on_asked: Callable[[LogPosition], None] = lambda _position: None,
         alarm: int | None = None,
     ) -> None:
         self._connection = connection
@@ -105,9 +105,9 @@ class Receiver:
             if self._is_alarmed:
                 return
 
-    def acknowledge(self, place: LogPlace) -> None:
-        """Everything up to ``place`` is durable: commits that wait for that end. Raises EndedError."""
-        payload = bytes([_ACKNOWLEDGEMENT]) + place.position.to_bytes(8, "little") + place.file.encode()
+    def acknowledge(self, position: LogPosition) -> None:
+        """Everything up to ``position`` is durable: commits that wait for that end. Raises EndedError."""
+        payload = bytes([_ACKNOWLEDGEMENT]) + position.pos.to_bytes(8, "little") + position.file.encode()
         try:
             self._socket.settimeout(_PATIENCE)
             self._socket.sendall(len(payload).to_bytes(3, "little") + b"\0" + payload)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool, Spooled
-from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
+from backupd.model.binlog import Branch, BranchReason, FilePosition, Gap, Segment, SegmentKey
 from backupd.model.errors import CatalogError
 from backupd.transfer import log_segments as segments
 from backupd.transfer.collection import collect
@@ -196,10 +196,10 @@ class Books:
             self.segments.pop((destination, key), None)
         self.faults.behind()
 
-    def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
+    def confirmed(self, destination: str, branch: str, position: FilePosition, at: datetime) -> None:
         self._open()
         assert branch in self.branches
-        self.confirmations[destination] = (place, at)
+        self.confirmations[destination] = (position, at)
 
     def gap(self, gap: Gap) -> None:
         self._open()

@@ -27,7 +27,7 @@ BRANCH = Branch(
     "binlog",
     1,
 )
-PLACES = ("local", "offsite")
+DESTINATIONS = ("local", "offsite")
 _CONFIG = """
 catalog: sqlite:///{base}/catalog.db
 spool: {base}/spool
@@ -61,7 +61,7 @@ def wired(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
     )
     with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         found = Wiring(load_settings(file), catalog)
-        for name in PLACES:
+        for name in DESTINATIONS:
             found.destination(name).initialise(found.clock())
         yield found
 
@@ -71,7 +71,7 @@ def store(
     keys: Keys,
     logs: tuple[RealLog, ...],
     *,
-    places: tuple[str, ...] = PLACES,
+    destinations: tuple[str, ...] = DESTINATIONS,
     known: bool = True,
     branch: Branch = BRANCH,
     start: int = 0,
@@ -81,12 +81,19 @@ def store(
     if known:
         wiring.catalog.binlogs.add_branch(branch)
     for log in logs:
-        for place in places:
+        for destination in destinations:
             header = archive_log(
-                wiring.destination(place), sealer, branch, log.number, log.data, start=start, end=end, ending=log.ending
+                wiring.destination(destination),
+                sealer,
+                branch,
+                log.number,
+                log.data,
+                start=start,
+                end=end,
+                ending=log.ending,
             )
             if known:
-                wiring.catalog.binlogs.add_segment(header.segment, place, header.stored_bytes, wiring.clock())
+                wiring.catalog.binlogs.add_segment(header.segment, destination, header.stored_bytes, wiring.clock())
 
 
 def key_of(log: RealLog) -> SegmentKey:

@@ -175,10 +175,10 @@ class Streaming:
             told = "\n".join(f"{event.kind} {event.message} {event.detail}" for event in self.events)
             raise AssertionError(f"{error}: {self.streamer.status()}, server {log_status(server)}\n{told}") from None
 
-    def told(self, kind: StreamEventKind, count: int = 1) -> StreamEvent:
-        """Wait until it was told."""
+    def reported(self, kind: StreamEventKind, count: int = 1) -> StreamEvent:
+        """Wait until it was reported."""
         try:
-            until(lambda: len(self.kinds(kind)) >= count, f"{kind} was told")
+            until(lambda: len(self.kinds(kind)) >= count, f"{kind} was reported")
         except AssertionError as error:
             told = "\n".join(f"{event.kind} {event.message} {event.detail}" for event in self.events)
             raise AssertionError(f"{error}: {self.streamer.status()}\n{told}") from None

@@ -200,7 +200,7 @@ class Scene:
         self.acknowledger.rouse()
 
     def ahead(self, position: int, behind: float = 9.0) -> bool:
-        """Is the place acknowledged ahead?"""
+        """Is the position acknowledged ahead?"""
         how = self.acknowledger._ahead  # as a session asks
         return how(BRANCH, (1, position), behind)
 

@@ -20,7 +20,7 @@ from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEventKind
 from backupd.engine.receiver.connection import Request
 from backupd.engine.receiver.endings import EndedError
-from backupd.engine.receiver.log_bytes import LogPlace
+from backupd.engine.receiver.log_bytes import LogPosition
 from backupd.engine.receiver.receiver import Receiver
 from backupd.engine.server.binary_logs import BinlogSource
 from tests.support.logs.archived import Books, Faulty, QuickSealer
@@ -216,8 +216,8 @@ def another_replica(server: Server) -> Iterator[None]:
             while not stop.is_set():
                 replica.receive(0.05)
 
-    def acknowledge(place: LogPlace) -> None:
-        replica.acknowledge(place)
+    def acknowledge(position: LogPosition) -> None:
+        replica.acknowledge(position)
 
     with Receiver(through_socket(server), request, Nowhere(position), on_asked=acknowledge) as replica:
         thread = threading.Thread(target=run, daemon=True)
@@ -271,7 +271,7 @@ def test_rpo_0_is_claimed_only_while_every_commit_needs_our_acknowledgement(
             assert evidence(streaming).since is None
             disk.stands.clear()
         until(lambda: evidence(streaming).since is not None, "RPO 0 is claimed again")
-        streaming.told(StreamEventKind.UNACKNOWLEDGED)
+        streaming.reported(StreamEventKind.UNACKNOWLEDGED)
         first, second = evidence(streaming).windows
         assert first.until < second.since
         server.execute(f"SET GLOBAL rpl_semi_sync_{facts(server).source}_timeout = 300")
@@ -378,7 +378,7 @@ def test_what_is_known_of_a_server_is_not_gone_by_when_its_log_was_reset(server:
     assert source.look_again(known) is None
     wait(server)
     with Streaming(server, tmp_path / "spool", acknowledge=SPOOL, known=known) as second:
-        second.told(StreamEventKind.BRANCH)
+        second.reported(StreamEventKind.BRANCH)
         attached(server)
         second.has_all(server)
         assert_identical(second.spool, server)
@@ -407,7 +407,7 @@ def test_what_the_disk_refused_once_is_written_anew_and_compared_before_anything
         commit = Commit(server, "refused-once")
         assert commit.is_over(30.0)
         assert commit.error is None
-        streaming.told(StreamEventKind.FAILED)
+        streaming.reported(StreamEventKind.FAILED)
         assert disk.refuses == 0
         assert disk.synced > synced
         assert starts[0] == 4

@@ -122,7 +122,7 @@ def test_a_file_that_lost_transactions_forks_at_their_beginning() -> None:
 
 
 def test_half_a_transaction_that_the_server_never_finished_is_no_loss() -> None:
-    assert with_file(TAIL, Compared(TAIL.place, 10, lost=False), SEEN, source(5, 6), no_question) == GoOn(5)
+    assert with_file(TAIL, Compared(TAIL.position, 10, lost=False), SEEN, source(5, 6), no_question) == GoOn(5)
 
 
 def test_the_first_file_begun_anew_within_the_same_second_is_a_reset_and_no_lost_tail() -> None:
@@ -245,16 +245,16 @@ def test_a_dump_goes_on_a_little_before_the_end_of_what_is_here(tmp_path: Path) 
         content += struct.pack("<IBIIIH", 1, 2, 1, size, len(content) + size, 0) + bytes(size - 19)
         events.append(len(content))
         path.write_bytes(content)
-        place = resume_at(path)
-        assert place is not None
-        assert (place.end, place.is_damaged) == (len(content), False)
+        resume = resume_at(path)
+        assert resume is not None
+        assert (resume.end, resume.is_damaged) == (len(content), False)
         # All events of the last 16 KiB are seen again, and at least one.
         within = [start for start in events[:-1] if start >= len(content) - 16 * 1024]
-        assert place.start == min(within, default=events[-2])
+        assert resume.start == min(within, default=events[-2])
         path.write_bytes(content + content[4:50])
         half = resume_at(path)
         assert half is not None
-        assert (half.end, half.is_damaged) == (len(content), True)  # what follows is of another place
+        assert (half.end, half.is_damaged) == (len(content), True)  # what follows is of another position
     path.write_bytes(content[:-1])
     assert resume_at(path) == Resume(events[-3], events[-2], is_damaged=False)
     for no_log in (b"", b"\xfeb", b"\0" * 500):

@@ -22,7 +22,7 @@ from backupd.binlog.session import Acknowledging, Session
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.engine.binlog.events import FORMAT, HEADER
 from backupd.engine.receiver.connection import Request
-from backupd.engine.receiver.log_bytes import LogPlace
+from backupd.engine.receiver.log_bytes import LogPosition
 from backupd.engine.server.binary_logs import ListedLog
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import MAGIC, Branch, BranchReason
@@ -67,7 +67,7 @@ def newest(spool: Spool) -> Spooled:
 
 
 class Dump:
-    """In the place of a receiver: gives what the test tells it to. ``done``: what was synced and acknowledged."""
+    """Instead of a receiver: gives what the test tells it to. ``done``: what was synced and acknowledged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[object] = []
@@ -90,7 +90,7 @@ class Dump:
         request: Request,
         _sink: Session,
         *,
-        on_asked: Callable[[LogPlace], None],
+        on_asked: Callable[[LogPosition], None],
         alarm: int | None,
     ) -> Dump:
         self.requests.append(request)
@@ -103,8 +103,8 @@ class Dump:
     def __exit__(self, *_exc: object) -> None:
         pass
 
-    def acknowledge(self, place: LogPlace) -> None:
-        self.done.append(place)
+    def acknowledge(self, position: LogPosition) -> None:
+        self.done.append(position)
 
 
 def begun(spool: Spool, acknowledging: Acknowledging, start: Start | None = None) -> Session:
@@ -131,8 +131,8 @@ def test_an_acknowledgement_follows_the_sync_of_what_it_is_for(spool: Spool, mon
         more = event(2, size)
         stream.put(more)
         assert dump.done == [size]
-        dump.asked(LogPlace("binlog.000007", size + len(more)))
-        assert dump.done == [size, size + len(more), LogPlace("binlog.000007", size + len(more))]
+        dump.asked(LogPosition("binlog.000007", size + len(more)))
+        assert dump.done == [size, size + len(more), LogPosition("binlog.000007", size + len(more))]
 
 
 def test_nothing_is_acknowledged_that_the_disk_refused_not_by_the_next_dump_either(
@@ -145,7 +145,7 @@ def test_nothing_is_acknowledged_that_the_disk_refused_not_by_the_next_dump_eith
         del dump.done[:]
         dump.fails = True
         with pytest.raises(OSError, match="Input/output"):
-            dump.asked(LogPlace("binlog.000007", kept.size + 39))
+            dump.asked(LogPosition("binlog.000007", kept.size + 39))
     assert dump.done == []
     dump.fails = False
     later = Spool(spool.folder)  # another process

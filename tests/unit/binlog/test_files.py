@@ -185,7 +185,7 @@ def test_after_a_kill_between_two_steps_the_spool_knows_what_lies_in_it(
     with spool.locked():
         spool.begin(ONE)
         file = taken(spool, ONE, 7, log("binlog.000007", ending=ending))
-        # What a kill leaves right after the next file was renamed to its place: nothing of it is written down.
+        # What a kill leaves right after the next file was renamed: nothing of it is written down.
         (file.path.parent / "binlog.000008").write_bytes(log("binlog.000008"))
         (file.path.parent / "strange").write_bytes(b"?")
     after = Spool(tmp_path)

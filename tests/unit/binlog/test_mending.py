@@ -43,25 +43,25 @@ from tests.support.stores.memory import MemoryDestination
 Harm = Callable[[Path, int], None]
 
 
-def zeros(path: Path, place: int) -> None:
+def zeros(path: Path, offset: int) -> None:
     """What a power cut leaves of bytes that no fsync had waited for."""
     with path.open("r+b") as file:
         size = file.seek(0, 2)
-        file.seek(place)
-        file.write(bytes(size - place))
+        file.seek(offset)
+        file.write(bytes(size - offset))
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ 0x10]))
 
 
-def truncation(path: Path, place: int) -> None:
+def truncation(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
-        file.truncate(place)
+        file.truncate(offset)
 
 
 @pytest.fixture(scope="module", params=STREAMED)
@@ -225,8 +225,8 @@ def test_a_network_that_alters_bytes_costs_time_and_nothing_else(server: Server,
     def alter(data: bytes) -> bytes:
         if len(data) < 600 or dice.random() < 0.3:
             return data
-        place = dice.randrange(len(data))
-        return data[:place] + bytes([data[place] ^ (1 << dice.randrange(8))]) + data[place + 1 :]
+        offset = dice.randrange(len(data))
+        return data[:offset] + bytes([data[offset] ^ (1 << dice.randrange(8))]) + data[offset + 1 :]
 
     first, _ = log_status(server)
     with (
@@ -341,7 +341,7 @@ def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_i
         whole = plain(server.datadir / first)
         flip(server.datadir / first, 3_000)
         with Streaming(server, tmp_path / "spool") as again, Archive(again, archive) as archive:
-            event = again.told(StreamEventKind.LOST)
+            event = again.reported(StreamEventKind.LOST)
             assert "damaged" in event.message + event.detail
             insert(server)
             server.execute("FLUSH BINARY LOGS")

@@ -41,7 +41,7 @@ from tests.support.logs.streaming import (
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL, Stack, stacks, whole
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 MIB = 1024 * 1024
 
@@ -295,7 +295,7 @@ def test_the_dump_before_is_ended_at_the_server_though_it_did_not_notice(server:
         (first,) = dumps(server)
         proxy.freeze()
         insert(server)
-        streaming.told(StreamEventKind.LOST)
+        streaming.reported(StreamEventKind.LOST)
         assert first in dumps(server)
         streaming.has_all(server)
         until(lambda: first not in dumps(server), "the first dump is gone", seconds=5.0)
@@ -330,7 +330,7 @@ def test_a_file_that_grew_beyond_the_same_size_after_a_reset_is_another(server: 
     reset(server)
     insert(server, 6, size=500)
     with Streaming(server, tmp_path / "spool") as streaming:
-        streaming.told(StreamEventKind.BRANCH)
+        streaming.reported(StreamEventKind.BRANCH)
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
     assert len(streaming.spool.branches()) == 2

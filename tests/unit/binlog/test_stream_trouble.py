@@ -45,7 +45,7 @@ from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.replica import catch_up, part, replica_of
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL, Stack, stacks, whole
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 
 @pytest.fixture(scope="module", params=STREAMED)
@@ -80,7 +80,7 @@ def test_a_connection_that_breaks_or_dies_silently_loses_nothing(server: Server,
         insert(server, 2)
         streaming.has_all(server)
         proxy.cut()
-        streaming.told(StreamEventKind.LOST)
+        streaming.reported(StreamEventKind.LOST)
         insert(server, 2)
         streaming.has_all(server)
         proxy.hangs.set()
@@ -115,7 +115,7 @@ def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(
             assert replica.port is not None
             proxy.target = replica.port
             proxy.cut()
-            event = streaming.told(StreamEventKind.BRANCH, 2)
+            event = streaming.reported(StreamEventKind.BRANCH, 2)
             streaming.has_all(replica)
             assert_identical(streaming.spool, replica)
     branch = event.branch
@@ -130,7 +130,7 @@ def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(
 
 def test_a_wrong_password_stands_still_until_it_is_right(server: Server, tmp_path: Path) -> None:
     with Streaming(server, tmp_path / "spool", connection=through_socket(server, "wrong")) as streaming:
-        event = streaming.told(StreamEventKind.FAILED)
+        event = streaming.reported(StreamEventKind.FAILED)
         assert streaming.streamer.status().state is StreamState.FAILED
         assert "wrong" not in f"{event.message} {event.detail}"
         server.query(
@@ -149,7 +149,7 @@ def test_the_right_to_read_the_binary_log_is_asked_for_by_name(server: Server, t
     server.execute(f"REVOKE REPLICATION SLAVE ON *.* FROM {USER}@'%'")
     try:
         with Streaming(server, tmp_path / "spool") as streaming:
-            event = streaming.told(StreamEventKind.FAILED)
+            event = streaming.reported(StreamEventKind.FAILED)
             assert "REPLICATION SLAVE" in f"{event.detail} {event.hint}"
             server.execute(f"GRANT REPLICATION SLAVE ON *.* TO {USER}@'%'")
             streaming.has_all(server)
@@ -173,7 +173,7 @@ def test_a_full_disk_is_survived(mariadb: Server, tmp_path: Path) -> None:
             insert(mariadb, 2)
             streaming.has_all(mariadb)
             insert(mariadb, 1, size=2_000_000)
-            event = streaming.told(StreamEventKind.PAUSED)
+            event = streaming.reported(StreamEventKind.PAUSED)
             assert "no room" in event.message
             assert streaming.streamer.status().state is StreamState.PAUSED
             insert(mariadb)
@@ -194,7 +194,7 @@ def test_a_spool_over_its_bound_pauses_until_the_archive_has_made_room(mariadb: 
         for _ in range(6):
             insert(mariadb, 1, size=60_000)
             mariadb.execute("FLUSH BINARY LOGS")
-        streaming.told(StreamEventKind.PAUSED)
+        streaming.reported(StreamEventKind.PAUSED)
 
         def archived() -> bool:
             for file in streaming.spool.files():
@@ -261,7 +261,7 @@ def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes
             shutil.rmtree(server.datadir)
             copy.rename(server.datadir)
             server.start()
-            event = streaming.told(StreamEventKind.BRANCH, 2)
+            event = streaming.reported(StreamEventKind.BRANCH, 2)
             streaming.has_all(server)
             assert_identical(streaming.spool, server)
         assert event.branch is not None
@@ -283,20 +283,20 @@ def test_a_time_without_a_binary_log_begins_a_branch_that_nothing_is_replayed_ac
             insert(server, 2)
             streaming.has_all(server)
             server.restart_logging(binlog=False)
-            off = streaming.told(StreamEventKind.FAILED)
+            off = streaming.reported(StreamEventKind.FAILED)
             assert "writes no binary log" in off.message
             assert streaming.spool.unlogged() is not None
             insert(server, 2)
         server.restart_logging(binlog=True)
         insert(server, 2)
         with Streaming(server, tmp_path / "spool", pace=pace) as again:  # another process knows it from the disk
-            event = again.told(StreamEventKind.BRANCH)
+            event = again.reported(StreamEventKind.BRANCH)
             again.has_all(server)
             assert_identical(again.spool, server)
             server.restart_logging(binlog=False)
-            again.told(StreamEventKind.FAILED)
+            again.reported(StreamEventKind.FAILED)
             server.restart_logging(binlog=True)
-            again.told(StreamEventKind.BRANCH, 2)
+            again.reported(StreamEventKind.BRANCH, 2)
             again.has_all(server)
             assert len(again.kinds(StreamEventKind.FAILED)) == 1
         first, second, third = again.spool.branches()
@@ -351,7 +351,7 @@ def test_the_marker_of_a_restore_begins_a_branch(mariadb: Server, tmp_path: Path
         mariadb.stop()
         marker["id"] = "20261121T042512Z-7f3a9c01"
         mariadb.start()
-        event = streaming.told(StreamEventKind.BRANCH, 2)
+        event = streaming.reported(StreamEventKind.BRANCH, 2)
         streaming.has_all(mariadb)
         assert event.branch is not None
         assert event.branch.reason is BranchReason.RESTORE
@@ -393,7 +393,7 @@ def test_a_file_that_is_missing_in_the_middle_of_the_servers_list_is_a_gap(maria
     insert(mariadb)
     (mariadb.datadir / lost).unlink()
     with Streaming(mariadb, folder) as streaming:
-        event = streaming.told(StreamEventKind.GAP)
+        event = streaming.reported(StreamEventKind.GAP)
         streaming.has_all(mariadb)
         assert_identical(streaming.spool, mariadb)
     assert event.gap is not None
@@ -413,7 +413,7 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(stack: Stac
             insert(server, 2)
             streaming.has_all(server)
             server.kill()
-            streaming.told(StreamEventKind.LOST)
+            streaming.reported(StreamEventKind.LOST)
             server.start()
             insert(server)
             streaming.has_all(server)
@@ -427,12 +427,12 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(stack: Stac
             insert(server, 2)
             streaming.has_all(server)
             server.kill()
-            streaming.told(StreamEventKind.LOST, 2)
+            streaming.reported(StreamEventKind.LOST, 2)
             with (server.datadir / file).open("r+b") as log:
                 log.truncate(pos)
             server.start()
             insert(server)
-            lost = streaming.told(StreamEventKind.BRANCH, 2).branch
+            lost = streaming.reported(StreamEventKind.BRANCH, 2).branch
             streaming.has_all(server)
             assert_identical(streaming.spool, server)
             assert lost is not None
@@ -451,7 +451,7 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(stack: Stac
             streaming.has_all(server)
             reset(server)
             insert(server)
-            again = streaming.told(StreamEventKind.BRANCH).branch
+            again = streaming.reported(StreamEventKind.BRANCH).branch
             streaming.has_all(server)
         assert again is not None
         assert again.reason is BranchReason.RESET
@@ -469,10 +469,10 @@ def test_the_server_is_about_to_remove_what_is_not_archived(server: Server, tmp_
         server.execute("FLUSH BINARY LOGS")
         try:
             server.execute("SET GLOBAL binlog_expire_logs_seconds = 3000")
-            event = streaming.told(StreamEventKind.PURGE_ALARM)
+            event = streaming.reported(StreamEventKind.PURGE_ALARM)
             assert f"{oldest:06d}" in event.message
             assert event.hint
             archived[0] = oldest + 1
-            streaming.told(StreamEventKind.PURGE_OVER)
+            streaming.reported(StreamEventKind.PURGE_OVER)
         finally:
             server.execute(f"SET GLOBAL binlog_expire_logs_seconds = {before}")

@@ -49,7 +49,7 @@ def test_every_file_is_identical_over_rotations_a_clean_restart_and_a_kill(serve
         insert(server, 2)
         streaming.has_all(server)
         server.kill()
-        streaming.told(StreamEventKind.LOST, 2)
+        streaming.reported(StreamEventKind.LOST, 2)
         server.start()
         insert(server, 2)
         streaming.has_all(server)
@@ -60,7 +60,7 @@ def test_every_file_is_identical_over_rotations_a_clean_restart_and_a_kill(serve
         assert [file.ended for file in files] == [Ending.ROTATED] * 12 + [Ending.STOPPED, Ending.CRASHED, None]
         assert files[0].number == first
         assert streaming.streamer.status().restarts >= 2
-        until(lambda: streaming.streamer.status().server_position is not None, "its place is known")
+        until(lambda: streaming.streamer.status().server_position is not None, "its position is known")
         status = streaming.streamer.status()
         assert status.server_position is not None
         assert (status.server_position.file, status.server_position.pos) == log_status(server)
@@ -75,7 +75,7 @@ def test_a_reset_begins_a_branch_even_where_the_new_file_has_the_old_name(server
         streaming.has_all(server)
         reset(server)
         insert(server, 2)
-        event = streaming.told(StreamEventKind.BRANCH, 2)
+        event = streaming.reported(StreamEventKind.BRANCH, 2)
         assert event.branch is not None
         assert event.branch.reason is BranchReason.RESET
         assert event.branch.fork is None
@@ -85,7 +85,7 @@ def test_a_reset_begins_a_branch_even_where_the_new_file_has_the_old_name(server
         streaming.has_all(server)
         reset(server)
         insert(server, 20)
-        streaming.told(StreamEventKind.BRANCH, 3)
+        streaming.reported(StreamEventKind.BRANCH, 3)
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
     assert [branch.reason for branch in streaming.spool.branches()] == [
@@ -111,7 +111,7 @@ def test_files_that_the_server_removed_are_a_gap_with_a_name(server: Server, tmp
     current, _ = log_status(server)
     purge(server)
     with Streaming(server, folder) as streaming:
-        event = streaming.told(StreamEventKind.GAP)
+        event = streaming.reported(StreamEventKind.GAP)
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
     assert event.gap is not None
@@ -175,12 +175,12 @@ def test_a_crash_that_lost_its_tail_is_a_branch_with_its_fork(stack: Stack, tmp_
             insert(server, 3)
             streaming.has_all(server)
             server.kill()
-            streaming.told(StreamEventKind.LOST)
+            streaming.reported(StreamEventKind.LOST)
             with (server.datadir / file).open("r+b") as log:
                 log.truncate(pos)
             server.start()
             insert(server, 4, size=33)
-            event = streaming.told(StreamEventKind.BRANCH, 2)
+            event = streaming.reported(StreamEventKind.BRANCH, 2)
             streaming.has_all(server)
             assert_identical(streaming.spool, server)
         branch = event.branch
@@ -202,7 +202,7 @@ def test_a_server_that_is_down_is_waited_for(server: Server, tmp_path: Path) -> 
     server.stop()
     try:
         with Streaming(server, tmp_path / "spool") as streaming:
-            event = streaming.told(StreamEventKind.LOST)
+            event = streaming.reported(StreamEventKind.LOST)
             assert "cannot connect" in event.message
             assert streaming.streamer.status().state is StreamState.WAITING
             server.start()
