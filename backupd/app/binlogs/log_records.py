@@ -6,7 +6,7 @@ What is stored is the truth. What the catalog lacks is added first; only then go
 * anything else goes, and leaves a gap where logs before and after it are there; but while a stream is at work not
   before its row is ``YOUNG`` old: another process may just be moving it. Whoever reconciles again later finishes that.
 
-Branches are only added. Their descriptions are never removed, and one without logs still tells that a history went on.
+Branches are only added. Their descriptions are never removed, and one without logs still shows that a history went on.
 
 A stream records what it stores in the catalog once. What a catalog that was lost, or restored from an older copy, lacks
 of it is filled in when the stream begins: in a thread with a connection of its own, so that neither the copying nor the
@@ -129,7 +129,7 @@ class Reconciliation:
                     )
 
     def header(self, key: SegmentKey) -> SegmentHeader | None:
-        """None for one that is gone meanwhile or damaged, of which fsck tells by itself."""
+        """None for one that is gone meanwhile, or damaged: fsck reports that."""
         try:
             return log_segments.load_header(self.destination, self.server, key)
         except (NotFoundError, DamagedError):
@@ -253,8 +253,8 @@ def _compared(here: Iterable[SegmentKey], known: Iterable[SegmentKey]) -> Iterat
             yield key, key in sides[0], key in sides[1]
 
 
-_TELL = 0.2
-"""Seconds between two looks whether the archive has told its branches."""
+_LOOK = 0.2
+"""Seconds between two looks whether the archive has recorded its branches."""
 _AGAIN = timedelta(seconds=30)
 """After something failed."""
 
@@ -326,12 +326,12 @@ class CatalogBackfill:
         return not failed
 
     def _await_branches(self, catalog: Catalog) -> None:
-        """The archive tells those in the spool by itself, and with them the event."""
+        """The archive records those in the spool, and the event with them."""
         while {branch.id for branch in self.spool.branches()} - {
             branch.id for branch in catalog.binlogs.branches(self.server)
         }:
             self._check()
-            self.stop.wait(_TELL)
+            self.stop.wait(_LOOK)
 
     def _check(self) -> None:
         if self.stop.is_set():

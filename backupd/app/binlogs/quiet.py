@@ -1,4 +1,4 @@
-"""Is a stream quiet? Then its process rests: it looks at the archive, and tells the catalog, a few times a minute
+"""Is a stream quiet? Then its process rests: it looks at the archive, and reports to the catalog, a few times a minute
 instead of each second. 40 idle servers would take a sixth of a core otherwise.
 
 The first byte that comes, a lack of a destination, any trouble and any other state end that at once; what is copied

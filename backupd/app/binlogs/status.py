@@ -197,11 +197,11 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
         state = BinlogSource(replace(server.connection(), connect_timeout=_ASKED)).look(files=False)
     except BackupdError:
         return ""
-    last, place = max(runs, key=last_of), file_position(state.position)
+    last, position = max(runs, key=last_of), file_position(state.position)
     if (
         state.server_uuid != branches[-1].server_uuid
-        or place is None
-        or place <= last_of(last)
+        or position is None
+        or position <= last_of(last)
         or (state.history and same_state(branches[-1].executed(last.gtids_after), state.history))
     ):
         return ""

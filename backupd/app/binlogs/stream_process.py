@@ -17,24 +17,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from backupd.alerts.conditions import Key
-from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.attendance import Attendance
+from backupd.app.binlogs.log_follower import LogFollower
 from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.quiet import Rest, seldom
 from backupd.app.binlogs.stream_holder import Holder, log_of
-from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
+from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
 from backupd.app.context.settings import ServerSettings, held_settings, load_settings, spool_folder
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
-from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
-from backupd.app.copies.missing_copies import opened, sources, wanted
-from backupd.app.copies.replication import pause_after
 from backupd.app.runtime.child_process import CatalogWriter, renew_log
 from backupd.app.runtime.other_process import OtherProcess
 from backupd.app.runtime.service_manager import Signals, Waker
@@ -44,21 +39,17 @@ from backupd.binlog.session import answered
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.supervisor import Pace, Streamer
-from backupd.catalog.session import Catalog, open_catalog
 from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     BackupdError,
     BusyError,
-    CancelledError,
     CatalogError,
     DestinationError,
     RefusedError,
     ServerError,
 )
-from backupd.model.event import Severity
 from backupd.model.server_facts import Position
-from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import file_position
 from backupd.transfer.records.encryption import Sealer
@@ -93,10 +84,6 @@ MOMENT = 0.02
 """Seconds between two looks whether it has."""
 ONCE_TROUBLE = 60.0
 """Seconds after which `--once` gives up on a destination or a server that does not take part."""
-LONGEST = 10.0
-"""Seconds between two looks at most, whatever the checkpoint is."""
-RULES = timedelta(minutes=10)
-"""For so long it is not asked again what the target's rules keep, and where there is something to read."""
 
 
 def run_stream(config: Path, server: str, *, held: Path | None = None, once: bool = False) -> None:
@@ -175,7 +162,7 @@ class StreamRun:
                 marker=lambda datadir: restored_by(Path(datadir)),
                 semi_sync=self._policy.acknowledge != OFF,
             )
-            stack.enter_context(self._place(source))
+            stack.enter_context(self._sole_stream(source))
             if self._stop.is_set():
                 return
             followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
@@ -243,11 +230,11 @@ class StreamRun:
     # -- the beginning
 
     @contextmanager
-    def _place(self, source: BinlogSource) -> Iterator[None]:
-        """Be the one stream of the server. A process that a service has started takes the place of the one before it,
+    def _sole_stream(self, source: BinlogSource) -> Iterator[None]:
+        """Be the one stream of the server. A process that a service has started replaces the one before it,
         which is asked to end now that this one is ready, and killed where it does not. While commits wait for nobody,
-        ``source`` may not answer, so it is asked before. Raises BusyError where the place
-        is taken by another one, or for too long."""
+        ``source`` may not answer, so it is asked before. Raises BusyError where another one
+        streams the server, or the one before does not end in time."""
         deadline, before = time.monotonic() + TAKING_OVER, None
         with ExitStack() as stack:
             while not self._stop.is_set():
@@ -275,7 +262,7 @@ class StreamRun:
         return None
 
     def _predecessor(self) -> OtherProcess | None:
-        """Who holds the place, where a service of this installation has started it, and before this process."""
+        """The process that streams the server, where a service of this installation started it, before this one."""
         if not self._holder.kept:
             return None
         found = Holder.of(self._wiring, self._server.name)
@@ -314,15 +301,15 @@ class StreamRun:
         return min(physical, key=lambda record: record.finished_at).position if physical else None
 
     def _given_up(self) -> Sequence[tuple[str, int]]:
-        """Files behind which a gap is recorded that no place is missing but in them."""
+        """Files with a recorded gap behind them that no destination can fill."""
         try:
             gaps = self._writer.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
         except CatalogError:
             return ()  # the next process asks again
         return [
-            (gap.branch, place[0])
+            (gap.branch, position[0])
             for gap in gaps
-            if not gap.destination and (place := file_position(gap.after)) is not None
+            if not gap.destination and (position := file_position(gap.after)) is not None
         ]
 
     def _evidence(self) -> Evidence | None:
@@ -338,7 +325,7 @@ class StreamRun:
         return found if found is not None and found.mode == self._policy.acknowledge else None
 
     def _ours(self) -> Collection[str]:
-        """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
+        """Of those that answered under this name. Raises ServerError where the catalog does not say."""
         try:
             known = self._writer.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
         except CatalogError as error:
@@ -488,117 +475,6 @@ class StreamRun:
         say(f"stream-{event.kind}", text, level=logging.ERROR if bad else logging.INFO, server=self._server.name)
         report.heard(event)
         self._waker.wake()
-
-
-class LogFollower(threading.Thread):
-    """Copies what the required destinations have of one server's binary log to ``destination``, one of the others,
-    until ``stop``. It opens the catalog itself: a destination that is slow or gone delays no other."""
-
-    def __init__(self, wiring: Wiring, server: ServerSettings, destination: str, stop: threading.Event) -> None:
-        super().__init__(name=f"follow {destination}", daemon=True)
-        self._wiring, self._server, self.destination, self._halt = wiring, server, destination, stop
-        self._failures = 0
-        self._trouble = ""
-        self._since: datetime | None = None
-        self._asked: datetime | None = None
-        self._sources: list[Destination] = []
-        self._first: Mapping[str, int] = {}
-        self._copies: LogCopies | None = None
-        self._lacking = Key(DESTINATION, server.name, destination)
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        """Copy until the stream ends; what fails is reported, and tried again with growing pauses."""
-        while not self._halt.is_set():
-            try:
-                with open_catalog(self._wiring.settings.catalog, make=False) as catalog:
-                    self._follow(catalog)
-            except CancelledError:
-                return
-            except BackupdError as error:  # the catalog; everything else is dealt with where it happens
-                self._failed(str(error))
-                self._halt.wait(LONGEST)
-
-    def standing(self) -> dict[str, Any]:
-        """As a stream's row reports a destination."""
-        with self._lock:
-            return {"behind_since": format_time(self._since) if self._since else None, "error": self._trouble}
-
-    def step(self, wiring: Wiring) -> float:
-        """One look; seconds until the next one. Raises CatalogError, CancelledError."""
-        try:
-            done = self._copy(wiring)
-        except CancelledError:
-            raise
-        except BackupdError as error:
-            return self._after(wiring, LogsCopied(), error)
-        return self._after(wiring, done, done.failure)
-
-    # -- inside
-
-    def _follow(self, catalog: Catalog) -> None:
-        wiring = Wiring(self._wiring.settings, catalog, self._wiring.clock)
-        self._copies, self._asked = None, None
-        while not self._halt.is_set():
-            self._halt.wait(self.step(wiring))
-
-    def _copy(self, wiring: Wiring) -> LogsCopied:
-        now = wiring.clock()
-        if self._copies is None:
-            self._copies = copies_of(wiring, self._server.name, opened(wiring, self.destination), check=self._check)
-        known = {branch.id for branch in wiring.catalog.binlogs.branches(self._server.name)}
-        if self._asked is None or not timedelta(0) <= now - self._asked < RULES or not known <= self._first.keys():
-            self._sources = sources(wiring, self._server.name, self.destination)
-            names = [source.name for source in self._sources]
-            kept = wanted(wiring, self._server.name, self.destination, names).first_logs
-            self._first = dict.fromkeys(known, 0) | kept
-            self._asked = now
-            self._copies.forget()
-        return self._copies.step(self._sources, self._first)
-
-    def _check(self) -> None:
-        if self._halt.is_set():
-            raise CancelledError("the stream ends")
-
-    def _after(self, wiring: Wiring, done: LogsCopied, error: BackupdError | None) -> float:
-        now = wiring.clock()
-        reason = str(error) if error is not None else "; ".join(done.troubles)
-        if not reason:
-            self._went_well(wiring)
-            policy = self._server.policy.binlog
-            return min(LONGEST, policy.checkpoint.total_seconds() if policy is not None else LONGEST)
-        self._failed(reason)
-        with self._lock:
-            self._since = done.since or self._since or now
-            since = self._since
-        if now - since >= behind_limit(self._server.policy):
-            name, late = self._server.name, format_duration((now - since).total_seconds())
-            wiring.alert(
-                self._lacking,
-                Severity.ERROR,
-                f"{self.destination} lacks binary logs of {name} since {late}: they are at "
-                f"{', '.join(self._server.required)} only",
-                detail=reason,
-                hint="they are copied when it accepts them; backupd retries with increasing intervals",
-            )
-        self._asked = None
-        return min(LONGEST * self._failures, pause_after(self._failures).total_seconds(), 600.0)
-
-    def _failed(self, text: str) -> None:
-        self._failures += 1
-        if text != self._trouble:
-            say("stream-trouble", f"{self.destination}: {text}", level=logging.WARNING, server=self._server.name)
-        with self._lock:
-            self._trouble = text
-
-    def _went_well(self, wiring: Wiring) -> None:
-        if self._trouble:
-            say("stream-trouble-over", f"{self.destination}: it continues", server=self._server.name)
-        self._failures = 0
-        with self._lock:
-            self._trouble, self._since = "", None
-        well = f"{self.destination} has all binary logs of {self._server.name} again"
-        wiring.settle(looked={self._lacking: well})
 
 
 def _give_up() -> None:

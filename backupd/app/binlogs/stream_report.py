@@ -22,7 +22,7 @@ from backupd.app.context.wiring import owner
 from backupd.binlog.acknowledgement import Evidence
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.catalog.session import Catalog
-from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
+from backupd.model.binlog import Branch, BranchReason, FilePosition, Gap, Segment, SegmentKey
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.text import Clock, format_duration, format_size, format_time
@@ -52,7 +52,7 @@ _REASONS: Mapping[BranchReason, str] = {
     BranchReason.FIRST: "its binary log is archived from here",
     BranchReason.RESTORE: "the server was restored",
     BranchReason.RESET: "the server's binary logs were reset",
-    BranchReason.FAILOVER: "another server answers in its place",
+    BranchReason.FAILOVER: "another server answers at its address",
     BranchReason.LOST_TAIL: "the server has lost the end of its binary log, which is archived",
     BranchReason.UNKNOWN: "the server's binary logs do not continue the archived ones",
 }
@@ -60,10 +60,10 @@ _REASONS: Mapping[BranchReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A destination has everything that was committed by ``at``: the log up to ``place`` (file number, position)."""
+    """A destination has everything that was committed by ``at``: the log up to ``position``."""
 
     branch: str
-    place: tuple[int, int]
+    position: FilePosition
     at: datetime
 
 
@@ -77,7 +77,7 @@ class CatalogRecorder:
         self._written: dict[str, Confirmed] = {}
         self._lags: dict[str, tuple[float, datetime]] = {}
 
-    # -- what the archive tells
+    # -- what the archive reports
 
     def branch_stored(self, branch: Branch) -> None:
         """Write down a branch of the archive, and an event for a new one. Raises CatalogError."""
@@ -107,7 +107,7 @@ class CatalogRecorder:
         """Forget segments that ``destination`` has no more: a larger one holds what they held. Raises CatalogError."""
         self._writer.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
 
-    def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
+    def confirmed(self, destination: str, branch: str, position: FilePosition, at: datetime) -> None:
         """Kept until ``flush``: on an idle server this is all that ever happens. An older moment adds nothing,
         unless the known one has not come yet by the clock now: then it was taken from a clock that was ahead."""
         now = self._clock()
@@ -120,7 +120,7 @@ class CatalogRecorder:
                 seconds = max(0.0, (now - before.at).total_seconds())
                 if seconds > self._lags.get(destination, (0.0, now))[0]:
                     self._lags[destination] = (seconds, now)
-            self._confirmed[destination] = Confirmed(branch, place, at)
+            self._confirmed[destination] = Confirmed(branch, position, at)
 
     def gap(self, gap: Gap) -> None:
         """Write down binary logs that are lost, and an event for a new gap. Raises CatalogError."""
@@ -162,7 +162,7 @@ class CatalogRecorder:
                     ]
                     if before:
                         catalog.lags.note(self._server, name, max(0.0, (now - max(before)).total_seconds()), now)
-                catalog.binlogs.confirm(self._server, name, one.branch, one.place, one.at)
+                catalog.binlogs.confirm(self._server, name, one.branch, one.position, one.at)
             for name, (seconds, at) in lags.items():
                 catalog.lags.note(self._server, name, seconds, at)
 
@@ -301,7 +301,7 @@ class StreamReport:
             self._writer.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
             self._writer.ask(lambda _catalog: self._incidents.settle(now, *holds, looked=looked))
         except BackupdError:
-            return  # it was told, and the next beat says all of it again
+            return  # it was logged, and the next report holds all of it again
 
     def over(self, status: StreamStatus, behind: Mapping[str, Behind]) -> None:
         """The process ends."""

@@ -54,7 +54,7 @@ Process = ChildProcess | OtherProcess
 @dataclass(slots=True)
 class _Stream:
     """Of one server. ``basis``: the settings that its process goes by; ``leaving``: those that it replaces, until they
-    have ended; times are monotonic. ``well``: it has lived for long enough, and that was told."""
+    have ended; times are monotonic. ``well``: it has lived for long enough, and that was reported."""
 
     process: Process | None = None
     basis: str = ""

@@ -49,7 +49,7 @@ from restore.planning.inexact_replay import beyond_replay, open_before, over_tem
 from restore.planning.target_resolution import History, Material
 
 _REPEATING: set[tuple[str, str, Position, FilePosition]] = set()
-"""Legs of which the index was read once, and told that they repeat what is executed at their start."""
+"""Legs of which the index was read once, and showed that they repeat what is executed at their start."""
 _LOOK_BACK = 500
 """Files in front of a backup in which temporary tables are looked for that were open at its position."""
 _RESTARTED = (Ending.STOPPED, Ending.CRASHED, Ending.CUT)
@@ -106,7 +106,7 @@ class Targets:
         return stop or self._beginning_with(branch, gtid)
 
     def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
-        """At a place of a file; None where it is not archived. Raises RefusedError for one inside a transaction."""
+        """At a position in a file; None where it is not archived. Raises RefusedError for one inside a transaction."""
         found = self._log.records(branch, (number, 0), (number, pos + 1))
         holding = next((record for record in found if record.key.start <= pos <= record.key.end), None)
         if holding is None:
@@ -135,16 +135,16 @@ class Targets:
             hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}",
         )
 
-    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Stop | None:
-        """The first transaction in front of ``place`` that has a later time than ``moment`` (see ``TargetResolver``);
+    def later_before(self, branch: str, position: FilePosition, moment: datetime, since: datetime) -> Stop | None:
+        """The first transaction in front of ``position`` with a later time than ``moment`` (see ``TargetResolver``);
         None where there is none."""
-        found = self._moments.later_before(branch, place, moment, since)
+        found = self._moments.later_before(branch, position, moment, since)
         return self._before(found, found.before.at if found.before else None) if found else None
 
     def doubts(
         self, branch: str, start: FilePosition, stop: FilePosition, end: FilePosition, moment: datetime
     ) -> tuple[str, ...]:
-        """Sentences about transactions whose time contradicts the place where the replay stops."""
+        """Sentences about transactions whose time contradicts the position where the replay stops."""
         second = moment.replace(microsecond=0)
         same = list(self._log.each(branch, start, stop, lambda record: _may_hold(record, second)))
         same = [met for met in same if not met.transaction.precise and met.transaction.at == second]
@@ -185,7 +185,7 @@ class Targets:
 
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
         """What is read to replay a leg up to ``stop``: segments, bytes, transactions."""
-        begin, end = _place(leg.start.file, leg.start.pos), _place(stop.file, stop.pos)
+        begin, end = _file_position(leg.start.file, leg.start.pos), _file_position(stop.file, stop.pos)
         chosen = [record for span in leg.spans for record in self._of_span(span, end)]
         sizes = [_overlap(record, begin, end) for record in chosen]
         counts = [self._count(record, begin, end) for record in chosen]
@@ -224,19 +224,19 @@ class Targets:
                         return True
         return False
 
-    def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
-        """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not after
+    def split(self, leg: ReplayLeg, position: Position) -> tuple[ReplayLeg, ...]:
+        """The leg up to ``position`` and the rest of it; one leg where it ends there, none where that is not after
         its start and within it: by file and position, and where both are known by what was executed there."""
-        where = file_position(place)
-        begin, end = _place(leg.start.file, leg.start.pos), _place(leg.stop.file, leg.stop.pos)
-        if where is None or not begin < where <= end or _basename(place.file) != _basename(leg.stop.file):
+        where = file_position(position)
+        begin, end = _file_position(leg.start.file, leg.start.pos), _file_position(leg.stop.file, leg.stop.pos)
+        if where is None or not begin < where <= end or _basename(position.file) != _basename(leg.stop.file):
             return ()
         key = next((key for key in leg.segments if key.number == where[0] and key.start <= where[1] <= key.end), None)
         try:
             stop = self.stop_for_position(key.branch, *where) if key else None
         except RefusedError:
             return ()
-        if stop is None or not self._is_behind(stop, place, leg.start):
+        if stop is None or not self._is_behind(stop, position, leg.start):
             return ()
         if where == end:
             return (leg,)
@@ -259,37 +259,37 @@ class Targets:
             ReplayLeg(rest, stop.position, leg.stop, leg.size - size, later),
         )
 
-    def _is_behind(self, stop: Stop, place: Position, start: Position) -> bool:
-        """Is ``stop`` the state of ``place``, as far as GTIDs tell, and not in the part of its file that only repeats
-        what the copy has executed when it enters that?"""
+    def _is_behind(self, stop: Stop, position: Position, start: Position) -> bool:
+        """Is ``stop`` the state of ``position``, as far as GTIDs show it, and not in the part of its file that only
+        repeats what the copy has executed when it enters that?"""
         mariadb = self._is_mariadb(stop.branch)
         if not stop.gtids:
             return True
-        as_there = not place.gtid or same(stop.gtids, place.gtid, mariadb=mariadb)
+        as_there = not position.gtid or same(stop.gtids, position.gtid, mariadb=mariadb)
         return as_there and (not start.gtid or covers(stop.gtids, start.gtid, mariadb=mariadb))
 
     def within(self, leg: ReplayLeg) -> Iterator[Transaction]:
         """Everything that is replayed in a leg, in log order."""
-        place, end = _place(leg.start.file, leg.start.pos), _place(leg.stop.file, leg.stop.pos)
+        at, end = _file_position(leg.start.file, leg.start.pos), _file_position(leg.stop.file, leg.stop.pos)
         known = self._known(leg)
         for key in leg.segments:
-            for met in self._log.met(known[key], place, end):
+            for met in self._log.met(known[key], at, end):
                 yield met.transaction
-                place = key.number, met.transaction.end  # pieces may overlap
+                at = key.number, met.transaction.end  # pieces may overlap
 
     def over_temporary(self, legs: Sequence[ReplayLeg], backup: str) -> str:
         """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that it makes or drops
         temporary tables. Raises KeyUnusableError, ConfigurationError where they cannot be."""
         for leg in legs:
-            place = _place(leg.start.file, leg.start.pos)
+            begin = _file_position(leg.start.file, leg.start.pos)
             branch = leg.segments[0].branch if leg.segments else leg.stop.branch
-            before_it = self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place) if leg is legs[0] else ()
-            past = [record for record in before_it if record.segment.start < place[1] or record.key.number < place[0]]
+            before_it = self._log.records(branch, (max(begin[0] - _LOOK_BACK, 0), 0), begin) if leg is legs[0] else ()
+            past = [record for record in before_it if record.segment.start < begin[1] or record.key.number < begin[0]]
             began = next(
                 (
                     number
                     for number, record in reversed(list(enumerate(past)))
-                    if record.segment.ending in _RESTARTED and record.key.number < place[0]
+                    if record.segment.ending in _RESTARTED and record.key.number < begin[0]
                 ),
                 None,
             )
@@ -300,7 +300,7 @@ class Targets:
             if not marked and not inside:
                 continue
             before = open_before(
-                met.transaction.statement for record in marked for met in self._log.met(record, last=place)
+                met.transaction.statement for record in marked for met in self._log.met(record, last=begin)
             )
             if why := over_temporary(self.within(leg), before, known=known, backup=backup):
                 return why
@@ -339,7 +339,7 @@ class Targets:
                 yield record
 
     def _count(self, record: SegmentRecord, begin: FilePosition, end: FilePosition) -> int:
-        """Transactions of a segment between two places; at most, where its index cannot be opened here."""
+        """Transactions of a segment between two positions; at most, where its index cannot be opened here."""
         segment = record.segment
         inside = begin <= (segment.number, segment.start) and (segment.number, segment.end) <= end
         if self._exact and segment.transactions and not inside:
@@ -349,7 +349,7 @@ class Targets:
 
     def _repeated(self, chosen: Sequence[SegmentRecord], begin: FilePosition, end: FilePosition, executed: str) -> int:
         """How many were executed already when the copy came to ``begin``. Only where a sequence of files is
-        entered at its beginning may some be: elsewhere the place says what was executed."""
+        entered at its beginning may some be: elsewhere the position says what was executed."""
         if not executed or not chosen or begin[1] > FIRST_EVENT:
             return 0
         mariadb = self._is_mariadb(chosen[0].key.branch)
@@ -375,7 +375,7 @@ class Targets:
         return _stop(met.record, one.end, self._state(met, included=True), one.at, self._next(met))
 
     def _next(self, met: Met) -> Transaction | None:
-        """The transaction after it, as far as its own segment tells, or the segment right behind it."""
+        """The transaction after it, as far as its own segment shows it, or the segment right behind it."""
         record = met.record
         end = (record.key.number, met.transaction.end)
         for candidate in self._log.records(record.key.branch, end, (record.key.number + 2, 0)):
@@ -446,7 +446,7 @@ def _ends_at_fork(key: SegmentKey, leg: RouteLeg) -> bool:
     return any(span.branch == key.branch and span.last == (key.number, key.end) for span in leg.spans[:-1])
 
 
-def _place(file: str, pos: int) -> FilePosition:
+def _file_position(file: str, pos: int) -> FilePosition:
     return int(file.rpartition(".")[2]), pos
 
 
@@ -455,7 +455,7 @@ def _basename(file: str) -> str:
 
 
 def _overlap(record: SegmentRecord, begin: FilePosition, end: FilePosition) -> int:
-    """Bytes of a segment between two places."""
+    """Bytes of a segment between two positions."""
     number, start, stop = record.key.number, record.key.start, record.key.end
     if number == begin[0]:
         start = max(start, begin[1])

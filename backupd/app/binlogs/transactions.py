@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _KEPT = 4
 _SMALL = 20_000
-"""Transactions of an index that is kept in memory when it was read: a place is looked up more than once."""
+"""Transactions of an index that is kept in memory when it was read: a position is looked up more than once."""
 _SMALL_TEXT = 16 * 1024**2
 """Characters of all their statements."""
 _END: FilePosition = (2**62, 0)
@@ -81,7 +81,7 @@ class Indexes:
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
 
-    def places(self, record: SegmentRecord) -> tuple[str, ...]:
+    def destinations(self, record: SegmentRecord) -> tuple[str, ...]:
         """The configured destinations that have a copy, best first."""
         known = [name for name in record.destinations if name in self._wiring.settings.destinations]
         return tuple(
@@ -103,7 +103,7 @@ class Indexes:
             self._unsealer = self._wiring.unsealer()
         server, key, given = record.segment.server, record.key, 0
         failures: list[BackupdError] = []
-        for is_replaced, name in product((False, True), self.places(record)):
+        for is_replaced, name in product((False, True), self.destinations(record)):
             try:
                 destination = self._wiring.destination(name)
                 stored = next(iter(log_segments.holding(destination, server, key)), None) if is_replaced else key
@@ -210,7 +210,7 @@ class Logbook:
         return None
 
     def _candidates(self, branch: str, gtid: str, *, mariadb: bool) -> Iterator[SegmentRecord]:
-        """Segments that may hold a transaction; more than the sets at their ends tell only where a server of MariaDB
+        """Segments that may hold a transaction; more than the sets at their ends show only where a server of MariaDB
         has let numbers go back."""
         yield from self.holding(branch, gtid)
         if not mariadb or all(
@@ -230,9 +230,9 @@ class Logbook:
         """Segments at whose end all of ``gtids`` is executed, and was not at the beginning of their file or piece."""
         for held in self.binlogs.holding_gtid(self.server, gtids):
             if held.key.branch == branch:
-                place = held.key.number, held.key.end
+                end = held.key.number, held.key.end
                 yield from [
-                    record for record in self.records(branch, (place[0], 0), place) if record.key.end > held.key.start
+                    record for record in self.records(branch, (end[0], 0), end) if record.key.end > held.key.start
                 ] or [held]
 
     def runs(self, branch: str) -> list[Run]:
@@ -244,11 +244,11 @@ def _covering(found: Sequence[SegmentRecord]) -> list[SegmentRecord]:
     """Of the segments of one file those that hold every byte from 0 on once, the longest first. What comes after a hole
     is left out."""
     chosen: list[SegmentRecord] = []
-    place = 0
-    while here := [record for record in found if record.key.start == place and record.key.end > place]:
+    end = 0
+    while here := [record for record in found if record.key.start == end and record.key.end > end]:
         best = max(here, key=lambda record: (_is_whole_somewhere(record), record.key.end, record.segment.is_final))
         chosen.append(best)
-        place = best.key.end
+        end = best.key.end
     return chosen
 
 
@@ -319,11 +319,11 @@ class Moments:
             if met.start >= start:
                 cut.take(met, met.transaction.at, archived)
 
-    def later_before(self, branch: str, place: FilePosition, moment: datetime, since: datetime) -> Met | None:
+    def later_before(self, branch: str, position: FilePosition, moment: datetime, since: datetime) -> Met | None:
         """See ``restore.planning.target_resolution.TargetResolver``."""
-        begin = end = place
+        begin = end = position
         each_segment = partial(self.log.binlogs.each_segment, self.log.server, branch)
-        late = list(each_segment(to_position=place, since=moment))
+        late = list(each_segment(to_position=position, since=moment))
         for record in reversed(late):
             behind = record.key.number, record.key.end
             old = each_segment(from_position=behind, to_position=end, until=since)
@@ -334,14 +334,14 @@ class Moments:
         for record in self.log.records(branch, (max(begin[0] - 1, 0), 0), begin):
             if (last := record.segment.last_at) is not None and last <= moment:
                 cut.believe(last if cut.last is None else max(last, cut.last))
-        for record in self.log.records(branch, begin, place):
+        for record in self.log.records(branch, begin, position):
             first, last = record.segment.first_at, record.segment.last_at
             if first is None or last is None:
                 continue
             if last <= moment:
                 cut.take_earlier(record.segment.transactions, first, last)
                 continue
-            for met in self.log.met(record, begin, place):
+            for met in self.log.met(record, begin, position):
                 if cut.floor <= met.transaction.at <= since:
                     cut.believe(met.transaction.at)
                 else:
@@ -421,7 +421,7 @@ class Wanted:
     until: datetime | None = None
     gtid: str | None = None
     beyond: tuple[str, int, int] = field(default=_BEGINNING)
-    """A branch, and a place in it: nothing up to there."""
+    """A branch, and a position in it: nothing up to there."""
 
     def changes_of(self, one: Transaction) -> tuple[Change, ...] | None:
         """Those that are looked for; None for a transaction that is not."""
@@ -485,7 +485,7 @@ def search(wiring: Wiring, server: str, **query: Unpack[Query]) -> Iterator[Foun
             f"no binary log of {server} is archived", hint=f"`backupd binlog status {server}` shows what is archived"
         )
     branches = [one for one in known if branch in (None, one)]
-    beyond = _place(after, branches) if after is not None else _BEGINNING
+    beyond = _cursor(after, branches) if after is not None else _BEGINNING
     branches = branches[branches.index(beyond[0]) :] if beyond[0] else branches
     wanted = Wanted(
         tuple(query.get("tables", ())),
@@ -498,9 +498,9 @@ def search(wiring: Wiring, server: str, **query: Unpack[Query]) -> Iterator[Foun
     return _found(wiring, server, branches, known[-1], wanted, query.get("limit"), query.get("seconds"))
 
 
-def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
-    branch, _, place = after.partition(":")
-    number, _, start = place.partition(":")
+def _cursor(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
+    branch, _, position = after.partition(":")
+    number, _, start = position.partition(":")
     if branch not in branches or not all(
         word.isascii() and word.isdigit() and len(word) < 16 for word in (number, start)
     ):
@@ -565,8 +565,8 @@ def _too_long(record: SegmentRecord, count: int, seconds: float | None) -> TooLo
 
 
 def _target(one: Transaction, record: SegmentRecord, current: str) -> str:
-    place = f"before-gtid:{one.gtid}" if one.gtid else f"{record.segment.file}:{one.start}"
-    return place if record.key.branch == current else f"{place}@{record.key.branch}"
+    target = f"before-gtid:{one.gtid}" if one.gtid else f"{record.segment.file}:{one.start}"
+    return target if record.key.branch == current else f"{target}@{record.key.branch}"
 
 
 def _segments(

@@ -37,7 +37,7 @@ def office(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
 
 
 @pytest.fixture
-def place(office: Office) -> Iterator[Wiring]:
+def wiring(office: Office) -> Iterator[Wiring]:
     settings = office.write()
     with open_catalog(settings.catalog) as catalog:
         yield Wiring(settings, catalog)
@@ -61,10 +61,10 @@ def program(pid: int | None) -> str:
 
 
 def test_each_server_whose_policy_asks_for_it_has_a_process_and_none_is_left_at_the_end(
-    place: Wiring, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, "exec sleep 600")
-    with StreamWatch(place) as watch:
+    with StreamWatch(wiring) as watch:
         until(lambda: len(watch.running()) == 2)
         assert set(watch.running()) == {"db1", "db2"}
         first = watch.running()
@@ -74,23 +74,23 @@ def test_each_server_whose_policy_asks_for_it_has_a_process_and_none_is_left_at_
         last = watch.running()
     assert all(gone(pid) for pid in last.values())
     assert watch.running() == {}
-    assert place.catalog.events.list() == (), "one failure is no incident"
+    assert wiring.catalog.events.list() == (), "one failure is no incident"
 
 
-def test_a_process_that_does_not_hear_is_killed(place: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_hear_is_killed(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     instead(monkeypatch, "trap '' TERM; while :; do sleep 0.1; done")
-    with StreamWatch(place, grace=0.3) as watch:
+    with StreamWatch(wiring, grace=0.3) as watch:
         until(lambda: len(watch.running()) == 2)
         pids = watch.running()
     assert all(gone(pid) for pid in pids.values())
 
 
 def test_a_pause_ends_the_stream_of_its_server_and_a_resume_begins_it_again(
-    place: Wiring, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, "exec sleep 600")
-    holds, now = place.catalog.holds, place.clock()
-    with StreamWatch(place) as watch:
+    holds, now = wiring.catalog.holds, wiring.clock()
+    with StreamWatch(wiring) as watch:
         until(lambda: len(watch.running()) == 2)
         holds.set("db1", HoldKind.PAUSE, "moving", "anna", now)
         until(lambda: set(watch.running()) == {"db2"})
@@ -101,48 +101,48 @@ def test_a_pause_ends_the_stream_of_its_server_and_a_resume_begins_it_again(
 
 
 def test_a_reload_restarts_those_whose_settings_changed_and_no_others(
-    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+    office: Office, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, "exec sleep 600")
-    with StreamWatch(place) as watch:
+    with StreamWatch(wiring) as watch:
         until(lambda: len(watch.running()) == 2)
         before = watch.running()
         office.write(streamed=STREAMED.replace("5s", "7s"), other=STREAMED + "retry: {attempts: 5}\n")
-        watch.reload(Wiring(load_settings(office.file), place.catalog))
+        watch.reload(Wiring(load_settings(office.file), wiring.catalog))
         until(lambda: watch.running().get("db1", before["db1"]) != before["db1"])
         assert watch.running()["db2"] == before["db2"]
         office.write(streamed=GOLD, gold=STREAMED)
-        watch.reload(Wiring(load_settings(office.file), place.catalog))
+        watch.reload(Wiring(load_settings(office.file), wiring.catalog))
         until(lambda: set(watch.running()) == {"db2", "db3"})
         assert watch.running()["db2"] == before["db2"]
-    assert place.catalog.events.list() == ()
+    assert wiring.catalog.events.list() == ()
 
 
 def test_streams_of_servers_that_may_be_in_a_file_that_cannot_be_read_go_on(
-    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+    office: Office, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, "exec sleep 600")
-    without = replace(place.settings, configuration=place.of(["db1", "db3"]).settings.configuration)
+    without = replace(wiring.settings, configuration=wiring.of(["db1", "db3"]).settings.configuration)
     unread = (Problem(str(office.base / "servers.d" / "a.yaml"), 1, "", "is no mapping"),)
-    with StreamWatch(place) as watch:
+    with StreamWatch(wiring) as watch:
         until(lambda: len(watch.running()) == 2)
         before = watch.running()
-        watch.reload(replace(place, settings=replace(without, unread=unread)))
+        watch.reload(replace(wiring, settings=replace(without, unread=unread)))
         os.kill(before["db1"], signal.SIGKILL)
         until(lambda: watch.running().get("db1", before["db1"]) != before["db1"])
         assert watch.running()["db2"] == before["db2"]
         assert not gone(before["db2"])
-        place.catalog.holds.set("db2", HoldKind.PAUSE, "moving", "anna", place.clock())
+        wiring.catalog.holds.set("db2", HoldKind.PAUSE, "moving", "anna", wiring.clock())
         until(lambda: set(watch.running()) == {"db1"})
-        place.catalog.holds.release("db2", HoldKind.PAUSE)
-    with StreamWatch(place) as watch:
+        wiring.catalog.holds.release("db2", HoldKind.PAUSE)
+    with StreamWatch(wiring) as watch:
         until(lambda: len(watch.running()) == 2)
-        watch.reload(replace(place, settings=without))
+        watch.reload(replace(wiring, settings=without))
         until(lambda: set(watch.running()) == {"db1"})
 
 
 def test_repeated_failures_are_one_incident_with_growing_pauses_and_its_end_is_told_once(
-    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+    office: Office, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streamwatch, "LONGEST_PAUSE", 0.05)
     mended = office.base / "mended"
@@ -152,9 +152,9 @@ def test_repeated_failures_are_one_incident_with_growing_pauses_and_its_end_is_t
         f'echo tried >> {office.base}/tries; echo "no such account" >&2; exit 3',
     )
     tries = office.base / "tries"
-    with StreamWatch(place) as watch:
-        until(lambda: tries.exists() and len(tries.read_text().split()) >= 6 and place.catalog.events.list())
-        (event,) = place.catalog.events.list()
+    with StreamWatch(wiring) as watch:
+        until(lambda: tries.exists() and len(tries.read_text().split()) >= 6 and wiring.catalog.events.list())
+        (event,) = wiring.catalog.events.list()
         assert (event.kind, event.server) == ("stream-failed", "db1")
         assert "has ended 3 times in a row" in event.message
         assert "no such account" in event.detail
@@ -163,10 +163,10 @@ def test_repeated_failures_are_one_incident_with_growing_pauses_and_its_end_is_t
         mended.touch()
         until(lambda: program(watch.running().get("db1")) == "sleep")  # none of those that fail lives any more
         monkeypatch.setattr(streamwatch, "HEALTHY", 0.0)
-        until(lambda: len(place.catalog.events.list()) > 1)
-        again, _first = place.catalog.events.list()
+        until(lambda: len(wiring.catalog.events.list()) > 1)
+        again, _first = wiring.catalog.events.list()
         assert (again.kind, again.server) == ("stream-recovered", "db1")
         killed = watch.running()["db1"]
         os.kill(killed, signal.SIGKILL)
         until(lambda: watch.running().get("db1", killed) != killed)
-    assert len(place.catalog.events.list()) == 2, "a single failure after it is not the next incident"
+    assert len(wiring.catalog.events.list()) == 2, "a single failure after it is not the next incident"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from backupd.alerts.rules import DESTINATION
-from backupd.app.binlogs.stream_process import LogFollower
+from backupd.app.binlogs.log_follower import LogFollower
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
 from backupd.app.views.server_status import timeline
 from backupd.model.binlog import Ending, SegmentKey
@@ -19,7 +19,7 @@ from backupd.transfer.leases import Pin
 from backupd.transfer.records.authenticity import RecordedDestination
 from storage import layout
 from storage.destination import Destination
-from tests.support.catalog.shelf import SERVER
+from tests.support.catalog.installation import SERVER
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, key_of, store
@@ -66,7 +66,7 @@ def test_everything_arrives_byte_for_byte_and_the_catalog_knows(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs, places=("local",))
+    store(one.wiring, keys, logs, destinations=("local",))
     done = step(one)
     assert (done.segments, done.lacking, done.failure) == (len(logs), 0, None)
     assert everything(one.at("offsite")) == everything(one.at())
@@ -81,11 +81,11 @@ def test_pieces_follow_while_a_file_grows_and_go_when_the_whole_of_it_is_there(
 ) -> None:
     one = shop()
     cut = logs[0].cuts[2]
-    store(one.wiring, keys, logs[:1], places=("local",), end=cut)
+    store(one.wiring, keys, logs[:1], destinations=("local",), end=cut)
     assert step(one).segments == 1
     assert there(one) == [SegmentKey(BRANCH.id, logs[0].number, 0, cut)]
     log_segments.remove(one.at(), SERVER, there(one)[0])
-    store(one.wiring, keys, logs[:1], places=("local",))
+    store(one.wiring, keys, logs[:1], destinations=("local",))
     done = step(one)
     assert (done.segments, done.dropped) == (1, 1)
     assert there(one) == known(one) == [key_of(logs[0])]
@@ -93,11 +93,11 @@ def test_pieces_follow_while_a_file_grows_and_go_when_the_whole_of_it_is_there(
 
 def test_pieces_stay_while_a_restore_reads_logs_there(shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     one = shop()
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     one.replicate()
-    store(one.wiring, keys, logs[:1], places=("local",), end=logs[0].cuts[2])
+    store(one.wiring, keys, logs[:1], destinations=("local",), end=logs[0].cuts[2])
     step(one)
-    store(one.wiring, keys, logs[:1], places=("local",))
+    store(one.wiring, keys, logs[:1], destinations=("local",))
     with Pin(one.at("offsite"), "20261121T050000Z-00000001", [(SERVER, name)], clock=one.clock):
         assert step(one).dropped == 0
         assert len(there(one)) == 2
@@ -108,8 +108,8 @@ def test_no_piece_goes_to_a_place_where_each_object_is_paid_for_months(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs[:1], places=("local",))
-    store(one.wiring, keys, logs[1:2], places=("local",), end=logs[1].cuts[2])
+    store(one.wiring, keys, logs[:1], destinations=("local",))
+    store(one.wiring, keys, logs[1:2], destinations=("local",), end=logs[1].cuts[2])
     assert step(one, pieces=False).segments == 1
     assert there(one) == [key_of(logs[0])]
 
@@ -118,7 +118,7 @@ def test_a_piece_that_turns_out_to_be_all_of_its_file_is_told_as_that_at_the_cop
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs[:1], places=("local",))
+    store(one.wiring, keys, logs[:1], destinations=("local",))
     header = log_segments.load_header(one.at(), SERVER, key_of(logs[0]))
     piece = replace(header, segment=replace(header.segment, ending=Ending.OPEN))
     log_segments._commit(one.at(), piece)
@@ -139,7 +139,7 @@ def test_damage_at_the_only_source_is_told_and_what_comes_after_it_goes_on(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs, places=("local",))
+    store(one.wiring, keys, logs, destinations=("local",))
     key = layout.segment_folder(SERVER, key_of(logs[1])) + layout.part_name(0)
     with one.at().get(key) as stream:
         data = stream.read()
@@ -157,7 +157,7 @@ def test_what_is_there_already_and_means_something_else_is_never_overwritten(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs[:1], places=("local",))
+    store(one.wiring, keys, logs[:1], destinations=("local",))
     one.at("offsite").initialise(one.clock())
     header = log_segments.load_header(one.at(), SERVER, key_of(logs[0]))
     offsite = one.at("offsite")
@@ -173,8 +173,8 @@ def test_logs_that_no_backup_at_the_target_needs_are_not_copied(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop("{offsite: {keep_fulls: 1}}")
-    store(one.wiring, keys, logs, places=("local",))
-    name = one.add(1, days=0.1, places=("local",))
+    store(one.wiring, keys, logs, destinations=("local",))
+    name = one.add(1, days=0.1, destinations=("local",))
     record = one.catalog.backups.get(name)
     one.catalog.backups.add(
         replace(record, position=Position(logs[2].name, logs[2].cuts[0], ""), server_uuid=BRANCH.server_uuid),
@@ -190,7 +190,7 @@ def test_how_far_a_copy_reaches_is_confirmed_and_the_timeline_tells_it(
     shop: Make, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     one = shop()
-    store(one.wiring, keys, logs, places=("local",))
+    store(one.wiring, keys, logs, destinations=("local",))
     at = one.clock()
     one.catalog.binlogs.confirm(SERVER, "local", BRANCH.id, (logs[-1].number, logs[-1].size), at)
     reach = {found.name: found for found in timeline(one.wiring, SERVER).destinations}
@@ -213,13 +213,13 @@ def test_a_follower_copies_what_is_stored_tells_once_that_it_cannot_and_catches_
     one = shop()
     one.at("offsite").initialise(one.clock())
     follower = LogFollower(one.wiring, one.wiring.settings.server(SERVER), "offsite", threading.Event())
-    store(one.wiring, keys, logs[:2], places=("local",))
+    store(one.wiring, keys, logs[:2], destinations=("local",))
     follower.step(one.wiring)
     assert there(one) == [key_of(log) for log in logs[:2]]
     assert follower.standing() == {"behind_since": None, "error": ""}
     marker = one.base / "offsite" / "repository.json"
     marker.rename(one.base / "marker")
-    store(one.wiring, keys, logs[2:], places=("local",))
+    store(one.wiring, keys, logs[2:], destinations=("local",))
     for _ in range(3):
         one.clock.move(minutes=11)
         follower.step(one.wiring)
@@ -235,7 +235,7 @@ def test_a_follower_copies_what_is_stored_tells_once_that_it_cannot_and_catches_
 
 def test_the_folder_of_a_killed_copy_is_taken_up_again(shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     one = shop()
-    store(one.wiring, keys, logs[:1], places=("local",))
+    store(one.wiring, keys, logs[:1], destinations=("local",))
     work = copies(one)
     key = layout.segment_folder(SERVER, key_of(logs[0])) + layout.part_name(0)
     put(one.at("offsite"), key, b"half")
