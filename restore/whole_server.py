@@ -428,7 +428,7 @@ class _Restore:
             built = assemble(chain, site.folder, programs.tool, context, final_store=site.final_store)
         self._warnings += built.warnings
         sync_filesystem(site.folder)
-        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.position))
+        self._remember(replace(self._state, stage="prepared", options=built.options, position=built.position))
 
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""

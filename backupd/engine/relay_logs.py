@@ -160,7 +160,7 @@ class RelayLog:
     name: str
     kept: tuple[tuple[int, int], ...]
 
-    def places(self, found: Iterable[tuple[Path, int]]) -> Iterator[int]:
+    def positions(self, found: Iterable[tuple[Path, int]]) -> Iterator[int]:
         """Where those of ``found`` (path and byte) are in the relay log that are in it."""
         for path, at in found:
             if path == self.source:
@@ -193,9 +193,9 @@ def lay_relay_logs(copy: LaunchedServer, leg: Leg) -> tuple[RelayLog, ...]:
         with (data / log.name).open("x+b") as stream:
             _copy_kept(log, stream)
             clear_in_use(stream)
-            for at in log.places(leg.found.marks):
+            for at in log.positions(leg.found.marks):
                 _unmark(stream, at, log.source.name)
-            for at in log.places(left_out(leg.found, leg.tables)):
+            for at in log.positions(left_out(leg.found, leg.tables)):
                 _leave_out(stream, at, nothing)
             os.fchmod(stream.fileno(), _MODE)
             if owner := owner_of(user if os.geteuid() == 0 else None):
@@ -264,7 +264,7 @@ def _unmark(log: BinaryIO, at: int, name: str) -> None:
 
 
 def _leave_out(log: BinaryIO, at: int, statement: str) -> None:
-    """Put ``statement``, which nothing comes of, into the place of the one in the event at ``at``."""
+    """Put ``statement``, which nothing comes of, instead of the one in the event at ``at``."""
 
     def other(body: bytes) -> bytes:
         begin = statement_at(body)

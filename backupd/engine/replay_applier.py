@@ -102,7 +102,7 @@ def _fail(now: Standing, *, narrowed: bool) -> NoReturn:
     )
 
 
-def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
+def bytes_before(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
     """Bytes of ``files`` (names and sizes) up to ``file:pos``; all of them for a file that comes behind."""
     done = 0
     for name, size in files:
@@ -225,7 +225,7 @@ class Applier(ABC):
         )
 
     def _origin(self, name: str, pos: int) -> tuple[str, int]:
-        """Which byte of which archived file that place in a relay log is. The server's own, behind them, is empty."""
+        """Which byte of which archived file that is. The server's own relay log, behind them, is empty."""
         log = next((log for log in self._logs if log.name == Path(name).name), None)
         if log is None:
             return self._logs[-1].source.name, self._leg.sizes[-1][1]
@@ -383,7 +383,7 @@ class MysqlApplier(Applier):
 
     def _done(self, now: Standing) -> bool:
         sizes = self._leg.sizes
-        at_the_end = place(now.file, now.pos, sizes) >= sum(size for _name, size in sizes)
+        at_the_end = bytes_before(now.file, now.pos, sizes) >= sum(size for _name, size in sizes)
         if not self._by_gtid:
             return at_the_end
         skipped = bool(self._leg.tables) and at_the_end and now.idle

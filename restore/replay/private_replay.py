@@ -402,7 +402,7 @@ class Replaying:
         if site.store.is_dir():
             hand_over(site.store, account, folder_mode=FOLDER_MODE)
         assert_local(site.data, site.store)
-        begin = self.beginning(logs, last, state.place)
+        begin = self.beginning(logs, last, state.position)
         config = self.config(
             server_config(
                 program.path, site.data, folder, state.options, self.context, account=account, store=site.store

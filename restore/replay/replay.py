@@ -21,8 +21,8 @@ from backupd.engine.replay_applier import (
     OF_SOME_TABLES,
     Standing,
     applier_for,
+    bytes_before,
     other_way,
-    place,
     refuse_repeated,
     set_start,
 )
@@ -112,7 +112,7 @@ def _apply(server: LaunchedServer, session: Session, leg: Leg) -> tuple[str, int
     total = sum(size for _name, size in sizes)
 
     def moved(now: Standing) -> None:
-        done = place(now.file, now.pos, sizes) - (total - whole)
+        done = bytes_before(now.file, now.pos, sizes) - (total - whole)
         leg.context.report(Progress(PHASE, max(0, min(done, whole)), whole, note=now.gtids))
 
     applier = applier_for(server, session, lay_relay_logs(server, leg), leg)

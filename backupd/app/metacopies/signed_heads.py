@@ -57,13 +57,13 @@ _LOOKS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Noted(Document):
-    """The head that was put last. ``places``: the counter of the last one that each destination took; ``runbook``: id
+    """The head that was put last. ``counters``: of the last one that each destination took; ``runbook``: id
     of the newest backup and the SHA-256 of its runbook, "" where that could not be read."""
 
     counter: int
     at: datetime
     digest: str
-    places: Mapping[str, int] = field(default_factory=dict, metadata=json_key(later=True))
+    counters: Mapping[str, int] = field(default_factory=dict, metadata=json_key("places", later=True))
     runbook: str = field(default="", metadata=json_key(later=True))
 
 
@@ -163,7 +163,7 @@ def _renew(wiring: Wiring, server: str, destinations: list[Destination], now: da
             if (runs := wiring.catalog.binlogs.runs(server, destination.name))
         },
     )
-    took = dict(before.places) if before else {}
+    took = dict(before.counters) if before else {}
     for destination in destinations:
         try:
             heads.put(destination, made)
@@ -211,7 +211,7 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
         return None, False
     if why:
         _unread(destination, server, f"is not trusted: {why}")
-    took = before.places.get(destination.name) if before else None
+    took = before.counters.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
     shown = (

@@ -141,13 +141,13 @@ def _new(settings: Settings, clock: Clock) -> str:
 @dataclass(frozen=True, slots=True)
 class Rotation(Document):
     """``former`` gives way to ``key``. ``finished``: the configuration names ``key`` already; then ``retired`` says up
-    to which counter of each server's head the former one counted. ``places``: what was signed anew where; ``silent``:
-    destinations that did not answer, with why; ``steps``: what is to be done now."""
+    to which counter of each server's head the former one counted. ``destinations``: what was signed anew at each;
+    ``silent``: destinations that did not answer, with why; ``steps``: what is to be done now."""
 
     former: str
     key: str = field(metadata=json_key("signing_key"))
     finished: bool
-    places: dict[str, Vouched]
+    destinations: dict[str, Vouched] = field(metadata=json_key("places"))
     silent: dict[str, str]
     retired: dict[str, Retired]
     steps: tuple[str, ...] = field(metadata=json_key("next"))
@@ -156,7 +156,7 @@ class Rotation(Document):
     @computed(after="")
     def ok(self) -> bool:
         """Did every destination answer, and was everything signed there?"""
-        return not self.silent and not any(one.left for one in self.places.values())
+        return not self.silent and not any(one.left for one in self.destinations.values())
 
 
 def rotate_signing(

@@ -39,7 +39,7 @@ def upgrade(run: Run) -> None:
 @app.command(opening="makes")
 def rebuild(
     run: Run,
-    place: Annotated[str, option("--from", "DESTINATION", "Destination that holds the backups.")],
+    destination: Annotated[str, option("--from", "DESTINATION", "Destination that holds the backups.")],
     into_existing: Annotated[bool, flag("--into-existing", "Add to a catalog that is not empty.")] = False,
     adopt_all: Annotated[
         bool,
@@ -78,7 +78,7 @@ def rebuild(
 
     with reporting() as report:
         done = run.service.maintenance.rebuild(
-            place,
+            destination,
             report,
             merge=into_existing,
             adopt=adopt_all,
@@ -135,7 +135,7 @@ def copy(run: Run) -> None:
 @app.command()
 def sign(
     run: Run,
-    place: Destination,
+    destination: Destination,
     unproven: Annotated[
         bool,
         flag(
@@ -149,7 +149,7 @@ def sign(
 
     It signs only documents that are byte by byte what this installation stored, and lists the others.
     """
-    done = run.service.maintenance.sign(place, unproven=unproven)
+    done = run.service.maintenance.sign(destination, unproven=unproven)
     run.screen.document(done.as_json())
     run.screen.line(f"{done.signed} documents were signed")
     for text in done.left:
@@ -214,7 +214,7 @@ _SHOWN = 20
 
 def bring_back(
     run: Run,
-    place: Destination,
+    destination: Destination,
     *,
     since: Annotated[
         datetime,
@@ -230,9 +230,9 @@ def bring_back(
 
     if yes:
         with reporting() as report:
-            result = run.service.maintenance.bring_back(place, since, report)
+            result = run.service.maintenance.bring_back(destination, since, report)
     else:
-        result = run.service.maintenance.look_back(place, since)
+        result = run.service.maintenance.look_back(destination, since)
     run.screen.document(result.as_json())
     _recover_versions_show(run.screen, result)
     run.ends(well=result.ok)

@@ -136,7 +136,7 @@ def rotate_signing(
         )
     done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
     run.screen.document(done.as_json())
-    for name, destination in done.places.items():
+    for name, destination in done.destinations.items():
         run.screen.line(f"{name}: {destination.signed} documents were signed with {done.key}")
         for text in destination.left:
             run.screen.line(f"not signed: {text}", style="yellow")

@@ -41,7 +41,7 @@ from tests.support.service.house import Clock, at
 from tests.support.stores.signed import signing as signing_house
 from tests.support.stores.stock import Stock, backup_id
 
-PLACES = ("local", "offsite")
+DESTINATIONS = ("local", "offsite")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def house(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
 
 def taken(wiring: Wiring, number: int) -> None:
     """A signed backup at both places, and what follows each job."""
-    for place in PLACES:
+    for place in DESTINATIONS:
         header = Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
     wiring.catalog.backups.add(replace(backup(number, server=SERVER), id=header.backup_id))
     after_job(wiring)
@@ -106,7 +106,7 @@ def test_a_head_is_put_with_each_backup_signed_counted_and_chained(house: Wiring
     assert second is not None
     assert (second.counter, second.before, second.backups) == (2, digest(first), 2)
     assert read(house.destination("local"), SERVER) == second
-    for place in PLACES:
+    for place in DESTINATIONS:
         house.destination(place).stat(layout.signature_key(layout.head_key(SERVER)))
 
 
@@ -126,7 +126,7 @@ def test_what_a_renewal_costs_at_each_place(house: Wiring, monkeypatch: pytest.M
         monkeypatch.setattr(FilesystemDestination, name, counted)
     heads.renew(house)
     assert {one: asked.count(one) for one in asked} == {
-        f"{what} {place}": count for place in PLACES for what, count in (("put", 3), ("get", 4))
+        f"{what} {place}": count for place in DESTINATIONS for what, count in (("put", 3), ("get", 4))
     }
 
 
@@ -153,7 +153,7 @@ def test_one_place_that_was_turned_back_is_known_by_the_other(house: Wiring, tmp
 def test_a_store_that_was_turned_back_as_a_whole_is_known_by_the_time_and_by_the_report(
     house: Wiring, tmp_path: Path
 ) -> None:
-    then = turned_back(house, tmp_path, PLACES)
+    then = turned_back(house, tmp_path, DESTINATIONS)
     quiet = compare(house)
     assert (len(quiet.lines), quiet.suspicions) == (2, ()), "nothing in the store says so"
     noted_rows = {str(row[0]): str(row[1]) for grid in report_now(house, house.clock()).grids for row in grid.rows}
@@ -181,7 +181,7 @@ def test_the_newest_that_is_gone_while_its_head_was_left_is_known(house: Wiring,
     _lines, problems = rebuilt(house, tmp_path)
     told = [problem for problem in problems if "somebody deleted" in problem]
     assert [problem.partition(",")[0] for problem in told] == [
-        *(f"{place} does not hold backup {backup_id(2)} of {SERVER}" for place in PLACES),
+        *(f"{place} does not hold backup {backup_id(2)} of {SERVER}" for place in DESTINATIONS),
         f"binary logs of {SERVER} at offsite end at byte {first.size} of file {first.number} of branch {BRANCH.id}",
     ]
 
@@ -210,14 +210,14 @@ def test_a_counter_goes_on_where_the_spool_was_lost(house: Wiring) -> None:
 
 def rowed(wiring: Wiring, number: int) -> None:
     """As ``taken``, with the row that a run writes."""
-    for place in PLACES:
+    for place in DESTINATIONS:
         header = Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
     wiring.catalog.backups.add(
         replace(
             backup(number, server=SERVER),
             id=header.backup_id,
             manifest=hashlib.sha256(encode_header(header)).hexdigest(),
-            copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+            copies=tuple(Copy(place, "complete", header.finished_at) for place in DESTINATIONS),
         )
     )
     heads.renew(wiring)
@@ -225,7 +225,7 @@ def rowed(wiring: Wiring, number: int) -> None:
 
 def rolled_back(wiring: Wiring) -> list[str]:
     """The places of which an incident is open."""
-    return [place for place in PLACES if Incidents(wiring.catalog).is_open(Key(ROLLED_BACK, SERVER, place))]
+    return [place for place in DESTINATIONS if Incidents(wiring.catalog).is_open(Key(ROLLED_BACK, SERVER, place))]
 
 
 def scrubbed(wiring: Wiring) -> tuple[Damage, ...]:
@@ -295,4 +295,4 @@ def test_a_place_that_was_away_when_heads_were_put_was_not_turned_back(house: Wi
     later(house, 15)
     heads.renew(house)
     assert house.catalog.events.list(kind=ROLLED_BACK.broken) == ()
-    assert noted(house)[SERVER].places == {"local": 3, "offsite": 3}
+    assert noted(house)[SERVER].counters == {"local": 3, "offsite": 3}

@@ -38,7 +38,7 @@ from tests.support.logs.real_logs import real_logs
 from tests.support.stores.signed import signing as signing_house
 from tests.support.stores.stock import Stock, backup_id, everything, facts
 
-PLACES = ("local", "offsite")
+DESTINATIONS = ("local", "offsite")
 PROOF = "20261121T180000Z-0000000a"
 
 
@@ -74,7 +74,7 @@ def house(tmp_path: Path, keys: Keys) -> Iterator[House]:
     with wired(tmp_path, keys) as plain, signing_house(plain, opens=True) as wiring:
         found = House(wiring, tmp_path)
         for number in (1, 2):
-            header = put(found, number, PLACES)
+            header = put(found, number, DESTINATIONS)
             row = record_of_manifest(
                 wiring, wiring.destination("local"), header, Copy("local", "complete", header.finished_at), pinned=False
             )
@@ -83,7 +83,7 @@ def house(tmp_path: Path, keys: Keys) -> Iterator[House]:
                     row,
                     manifest=row.found,
                     found="",
-                    copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+                    copies=tuple(Copy(place, "complete", header.finished_at) for place in DESTINATIONS),
                 )
             )
         store(
@@ -123,7 +123,7 @@ def manifest(number: int) -> str:
 def unbelieved(wiring: Wiring) -> list[str]:
     """Every document at the places that is signed and that nobody whom ``wiring`` trusts vouches for."""
     found = []
-    for name in PLACES:
+    for name in DESTINATIONS:
         place = wiring.destination(name)
         assert isinstance(place, SignedDestination)
         found += [
@@ -153,23 +153,23 @@ def thief_of(house: House) -> Signing:
 def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_after(house: House) -> None:
     old, former = house.wiring, house.former
     assert {one.problem for one in write_copies(old, now=True)} == {""}
-    put(house, 3, PLACES, thief_of(house))
+    put(house, 3, DESTINATIONS, thief_of(house))
     assert isinstance(read(old.destination("local"), SERVER, backup_id(3)).header, Header)  # type: ignore[union-attr]
     assert house.rebuilt(old, "before")[1] == {backup_id(1), backup_id(2), backup_id(3)}, "the attack works"
     former_page = recovery_page(old.settings).command
 
     begun = rotate_signing(old)
     assert (begun.ok, begun.finished, begun.former) == (False, False, former)
-    for place in begun.places.values():
+    for place in begun.destinations.values():
         assert [text.split(": ", 2)[1:] for text in place.left] == [[manifest(3), "the catalog knows no such backup"]]
     assert unbelieved(old) == [], "the running service goes on"
     new = house.renamed(begun.key)
-    assert unbelieved(new) == [f"{place}: {manifest(3)}" for place in PLACES]
+    assert unbelieved(new) == [f"{place}: {manifest(3)}" for place in DESTINATIONS]
 
-    put(house, 4, PLACES, thief_of(house))
+    put(house, 4, DESTINATIONS, thief_of(house))
     done = rotate_signing(new, former=former)
     assert done.finished
-    assert unbelieved(new) == [f"{place}: {manifest(number)}" for place in PLACES for number in (3, 4)]
+    assert unbelieved(new) == [f"{place}: {manifest(number)}" for place in DESTINATIONS for number in (3, 4)]
     native = house.rebuilt(new, "after")
     assert native[1] == {backup_id(1), backup_id(2)}, "all that is ours is native, and nothing else"
     assert sum("a key that is not trusted here" in problem for problem in native[0].problems) == 2
@@ -216,7 +216,7 @@ def test_a_key_that_was_lost_is_replaced_without_it(house: House) -> None:
         new = house.renamed(other)
         assert unbelieved(new) == []
         done = rotate_signing(new, former=former)
-        assert (done.ok, [one.signed for one in done.places.values()]) == (True, [0, 0]), "nothing came meanwhile"
+        assert (done.ok, [one.signed for one in done.destinations.values()]) == (True, [0, 0]), "nothing came meanwhile"
         assert unbelieved(new) == []
         assert heads.renew(Wiring(new.settings, again, lambda: new.clock().replace(year=2090))) == 1
 
@@ -231,17 +231,19 @@ def gpg_forgets(home: Path) -> None:
 
 
 def test_what_was_only_taken_in_from_a_place_is_signed_when_somebody_says_so(house: House) -> None:
-    put(house, 3, PLACES, thief_of(house))
-    assert [adopt_unknown(house.wiring, house.wiring.destination(place)) for place in PLACES] == [[backup_id(3)]] * 2
+    put(house, 3, DESTINATIONS, thief_of(house))
+    assert [adopt_unknown(house.wiring, house.wiring.destination(place)) for place in DESTINATIONS] == [
+        [backup_id(3)]
+    ] * 2
     begun = rotate_signing(house.wiring)
     assert all(
         "where a holder of the former key could have stored it" in text
-        for place in begun.places.values()
+        for place in begun.destinations.values()
         for text in place.left
     )
-    assert [len(place.left) for place in begun.places.values()] == [1, 1]
+    assert [len(place.left) for place in begun.destinations.values()] == [1, 1]
     again = rotate_signing(house.wiring, to=begun.key, unproven=True)
-    assert (again.ok, [place.signed for place in again.places.values()]) == (True, [1, 1])
+    assert (again.ok, [place.signed for place in again.destinations.values()]) == (True, [1, 1])
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is_signed(house: House, tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_a_rebuild_makes_all_native_under_the_key_that_is_named_and_until_then_n
 def test_a_place_that_does_not_answer_is_named_and_finished_later(house: House) -> None:
     (house.base / "offsite").rename(house.base / "away")
     begun = rotate_signing(house.wiring)
-    assert (begun.ok, list(begun.places), list(begun.silent)) == (False, ["local"], ["offsite"])
+    assert (begun.ok, list(begun.destinations), list(begun.silent)) == (False, ["local"], ["offsite"])
     new = house.renamed(begun.key)
     assert not rotate_signing(new, former=begun.former).ok
     (house.base / "away").rename(house.base / "offsite")

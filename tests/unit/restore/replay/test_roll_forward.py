@@ -17,7 +17,7 @@ from restore.datadir.staging import State
 from restore.fetch.chain import merged
 from restore.replay import private_replay as rollforward
 from restore.replay.private_replay import RolledForward, beginning, goal_of
-from tests.support.restores.shelved import BASE, BRANCH, transaction
+from tests.support.restores.stored_segments import BASE, BRANCH, transaction
 
 START = Position("bin.000001", 300, "0-1-1")
 STOP = Stop(BRANCH, "bin.000002", 500, "0-1-6", BASE)
@@ -115,7 +115,7 @@ def test_an_interrupted_attempt_goes_on_for_any_target_until_logs_were_replayed_
     assert replace(asked, target="before-gtid:0-1-4").words == "before-gtid:0-1-4"
     assert replace(asked, goal=left_out, target=f"latest@{BRANCH}").words == f"bin.000002:500@{BRANCH}"
     assert replace(asked, goal="").words == "backup:full"
-    kept = replace(asked, stage="replayed", place=Position("bin.000001", 9), replay={"file": "x"})
+    kept = replace(asked, stage="replayed", position=Position("bin.000001", 9), replay={"file": "x"})
     assert State.decode(kept.encode()) == kept
 
 
