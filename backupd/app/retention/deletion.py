@@ -22,19 +22,20 @@ from backupd.app.backup_records import adopt_unknown, soundness
 from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.wiring import GRACE, Wiring
-from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
+from backupd.app.retention.deletion_checks import destinations_of, ids_of, require_may_go
+from backupd.app.retention.holds import kept_by_catalog, written
 from backupd.catalog.backups import Placed
 from backupd.catalog.row_mapping import EVER, Span
-from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
-from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError
+from backupd.model.backup_record import BackupRecord, BackupState, Sighting
+from backupd.model.errors import CatalogError, NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.model.job import Report, silent
-from backupd.recovery.chains import chain_of, dependants, lineages
+from backupd.recovery.chains import chain_of, dependants
 from backupd.transfer.collection import Collected, Expected, HeldBack, Missing
-from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
+from backupd.transfer.deletion import mark, mark_of, marked, marks, sweep, unmark
 from backupd.transfer.deletion_limit import DAY
-from backupd.transfer.holds_and_locks import Backup, Kept, Mark, Sightings, explaining, is_due, put_keep, remove_keep
-from backupd.transfer.leases import await_sweeps, living_intents
+from backupd.transfer.holds_and_locks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
+from backupd.transfer.leases import await_sweeps
 from backupd.transfer.records.manifests import backup_ids, read
 from storage import layout
 from storage.destination import Destination, exists
@@ -68,7 +69,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
     """
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
-        for destination in _holding(wiring, record):
+        for destination in destinations_of(wiring, record):
             # A backup that the catalog does not know yet may build on it.
             adopt_unknown(wiring, destination, record.server)
         others = [other for other in wiring.catalog.backups.list(record.server, foreign=True) if other.id != backup_id]
@@ -77,11 +78,11 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
         ]
         if children and not with_increments:
             raise RefusedError(
-                f"backup {backup_id} is needed by {_named(children)}, which build on it",
+                f"backup {backup_id} is needed by {ids_of(children)}, which build on it",
                 hint="--with-increments deletes those too, all or none",
             )
         victims = [*reversed(children), record]
-        _require_may_go(wiring, victims, [other for other in others if other not in children])
+        require_may_go(wiring, victims, [other for other in others if other not in children])
         held: list[str] = []
         forgotten: list[str] = []
         for victim in victims:
@@ -89,7 +90,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
             _mark_everywhere(wiring, victim)
         if now:
             at_once = frozenset((victim.server, victim.id) for victim in victims)
-            for destination in _holding(wiring, record):
+            for destination in destinations_of(wiring, record):
                 held += _remove(wiring, destination, at_once)
         known = {other.id for other in wiring.catalog.backups.list(record.server, foreign=True)}
         return Deleted(tuple(held), tuple(forgotten), tuple(victim.id for victim in victims if victim.id in known))
@@ -111,7 +112,7 @@ def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
-    """Forget the copies that ``_holding`` leaves out; gives what to say about them."""
+    """Forget the copies that ``destinations_of`` leaves out; gives what to say about them."""
     gone = [copy.destination for copy in record.copies if copy.destination not in wiring.settings.destinations]
     for name in gone:
         _forget_copy(wiring, name, record.id)
@@ -126,9 +127,9 @@ def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
 
 
 def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
-    for destination in _holding(wiring, record):
+    for destination in destinations_of(wiring, record):
         wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
-    for destination in _holding(wiring, record):
+    for destination in destinations_of(wiring, record):
         if not mark_copy(wiring, destination, record, "", confirmed=True):
             forget_swept(wiring, destination, [record.id])
 
@@ -353,18 +354,18 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
         chain = chain_of(backup_id, wiring.catalog.backups.list(record.server, foreign=True))
-        holding = _holding(wiring, record)
-        marked = {owner for destination in holding for owner in marks(destination)}
+        here = destinations_of(wiring, record)
+        marked = {owner for destination in here for owner in marks(destination)}
         dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
         if not dead:
             raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
         whole = [
             destination
-            for destination in holding
+            for destination in here
             if all(read(destination, member.server, member.id) is not None for member in chain)
         ]
         if not whole:
-            gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
+            gone = "" if len(chain) == 1 else f", with {ids_of(chain[:-1])}, on which it builds"
             raise NotFoundError(
                 f"no destination holds backup {backup_id} any more{gone}",
                 hint="`backupd fsck` lists leftovers; `backupd backups` lists restorable backups",
@@ -404,121 +405,6 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
                 remove_keep(destination, record.server, record.id)
 
         return written(wiring, [copy.destination for copy in record.copies], write)
-
-
-def _require_may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
-    """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
-    kept = kept_anywhere(wiring, victims[0].server)
-    intents = [
-        lease
-        for destination in dict.fromkeys(one for victim in victims for one in _holding(wiring, victim))
-        for lease in living_intents(destination, wiring.clock())
-    ]
-    needed_by = {parent: lease.id for lease in intents for parent in lease.parents}
-    if (refusal := _refusal(victims, kept, needed_by)) is not None:
-        raise refusal
-    # The catalog alone may be wrong in both directions, so the destinations are asked.
-    if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-        _is_restorable(wiring, other) for other in _stand_ins(victims, others)
-    ):
-        raise _last_one(victims)
-
-
-def _refusal(victims: Sequence[BackupRecord], kept: Kept, needed_by: Mapping[str, str]) -> RefusedError | None:
-    """What of holds, keeps and running backups (``needed_by``: theirs, by the backup that they build on) is against the
-    deletion. Pure."""
-    server = victims[0].server
-    for hold in holds_of(kept, server):
-        return RefusedError(
-            f"nothing of {server} is deleted: {hold.text}",
-            hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` allows it again",
-        )
-    for victim in victims:
-        if (victim.server, victim.id) in kept.backups:
-            return RefusedError(
-                f"backup {victim.id} is kept (`backupd backups keep`)",
-                hint=f"`backupd backups keep {victim.id} --release` releases it",
-            )
-        if victim.foreign:
-            return RefusedError(
-                f"backup {victim.id} is foreign: nothing shows that this installation took it",
-                hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted",
-            )
-        if victim.id in needed_by:
-            return RefusedError(
-                f"backup {victim.id} is needed by {needed_by[victim.id]}, which is being written",
-                hint=f"wait for it to end, or cancel it: backupd jobs cancel {needed_by[victim.id]}",
-            )
-    return None
-
-
-def _stand_ins(victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> list[BackupRecord]:
-    """Those of ``others`` that replace every one of ``victims``, if they can be restored. Pure."""
-    lineage = lineages((*victims, *others))
-    return [
-        other
-        for other in others
-        if not other.foreign
-        and all(_replaces(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
-    ]
-
-
-def _last_one(victims: Sequence[BackupRecord]) -> RefusedError:
-    server = victims[0].server
-    what = victims[-1].id if len(victims) == 1 else _named(victims)
-    kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
-    return RefusedError(
-        f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
-        hint=f"take another one first: backupd backup {server} {_another(victims)}",
-    )
-
-
-def _another(victims: Sequence[BackupRecord]) -> str:
-    """Options for a backup that replaces ``victims``."""
-    sets = {victim.table_set for victim in victims}
-    if any(victim.kind is not BackupKind.LOGICAL for victim in victims) or len(sets) > 1:
-        return "--kind full"
-    return "--kind logical" + "".join(f" --set {name}" for name in sets if name)
-
-
-def _replaces(other: BackupRecord, victim: BackupRecord) -> bool:
-    """A dump may lack tables, so it replaces dumps of the same tables only."""
-    if other.doubtful or (other.missing and not victim.missing):
-        return False
-    if other.kind is not BackupKind.LOGICAL:
-        return True
-    same = victim.kind is BackupKind.LOGICAL and victim.table_set == other.table_set
-    return same and (not other.tables_missing or bool(victim.tables_missing))
-
-
-def _is_somewhere(wiring: Wiring, record: BackupRecord) -> bool:
-    return any(read(destination, record.server, record.id) is not None for destination in _holding(wiring, record))
-
-
-def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
-    """Complete by the catalog, and whole and unmarked at one destination at least, with everything it builds on."""
-    if record.state is not BackupState.COMPLETE:
-        return False
-    for destination in _holding(wiring, record):
-        try:
-            if restorable_at(destination, record.server, record.id):
-                return True
-        except BackupdError:
-            continue  # a destination that cannot be reached does not vouch for anything
-    return False
-
-
-def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
-    """Where it is stored, without destinations that are not configured any more."""
-    return [
-        wiring.destination(copy.destination)
-        for copy in record.copies
-        if copy.destination in wiring.settings.destinations
-    ]
-
-
-def _named(records: Sequence[BackupRecord]) -> str:
-    return ", ".join(record.id for record in records)
 
 
 def sightings_at(wiring: Wiring, destination: Destination) -> Sightings:
