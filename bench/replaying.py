@@ -43,9 +43,9 @@ from tests.support.restores.rolling import (
     roll,
     running_copy,
 )
-from tests.support.restores.shelved import branch as an_archived_branch
+from tests.support.restores.stored_segments import branch as an_archived_branch
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 TABLES, ROWS, CLIENTS = 4, 20_000, 8
 EVENTS = {MARIADB: 60_000, MYSQL: 30_000}

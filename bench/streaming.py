@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.catalog.session import open_catalog
+from backupd.model.binlog import FilePosition
 from backupd.model.text import format_size
 from backupd.process.command import family
 from tests.support.keys import Keys, operator_keys
@@ -34,7 +35,7 @@ from tests.support.servers import mysql
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server, query
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
 POLICY = """\
@@ -50,7 +51,6 @@ RATE = 500
 LASTS = {"1s": 20.0, "10s": 45.0}
 """Seconds of load, by checkpoint."""
 TICK = 0.01
-Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Source:
         name, pos, *_ = self.server.query("SHOW MASTER STATUS" if self.mariadb else "SHOW BINARY LOG STATUS")[0]
         return str(name), int(pos)
 
-    def place(self) -> Place:
+    def end(self) -> FilePosition:
         name, pos = self.position()
         return int(name.rpartition(".")[2]), pos
 
@@ -119,7 +119,7 @@ class Source:
     def write_large(self, size: int) -> None:
         """Copies of some hundred rows by one transaction each, from eight clients."""
         self.server.execute("CREATE TABLE IF NOT EXISTS sbtest.copies (k INT, c CHAR(120), pad CHAR(60))")
-        first = self.place()[0]
+        first = self.end()[0]
         stop = threading.Event()
 
         def write(number: int) -> None:
@@ -159,7 +159,7 @@ class Source:
                 process.terminate()
                 process.wait(30)
 
-    def stored_to(self) -> Place:
+    def stored_to(self) -> FilePosition:
         """How far the destination has the log, by the catalog, which hears of it afterwards."""
         with open_catalog(f"sqlite:///{self.base}/catalog.db") as catalog:
             return max(((run.last_number, run.last_pos) for run in catalog.binlogs.runs("bench")), default=(0, 0))
@@ -170,11 +170,11 @@ class Source:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.server.execute("FLUSH BINARY LOGS")
         with self.streaming("1s") as process:
-            wait(process, lambda: (self.base / "catalog.db").exists() and self.stored_to() >= self.place())
+            wait(process, lambda: (self.base / "catalog.db").exists() and self.stored_to() >= self.end())
 
     def ours(self) -> Cost:
         with self.streaming("1s") as process:
-            return cost(process, lambda: self.stored_to() >= self.place(), every=0.1)
+            return cost(process, lambda: self.stored_to() >= self.end(), every=0.1)
 
     def bare(self, first: str, folder: Path) -> Cost:
         name, pos = self.position()
@@ -302,19 +302,19 @@ class Observer:
                 if path.name not in self.seen and (path / "segment.json").exists():
                     self.seen[path.name] = time.monotonic()
 
-    def since(self, place: Place) -> float | None:
-        """Since when a segment reaches to ``place``."""
+    def since(self, position: FilePosition) -> float | None:
+        """Since when a segment reaches to ``position``."""
         found = [
             at
             for name, at in self.seen.items()
             for number, _start, end in [map(int, name.split("-"))]
-            if number == place[0] and end >= place[1]
+            if number == position[0] and end >= position[1]
         ]
         return min(found, default=None)
 
 
 def lag(source: Source, checkpoint: str, seconds: float) -> str:
-    commits: list[tuple[float, Place]] = []
+    commits: list[tuple[float, FilePosition]] = []
     source.begin()
     with source.streaming(checkpoint) as process, Observer(source.repository / "binlogs" / "bench") as observer:
         words = source.sysbench_words(f"--rate={RATE}", "--events=0", "run")
@@ -323,13 +323,13 @@ def lag(source: Source, checkpoint: str, seconds: float) -> str:
                 began = time.monotonic()
                 while (now := time.monotonic()) < began + seconds:
                     query(connection, "INSERT INTO sbtest.marks VALUES (%s)", (now,))
-                    commits.append((time.monotonic(), source.place()))
+                    commits.append((time.monotonic(), source.end()))
                     time.sleep(0.02)
             finally:
                 load.terminate()
         wait(process, lambda: observer.since(commits[-1][1]) is not None)
     # The first seconds are the program's start.
-    lags = [at - commit for commit, place in commits if commit > began + 5 if (at := observer.since(place)) is not None]
+    lags = [at - commit for commit, end in commits if commit > began + 5 if (at := observer.since(end)) is not None]
     centiles = statistics.quantiles(lags, n=100)
     line = (
         f"| {checkpoint} | {len(lags):,} | {statistics.median(lags):.2f} s | {centiles[98]:.2f} s | {max(lags):.2f} s |"

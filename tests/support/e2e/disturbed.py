@@ -18,7 +18,7 @@ from backupd.binlog.continuity import without_flag
 from backupd.catalog.session import Catalog
 from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection
-from backupd.model.binlog import Branch, Gap, Transaction
+from backupd.model.binlog import Branch, FilePosition, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.transfer import log_segments
 from backupd.transfer.records.encryption import Unsealer
@@ -32,9 +32,6 @@ MOVED = "moved"
 """The table that is written with another clock."""
 _BLOCK = 1 << 20
 _HEAD = 64
-
-Place = tuple[int, int]
-"""(number of a file, position in it)."""
 
 
 class Longest:
@@ -101,7 +98,7 @@ class Witness:
         self.new_life()
 
     def new_life(self, server: Server | None = None) -> None:
-        """The server begins its binary logs anew, or another ``server`` takes its place. All of the life before must
+        """The server begins its binary logs anew, or another ``server`` replaces it. All of the life before must
         have been looked at."""
         self._server = server or self._server
         life = self._folder / f"life-{len(self.lives)}"
@@ -225,7 +222,7 @@ def life_of(branch: Branch, files: dict[int, Path], witness: Witness, first: int
 def between_gaps(archived: Archived, gaps: Sequence[Gap]) -> list[dict[int, Path]]:
     """The branch's files, parted where a gap says that something is missing: behind it may be a later life, because
     who removed files may have begun them anew, too."""
-    behind = {_place(gap.before.file, 0)[0] for gap in gaps if gap.before is not None}
+    behind = {_file_position(gap.before.file, 0)[0] for gap in gaps if gap.before is not None}
     parts: list[dict[int, Path]] = []
     for number, path in sorted(archived.files.items()):
         if not parts or number in behind:
@@ -242,7 +239,9 @@ def unnamed(part: dict[int, Path], theirs: dict[int, Path], gaps: Sequence[Gap],
     for number in range(min(part), last + 1):
         size = part[number].stat().st_size if number in part else 0
         if number not in theirs or not (is_whole(size, theirs[number]) or (number == last and not until_now)):
-            named = any(_place(gap.after.file, gap.after.pos) <= (number, size) and gap.before is None for gap in gaps)
+            named = any(
+                _file_position(gap.after.file, gap.after.pos) <= (number, size) and gap.before is None for gap in gaps
+            )
             missing += [] if named else [f"file {number} behind {size}"]
     return missing
 
@@ -257,9 +256,9 @@ def is_told(after: dict[int, Path], before: dict[int, Path], gaps: Sequence[Gap]
     """Does a gap name everything between two parts?"""
     end = (max(after), after[max(after)].stat().st_size)
     return any(
-        _place(gap.after.file, gap.after.pos) <= end
+        _file_position(gap.after.file, gap.after.pos) <= end
         and gap.before is not None
-        and _place(gap.before.file, 0)[0] == min(before)
+        and _file_position(gap.before.file, 0)[0] == min(before)
         for gap in gaps
     )
 
@@ -287,7 +286,7 @@ def fork_is_true(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> b
     """Do both really share the parent's log up to the fork?"""
     if branch.fork is None:
         return True
-    number, pos = _place(branch.fork.file, branch.fork.pos)
+    number, pos = _file_position(branch.fork.file, branch.fork.pos)
     if not branch.names_go_on or number not in theirs or number not in parent.files:
         return False
     with parent.files[number].open("rb") as one, theirs[number].open("rb") as other:
@@ -332,5 +331,5 @@ def _transactions(path: Path) -> list[Transaction]:
     return found
 
 
-def _place(file: str, pos: int) -> Place:
+def _file_position(file: str, pos: int) -> FilePosition:
     return int(file.rpartition(".")[2]), pos
