@@ -17,8 +17,8 @@ from backupd.transfer.records.authenticity import Signing, sign
 from restore.runbook.shared_steps import signature_check
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, asking, empty_copy, first, here, logs, roll, running_copy
-from tests.support.restores.shelved import transaction
-from tests.support.stores.places import runs_as_root
+from tests.support.restores.stored_segments import transaction
+from tests.support.stores.folders import runs_as_root
 from tests.unit.restore.runbook.test_logs import Hand
 
 _TEXT = "INSERT INTO d.leak VALUES ('" + "x" * 300 + "')"
@@ -69,8 +69,8 @@ def test_by_hand_nothing_is_replayed_that_signer_has_not_signed_for_that_very_pl
     hand.script = f"{signature_check()}{hand.script}"
     signer = Signing(keys.secret_home, keys.fingerprint, (keys.fingerprint,))
     hand.branch()
-    first = hand.shelve(1, 0, 1000, Ending.ROTATED, transaction(1, 200, 300, -60), before="0-1-0", after="0-1-1")
-    second = hand.shelve(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-1", after="0-1-3")
+    first = hand.store_segment(1, 0, 1000, Ending.ROTATED, transaction(1, 200, 300, -60), before="0-1-0", after="0-1-1")
+    second = hand.store_segment(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-1", after="0-1-3")
     descriptions = sorted(tmp_path.glob("repository/binlogs/**/*.json"))
     assert len(descriptions) == 3
     for one in descriptions:
@@ -79,7 +79,7 @@ def test_by_hand_nothing_is_replayed_that_signer_has_not_signed_for_that_very_pl
     assert hand.chosen("latest", **asked) == "1 2 from 300 to"
 
     (second / "segment.json").unlink()
-    hand.shelve(2, 0, 400, Ending.OPEN, transaction(9, 256, 400, 20), before="0-1-1", after="0-1-9")
+    hand.store_segment(2, 0, 400, Ending.OPEN, transaction(9, 256, 400, 20), before="0-1-1", after="0-1-9")
     assert f"STOP: {second}/segment.json is not signed, or it was altered" in hand.refused("latest", **asked)
     (second / "segment.json.sig").unlink()
     assert f"STOP: {second}/segment.json is not signed" in hand.refused("latest", **asked)

@@ -39,7 +39,7 @@ def now() -> datetime:
 
 
 @dataclass
-class Shelf:
+class DumpRepository:
     """One destination and one server; ``dump`` takes logical backups of it."""
 
     base: Path

@@ -96,7 +96,7 @@ def relatives_of(base: Base, what: Logs, wanted: Collection[TableName]) -> Relat
     )
 
 
-class Shelf:
+class SavedTables:
     """Tables as they were at the base, kept as statements."""
 
     def __init__(self, source: Server) -> None:
@@ -172,11 +172,11 @@ def checksums(ask: Ask, tables: Collection[TableName]) -> dict[TableName, Any]:
 
 @contextlib.contextmanager
 def narrowed_copy(
-    kind: Kind, source: Server, shelf: Shelf, tables: Collection[TableName], folder: Path
+    kind: Kind, source: Server, saved: SavedTables, tables: Collection[TableName], folder: Path
 ) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
-    """A private server with ``tables`` of the shelf."""
+    """A private server with ``tables`` of those that were saved."""
     with running_copy(kind, source, empty_copy(kind, folder / "c")) as (server, info):
-        shelf.put(server, tables)
+        saved.put(server, tables)
         yield server, info
 
 
@@ -184,7 +184,7 @@ def replayed(
     kind: Kind,
     source: Server,
     base: Base,
-    shelf: Shelf,
+    saved: SavedTables,
     wanted: Sequence[TableName],
     folder: Path,
     stop: Stop | None = None,
@@ -193,7 +193,7 @@ def replayed(
     came out. What the first log holds before the base was not fetched."""
     what = with_hole(logs(source, folder / "whole", base.start, stop or here(kind, source)), folder / "logs")
     needed = relatives_of(base, what, wanted)
-    with narrowed_copy(kind, source, shelf, needed.tables, folder) as (server, info):
+    with narrowed_copy(kind, source, saved, needed.tables, folder) as (server, info):
         got = roll(server, info, what, tables=needed.tables)
         with asking(server) as ask:
             return needed, got, checksums(ask, wanted)

@@ -31,13 +31,13 @@ from tests.support.restores.rolling import Kind
 from tests.support.restores.taken import now
 from tests.support.servers import mysql
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server
-from tests.support.stores.places import make_short_directory
+from tests.support.stores.folders import make_short_directory
 
 MIB = 1024 * 1024
 
 
 @dataclass
-class Shelf:
+class ChainRepository:
     """A repository with one chain of backups of ``server``."""
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""A server of one module, which its tests may change, and a shelf for each test."""
+"""A server of one module, which its tests may change, and a repository for each test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.keys import Keys
-from tests.support.restores.dumped import Shelf
+from tests.support.restores.dumped import DumpRepository
 from tests.support.servers.mariadb import PrivateServer
 
 
@@ -20,9 +20,9 @@ def own_server() -> Iterator[PrivateServer]:
 
 
 @pytest.fixture
-def shelf(short_tmp: Path, own_server: PrivateServer, keys: Keys) -> Iterator[Shelf]:
+def repository(short_tmp: Path, own_server: PrivateServer, keys: Keys) -> Iterator[DumpRepository]:
     """With an empty server: whatever schemas and accounts a test made are gone afterwards."""
-    yield Shelf(short_tmp, own_server, keys)
+    yield DumpRepository(short_tmp, own_server, keys)
     for (name,) in own_server.query(
         "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME NOT IN "
         "('mysql', 'sys', 'information_schema', 'performance_schema')"

@@ -18,7 +18,7 @@ from backupd.model.errors import CancelledError
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.parts import Packed, Packer
-from tests.support.restores.dumped import Shelf, now
+from tests.support.restores.dumped import DumpRepository, now
 
 MIB = 1024 * 1024
 ORDERS = TableName("shop", "orders")
@@ -77,7 +77,7 @@ class Slow:
 
 
 def taken(
-    shelf: Shelf,
+    repository: DumpRepository,
     run: Writing,
     *,
     throttle: Throttle,
@@ -86,7 +86,7 @@ def taken(
     pressure: str = "",
 ) -> tuple[Packed, int]:
     """Everything of ``run``, packed; and how many rows were counted."""
-    with making(shelf.spec(), clock=now) as made, Packer(made.fanout, workers=1, together=together) as packer:
+    with making(repository.spec(), clock=now) as made, Packer(made.fanout, workers=1, together=together) as packer:
         with (
             Intake(
                 packer,
@@ -106,7 +106,7 @@ def taken(
     return packed, rows
 
 
-def test_a_tool_that_is_faster_than_the_destination_stands_still(shelf: Shelf, short_tmp: Path) -> None:
+def test_a_tool_that_is_faster_than_the_destination_stands_still(repository: DumpRepository, short_tmp: Path) -> None:
     folder = short_tmp / "rows"
     folder.mkdir()
     run, slow = Writing(folder, 20), Slow()
@@ -120,7 +120,7 @@ def test_a_tool_that_is_faster_than_the_destination_stands_still(shelf: Shelf, s
 
     gate = threading.Thread(target=let_pass)
     gate.start()
-    packed, rows = taken(shelf, run, throttle=slow, room=4 * MIB)
+    packed, rows = taken(repository, run, throttle=slow, room=4 * MIB)
     gate.join()
     assert run.pauses
     assert run.most <= 4 + 3, "the room, one that exceeds it, one being written, one being read"
@@ -129,7 +129,9 @@ def test_a_tool_that_is_faster_than_the_destination_stands_still(shelf: Shelf, s
     assert list(folder.iterdir()) == []
 
 
-def test_under_pressure_the_tool_stands_still_until_the_throttle_lets_it_go(shelf: Shelf, short_tmp: Path) -> None:
+def test_under_pressure_the_tool_stands_still_until_the_throttle_lets_it_go(
+    repository: DumpRepository, short_tmp: Path
+) -> None:
     folder = short_tmp / "rows"
     folder.mkdir()
     run = Writing(folder, 3)
@@ -140,19 +142,19 @@ def test_under_pressure_the_tool_stands_still_until_the_throttle_lets_it_go(shel
             if not size:
                 stood.append(run.pauses)
 
-    taken(shelf, run, throttle=Relieving(), room=100 * MIB, pressure="the replica is late")
+    taken(repository, run, throttle=Relieving(), room=100 * MIB, pressure="the replica is late")
     assert stood
     assert all(stood), "the tool was stopped before each wait"
 
 
-def test_a_cancelled_intake_ends(shelf: Shelf, short_tmp: Path) -> None:
+def test_a_cancelled_intake_ends(repository: DumpRepository, short_tmp: Path) -> None:
     folder = short_tmp / "rows"
     folder.mkdir()
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(CancelledError):
-        taken(shelf, Writing(folder, 3), throttle=Unlimited(), room=MIB, cancel=cancel)
-    assert shelf.objects() == set()
+        taken(repository, Writing(folder, 3), throttle=Unlimited(), room=MIB, cancel=cancel)
+    assert repository.objects() == set()
 
 
 OF_OLD = (

@@ -24,7 +24,7 @@ from backupd.model.job import Progress
 from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern
 from backupd.process.run_context import RunContext
 from policies.policy import Logical
-from tests.support.restores.dumped import Shelf, now, table
+from tests.support.restores.dumped import DumpRepository, now, table
 from tests.support.servers.server import Server, query
 
 
@@ -60,9 +60,9 @@ def under_way(server: Server, statement: str) -> Iterator[int]:
             thread.join()
 
 
-def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: Shelf) -> None:
-    a_shop(shelf.server)
-    shelf.server.execute(
+def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(repository: DumpRepository) -> None:
+    a_shop(repository.server)
+    repository.server.execute(
         "CREATE DATABASE secret",
         "CREATE TABLE secret.b (id INT)",
         "CREATE PROCEDURE shop.pp() SELECT 1",
@@ -71,30 +71,32 @@ def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: 
         "GRANT RELOAD, PROCESS, BINLOG MONITOR, SLAVE MONITOR ON *.* TO poor@localhost",
         "GRANT SELECT, SHOW VIEW, TRIGGER, EVENT, LOCK TABLES ON shop.* TO poor@localhost",
     )
-    shelf.connection = Connection(socket=str(shelf.server.socket), user="poor", password="p")
-    outcome = shelf.dump(include=(TablePattern("*.*"),), tools=[ExactDump()])
+    repository.connection = Connection(socket=str(repository.server.socket), user="poor", password="p")
+    outcome = repository.dump(include=(TablePattern("*.*"),), tools=[ExactDump()])
     assert table(outcome, "shop.a").outcome is Outcome.DUMPED
     warnings = [text for text in outcome.facts.warnings if "poor@localhost" in text]
     assert len(warnings) == 2, warnings
     assert "no SELECT privilege on *.*, and *.* asks for more than the schemas that it may read (shop)" in warnings[0]
     assert warnings[1].startswith("schema shop: poor@localhost has no privilege that shows those of others")
     assert "routines hidden from it are missing" in warnings[1]
-    with shelf.connection.connect() as session:
+    with repository.connection.connect() as session:
 
         def checked(*include: str) -> list[str]:
             leg = Logical.model_validate({"schedule": "every 24h", "tables": {"include": include}})
-            return [one.message for one in examine_sight(session, probe(shelf.connection), read_grants(session), leg)]
+            return [
+                one.message for one in examine_sight(session, probe(repository.connection), read_grants(session), leg)
+            ]
 
         assert ["*.* asks for more" in text for text in checked("*.*")] == [True, False]
         assert checked("shop.*")[0].endswith("routines of shop may be missing in them")
         assert checked("shop.a") == []
 
 
-def test_a_table_that_is_being_filled_ends_the_dump_with_the_statement(shelf: Shelf) -> None:
-    a_shop(shelf.server)
-    spec = shelf.spec("*.*", long_queries=1.0, tools=[ExactDump()])
-    with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a"):
-        with shelf.connection.connect() as session:
+def test_a_table_that_is_being_filled_ends_the_dump_with_the_statement(repository: DumpRepository) -> None:
+    a_shop(repository.server)
+    spec = repository.spec("*.*", long_queries=1.0, tools=[ExactDump()])
+    with under_way(repository.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a"):
+        with repository.connection.connect() as session:
             until(lambda: any(one.by.seconds >= 1 for one in changing(session)))
             with pytest.raises(BusyError) as caught:  # which it would not be after that hour
                 execute(spec, RunContext(now))
@@ -102,35 +104,35 @@ def test_a_table_that_is_being_filled_ends_the_dump_with_the_statement(shelf: Sh
             hurry(session)
             with pytest.raises(LockedTableError):
                 list_tables(session, strict=True)
-    assert shelf.left_in_spool() == []
+    assert repository.left_in_spool() == []
 
 
-def test_a_table_that_is_locked_for_a_while_is_waited_for(shelf: Shelf) -> None:
-    a_shop(shelf.server)
+def test_a_table_that_is_locked_for_a_while_is_waited_for(repository: DumpRepository) -> None:
+    a_shop(repository.server)
     said: list[str] = []
 
     def report(progress: Progress) -> None:
         said.append(progress.note)
-        shelf.server.execute(f"KILL QUERY {number}")
+        repository.server.execute(f"KILL QUERY {number}")
 
-    with shelf.connection.connect() as session:
+    with repository.connection.connect() as session:
         hurry(session)
-        with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a") as number:
-            way = ClearWay(shelf.connection, 60, 0, RunContext(report=report))
+        with under_way(repository.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a") as number:
+            way = ClearWay(repository.connection, 60, 0, RunContext(report=report))
             found = way.listed(lambda: list_tables(session, strict=True))
     assert TableName("shop", "a") in [one.name for one in found]
     assert "CREATE TABLE shop.l" in said[0]
 
 
-def test_who_waits_for_a_table_of_the_dump_is_told_while_waiting_and_afterwards(shelf: Shelf) -> None:
-    a_shop(shelf.server)
+def test_who_waits_for_a_table_of_the_dump_is_told_while_waiting_and_afterwards(repository: DumpRepository) -> None:
+    a_shop(repository.server)
     said: list[str] = []
-    with shelf.server.connect() as reader:
+    with repository.server.connect() as reader:
         query(reader, "BEGIN")
         query(reader, "SELECT * FROM shop.a")
         with (
-            WaitWatch(shelf.connection, [TableName("shop", "a")], bound=0.3, report=said.append) as watch,
-            under_way(shelf.server, "ALTER TABLE shop.a ADD COLUMN v INT"),
+            WaitWatch(repository.connection, [TableName("shop", "a")], bound=0.3, report=said.append) as watch,
+            under_way(repository.server, "ALTER TABLE shop.a ADD COLUMN v INT"),
         ):
             until(lambda: bool(said))
             query(reader, "ROLLBACK")
@@ -141,14 +143,14 @@ def test_who_waits_for_a_table_of_the_dump_is_told_while_waiting_and_afterwards(
     assert "ALTER TABLE shop.a ADD COLUMN v INT waited for" in words
 
 
-def test_prepared_transactions_are_named_since_the_dump_cannot_be_rolled_forward(shelf: Shelf) -> None:
-    a_shop(shelf.server)
-    with shelf.server.connect() as other:
+def test_prepared_transactions_are_named_since_the_dump_cannot_be_rolled_forward(repository: DumpRepository) -> None:
+    a_shop(repository.server)
+    with repository.server.connect() as other:
         for statement in ("XA START 'g1'", "INSERT INTO shop.a VALUES (100)", "XA END 'g1'", "XA PREPARE 'g1'"):
             query(other, statement)
-        outcome = shelf.dump(tools=[ExactDump()])
+        outcome = repository.dump(tools=[ExactDump()])
         query(other, "XA ROLLBACK 'g1'")
     assert table(outcome, "shop.a").rows == 1
     assert outcome.dump.settings[PREPARED_XA] == "'g1'"
     assert any(text.startswith("1 XA transactions were prepared") for text in outcome.facts.warnings)
-    assert PREPARED_XA not in shelf.dump(tools=[ExactDump()]).dump.settings
+    assert PREPARED_XA not in repository.dump(tools=[ExactDump()]).dump.settings

@@ -13,7 +13,7 @@ from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.insert_files import DumpRequest, DumpRun
 from backupd.engine.server.snapshot import Snapshot
 from backupd.model.table import Outcome, TableName
-from tests.support.restores.dumped import Shelf, table
+from tests.support.restores.dumped import DumpRepository, table
 from tests.support.restores.meddling import Meddled
 from tests.support.servers.server import Server, query
 
@@ -40,26 +40,26 @@ def flagged(server: Server) -> None:
     )
 
 
-def test_a_column_that_is_dropped_and_added_again_in_one_statement_is_noticed(shelf: Shelf) -> None:
-    flagged(shelf.server)
-    outcome = shelf.dump(tools=[Meddled(ExactDump(), before=lambda: shelf.server.execute(_SAME_AGAIN))])
+def test_a_column_that_is_dropped_and_added_again_in_one_statement_is_noticed(repository: DumpRepository) -> None:
+    flagged(repository.server)
+    outcome = repository.dump(tools=[Meddled(ExactDump(), before=lambda: repository.server.execute(_SAME_AGAIN))])
     wide = table(outcome, "shop.wide")
     assert wide.outcome is Outcome.DUMPED
     assert "definition was changed" in wide.note
 
 
-def test_a_snapshot_tells_that_a_column_was_dropped_and_added_again(shelf: Shelf) -> None:
-    flagged(shelf.server)
+def test_a_snapshot_tells_that_a_column_was_dropped_and_added_again(repository: DumpRepository) -> None:
+    flagged(repository.server)
     name = TableName("shop", "wide")
-    with Snapshot(shelf.connection) as snapshot:
+    with Snapshot(repository.connection) as snapshot:
         snapshot.open()
-        shelf.server.execute(_SAME_AGAIN)
+        repository.server.execute(_SAME_AGAIN)
         assert snapshot.session.query("SELECT flag FROM shop.wide") == [(0,), (0,)]
         assert snapshot.changed(name)
 
 
-def test_what_is_changed_between_the_definitions_and_the_snapshot_is_read_again(shelf: Shelf) -> None:
-    server = shelf.server
+def test_what_is_changed_between_the_definitions_and_the_snapshot_is_read_again(repository: DumpRepository) -> None:
+    server = repository.server
     server.execute(
         "CREATE DATABASE shop",
         "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT)",
@@ -77,17 +77,17 @@ def test_what_is_changed_between_the_definitions_and_the_snapshot_is_read_again(
             "CREATE PROCEDURE shop.called() SELECT 1",
         )
 
-    outcome = shelf.dump(tools=[Early(ExactDump(), first=change)])
+    outcome = repository.dump(tools=[Early(ExactDump(), first=change)])
     loose, kept = table(outcome, "shop.loose"), table(outcome, "shop.kept")
     assert (loose.outcome, loose.rows) == (Outcome.DUMPED, 3)
-    definition = shelf.content(outcome, "tables/shop/loose/definition.sql")
+    definition = repository.content(outcome, "tables/shop/loose/definition.sql")
     assert "once" not in definition
     assert "CHECK" not in definition
-    assert "fired" in shelf.content(outcome, "tables/shop/loose/triggers.sql")
-    assert "seen" in shelf.content(outcome, "schemas/shop/views.sql")
-    assert "called" in shelf.content(outcome, "schemas/shop/routines.sql")
+    assert "fired" in repository.content(outcome, "tables/shop/loose/triggers.sql")
+    assert "seen" in repository.content(outcome, "schemas/shop/views.sql")
+    assert "called" in repository.content(outcome, "schemas/shop/routines.sql")
     assert (kept.position, kept.rows) == (None, 1)  # the next number alone is no change
-    assert "AUTO_INCREMENT=8" in shelf.content(outcome, "tables/shop/kept/definition.sql")
+    assert "AUTO_INCREMENT=8" in repository.content(outcome, "tables/shop/kept/definition.sql")
 
 
 @contextmanager
@@ -113,21 +113,21 @@ def altering(server: Server) -> Iterator[Callable[[], None]]:
         thread.join()
 
 
-def test_tables_that_cannot_be_dumped_again_cost_nothing_but_themselves(shelf: Shelf) -> None:
-    shelf.server.execute(
+def test_tables_that_cannot_be_dumped_again_cost_nothing_but_themselves(repository: DumpRepository) -> None:
+    repository.server.execute(
         "CREATE DATABASE shop",
         "CREATE TABLE shop.held (id INT)",
         "CREATE TABLE shop.good (id INT PRIMARY KEY)",
         "INSERT INTO shop.good VALUES (1)",
         "CREATE TABLE shop.moved (id INT PRIMARY KEY)",
     )
-    with altering(shelf.server) as begin:
+    with altering(repository.server) as begin:
 
         def trouble() -> None:
-            shelf.server.execute("ALTER TABLE shop.moved ADD COLUMN more INT", "CREATE TABLE shop.late (id INT)")
+            repository.server.execute("ALTER TABLE shop.moved ADD COLUMN more INT", "CREATE TABLE shop.late (id INT)")
             begin()
 
-        outcome = shelf.dump(
+        outcome = repository.dump(
             "shop.good", "shop.moved", "shop.late", long_queries=1.0, tools=[Meddled(ExactDump(), before=trouble)]
         )
     assert (table(outcome, "shop.good").outcome, table(outcome, "shop.good").rows) == (Outcome.DUMPED, 1)
@@ -135,4 +135,6 @@ def test_tables_that_cannot_be_dumped_again_cost_nothing_but_themselves(shelf: S
         assert table(outcome, name).outcome is Outcome.FAILED
         assert why in table(outcome, name).reason
         assert "ALTER TABLE shop.held" in table(outcome, name).reason
-    assert {one.path.split("/")[2] for one in shelf.body(outcome).entries if one.path.startswith("tables")} == {"good"}
+    assert {one.path.split("/")[2] for one in repository.body(outcome).entries if one.path.startswith("tables")} == {
+        "good"
+    }

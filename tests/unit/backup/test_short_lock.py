@@ -25,7 +25,7 @@ from backupd.model.job import Progress
 from backupd.model.table import Outcome
 from backupd.process.run_context import RunContext
 from tests.support.keys import Keys
-from tests.support.restores.dumped import Shelf, table
+from tests.support.restores.dumped import DumpRepository, table
 from tests.support.restores.meddling import Meddled
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import MySQLServer, why_not
@@ -154,9 +154,9 @@ def test_a_long_statement_is_waited_for_where_the_lock_would_wait_for_it(server:
 
 def test_tables_of_either_flavour_are_dumped_while_somebody_writes(server: Server, short_tmp: Path, keys: Keys) -> None:
     with Beating(server) as beating:
-        shelf = Shelf(short_tmp, server, keys)
-        first, *others = shelf.spec("shop.*").tools
-        outcome = shelf.dump("shop.*", tools=[Meddled(first, before=beating.goes_on), *others])
+        repository = DumpRepository(short_tmp, server, keys)
+        first, *others = repository.spec("shop.*").tools
+        outcome = repository.dump("shop.*", tools=[Meddled(first, before=beating.goes_on), *others])
     beats = table(outcome, "shop.beats")
     assert beats.outcome is Outcome.DUMPED, beats.reason
     assert beats.rows is not None
@@ -204,7 +204,7 @@ def test_commits_that_were_blocked_for_longer_than_allowed_are_told_of(
     server: Server, short_tmp: Path, keys: Keys
 ) -> None:
     tool = Meddled(ExactDump(), opened=lambda _run: time.sleep(0.8))
-    outcome = Shelf(short_tmp, server, keys).dump("shop.beats", tools=[tool], max_lock=0.5)
+    outcome = DumpRepository(short_tmp, server, keys).dump("shop.beats", tools=[tool], max_lock=0.5)
     assert table(outcome, "shop.beats").outcome is Outcome.DUMPED
     assert outcome.dump.blocked >= 0.8
     assert any("logical.max_lock allows (0.5 s)" in warning for warning in outcome.facts.warnings)
@@ -223,13 +223,13 @@ def test_a_primary_key_that_the_server_made_is_a_column_like_others(
         "DELETE FROM shop.keyless WHERE v = 2",
         "SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF",
     )
-    shelf = Shelf(short_tmp, server, keys)
+    repository = DumpRepository(short_tmp, server, keys)
     try:
-        outcome = shelf.dump("shop.keyless", tools=[ExactDump()])
+        outcome = repository.dump("shop.keyless", tools=[ExactDump()])
     finally:
         server.execute("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
-    assert "`my_row_id`" in shelf.content(outcome, "tables/shop/keyless/definition.sql")
-    assert "(1,1),\n(3,3);" in shelf.content(outcome, "tables/shop/keyless/data-00000.sql")
+    assert "`my_row_id`" in repository.content(outcome, "tables/shop/keyless/definition.sql")
+    assert "(1,1),\n(3,3);" in repository.content(outcome, "tables/shop/keyless/data-00000.sql")
 
 
 def _refused(what: Callable[[], None]) -> bool:

@@ -21,10 +21,10 @@ from restore.subset import SubsetCopy, subset_instance, subset_of, tables_in
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind, here, logs
-from tests.support.restores.subsets import Shelf, name, sums
+from tests.support.restores.subsets import ChainRepository, name, sums
 from tests.support.restores.taken import now
 from tests.support.servers.server import Server, connect, query
-from tests.support.stores.places import give_to_database, short_directory
+from tests.support.stores.folders import give_to_database, short_directory
 
 ODD = "`größe 数据`.`naïve.tablé $1`"
 TEN = " UNION ALL ".join(f"SELECT {number} n" for number in range(10))
@@ -119,7 +119,7 @@ def renaming(server: Server) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="module")
-def mariadb(keys: Keys) -> Iterator[Shelf]:
+def mariadb(keys: Keys) -> Iterator[ChainRepository]:
     with short_directory() as folder, short_directory() as elsewhere, MARIADB.make() as server:
         give_to_database(elsewhere)
         server.create_backup_users()
@@ -130,18 +130,18 @@ def mariadb(keys: Keys) -> Iterator[Shelf]:
             f"CREATE TABLE other.leaves (id INT PRIMARY KEY) DATA DIRECTORY = '{elsewhere}'",
             *(f"INSERT INTO other.{table} SELECT id FROM shop.regions" for table in ("outside", "leaves")),
         )
-        shelf = Shelf(MARIADB, server, keys, folder)
+        repository = ChainRepository(MARIADB, server, keys, folder)
         server.settle()
         for changes in ((), FIRST_INCREMENT, SECOND_INCREMENT):
             server.execute(*changes)
             server.settle()
             with unfinished(server):
-                shelf.take(renaming(server) if changes is SECOND_INCREMENT else None)
-        yield shelf
+                repository.take(renaming(server) if changes is SECOND_INCREMENT else None)
+        yield repository
 
 
 @pytest.fixture(scope="module")
-def mysql(keys: Keys) -> Iterator[Shelf]:
+def mysql(keys: Keys) -> Iterator[ChainRepository]:
     if why := MYSQL.why_not():
         pytest.skip(why)
     with short_directory() as folder, MYSQL.make() as server:
@@ -152,27 +152,27 @@ def mysql(keys: Keys) -> Iterator[Shelf]:
             "CREATE TABLE other.within (id INT PRIMARY KEY) TABLESPACE many",
             "INSERT INTO other.within VALUES (1), (2)",
         )
-        shelf = Shelf(MYSQL, server, keys, folder)
+        repository = ChainRepository(MYSQL, server, keys, folder)
         with unfinished(server):
-            shelf.take()
-        yield shelf
+            repository.take()
+        yield repository
 
 
 @pytest.fixture(params=["mariadb", "mysql"])
-def shelf(request: pytest.FixtureRequest) -> Shelf:
+def repository(request: pytest.FixtureRequest) -> ChainRepository:
     found = request.getfixturevalue(request.param)
-    assert isinstance(found, Shelf)
+    assert isinstance(found, ChainRepository)
     return found
 
 
-def loaded(shelf: Shelf) -> tuple[Loaded, ...]:
-    return load_chain("shop", shelf.chain, shelf.sources)[0]
+def loaded(repository: ChainRepository) -> tuple[Loaded, ...]:
+    return load_chain("shop", repository.chain, repository.sources)[0]
 
 
-def same_as_source(shelf: Shelf, copy: SubsetCopy) -> None:
+def same_as_source(repository: ChainRepository, copy: SubsetCopy) -> None:
     assert copy.unreadable == {}
     for table in copy.tables:
-        assert sums(copy.connection, [str(table)]) == sums(shelf.server, [str(table)]), table
+        assert sums(copy.connection, [str(table)]) == sums(repository.server, [str(table)]), table
         with copy.connection.connect() as session:
             assert [row[3] for row in session.query(f"CHECK TABLE {table} EXTENDED") if row[2] == "error"] == []
 
@@ -181,35 +181,35 @@ def names(*texts: str) -> tuple[TableName, ...]:
     return tuple(sorted(name(text) for text in texts))
 
 
-def test_one_table_comes_alone_and_whole(shelf: Shelf) -> None:
-    with shelf.copy("shop.orders") as copy:
+def test_one_table_comes_alone_and_whole(repository: ChainRepository) -> None:
+    with repository.copy("shop.orders") as copy:
         assert copy.tables == names("shop.orders")
         assert copy.sandboxed
-        same_as_source(shelf, copy)
+        same_as_source(repository, copy)
         assert name("shop.customers") in copy.left_out
         data = {path.relative_to(copy.datadir).as_posix() for path in copy.datadir.rglob("*.ibd")}
         assert {path for path in data if path.startswith(("shop/", "other/", "gr"))} == {"shop/orders.ibd"}
-        whole = sum(header.stats.bytes_stored for header in shelf.headers)
-        planned = subset_of(loaded(shelf), lambda table: table == name("shop.orders"))
+        whole = sum(header.stats.bytes_stored for header in repository.headers)
+        planned = subset_of(loaded(repository), lambda table: table == name("shop.orders"))
         assert copy.fetched == sum(part.header.stats.bytes_stored for part in planned) < whole
         datadir = copy.datadir
     assert not datadir.exists()
 
 
-def test_a_backup_tells_its_tables_by_its_files(shelf: Shelf) -> None:
-    found = tables_in(loaded(shelf)[-1])
+def test_a_backup_tells_its_tables_by_its_files(repository: ChainRepository) -> None:
+    found = tables_in(loaded(repository)[-1])
     here = {
         TableName(str(schema), str(table))
-        for schema, table in shelf.server.query(
+        for schema, table in repository.server.query(
             "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW' AND "
             "TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')"
         )
     }
-    views = {name("shop.totals")} if shelf.kind.mariadb else set()  # since a table was renamed meanwhile
+    views = {name("shop.totals")} if repository.kind.mariadb else set()  # since a table was renamed meanwhile
     assert set(found) == (here | views) - {name("other.within")}  # which lies in a tablespace of many
 
 
-def test_tables_of_every_shape_come_out_of_a_chain(mariadb: Shelf) -> None:
+def test_tables_of_every_shape_come_out_of_a_chain(mariadb: ChainRepository) -> None:
     with mariadb.copy(
         ODD,
         "other.parts",
@@ -247,7 +247,7 @@ def test_tables_of_every_shape_come_out_of_a_chain(mariadb: Shelf) -> None:
             assert session.scalar("SELECT COUNT(*) FROM other.outside") == 10000
 
 
-def test_tables_of_every_shape_come_out_of_a_clone(mysql: Shelf) -> None:
+def test_tables_of_every_shape_come_out_of_a_clone(mysql: ChainRepository) -> None:
     with mysql.copy(ODD, "other.parts", "other.texts", "other.within") as copy:
         assert set(copy.tables) == {TableName.parse(ODD), *names("other.parts", "other.texts", "other.within")}
         same_as_source(mysql, copy)
@@ -256,26 +256,28 @@ def test_tables_of_every_shape_come_out_of_a_clone(mysql: Shelf) -> None:
 
 
 @pytest.mark.parametrize("table", ["third.moved", "third.leaves"])
-def test_a_table_that_had_another_name_when_an_earlier_backup_was_taken_is_whole(mariadb: Shelf, table: str) -> None:
+def test_a_table_that_had_another_name_when_an_earlier_backup_was_taken_is_whole(
+    mariadb: ChainRepository, table: str
+) -> None:
     with mariadb.copy(table) as copy:
         assert copy.tables == names(table)
         same_as_source(mariadb, copy)
 
 
-def test_an_earlier_backup_of_the_chain_has_the_tables_of_its_time(mariadb: Shelf) -> None:
+def test_an_earlier_backup_of_the_chain_has_the_tables_of_its_time(mariadb: ChainRepository) -> None:
     with mariadb.copy("other.dropped", "other.x", length=1) as copy, copy.connection.connect() as session:
         assert copy.tables == names("other.dropped", "other.x")
         assert session.scalar("SELECT COUNT(*) FROM other.x WHERE v LIKE 'xxx%%'") == 10000
 
 
-def test_a_table_that_is_not_there_is_said_so_with_those_that_are(shelf: Shelf) -> None:
-    with pytest.raises(NotFoundError) as caught, shelf.copy("shop.order"):
+def test_a_table_that_is_not_there_is_said_so_with_those_that_are(repository: ChainRepository) -> None:
+    with pytest.raises(NotFoundError) as caught, repository.copy("shop.order"):
         pass
     assert "shop.order" in caught.value.message
     assert "shop.orders" in caught.value.detail
 
 
-def test_what_may_take_no_more_room_is_judged_by_the_part_that_is_fetched(mariadb: Shelf) -> None:
+def test_what_may_take_no_more_room_is_judged_by_the_part_that_is_fetched(mariadb: ChainRepository) -> None:
     part = subset_of(loaded(mariadb), lambda table: table == name("shop.orders"))
     size = sum(one.header.stats.bytes_source for one in part)
 
@@ -292,17 +294,17 @@ def test_what_may_take_no_more_room_is_judged_by_the_part_that_is_fetched(mariad
         attempt(size // 2)
 
 
-def replay_of(shelf: Shelf, folder: Path, tables: tuple[str, ...]) -> ReplaySpec:
+def replay_of(repository: ChainRepository, folder: Path, tables: tuple[str, ...]) -> ReplaySpec:
     """Of what the source has written since the last backup."""
-    start = loaded(shelf)[-1].body.facts.position
-    found = logs(shelf.server, folder, start, here(shelf.kind, shelf.server))
+    start = loaded(repository)[-1].body.facts.position
+    found = logs(repository.server, folder, start, here(repository.kind, repository.server))
     number = int(start.file.rpartition(".")[2])
     branch = Branch(
-        "shop", "20261121T080000Z-aaaaaaaa", now(), BranchReason.FIRST, "uid", shelf.kind.name, "binlog", number
+        "shop", "20261121T080000Z-aaaaaaaa", now(), BranchReason.FIRST, "uid", repository.kind.name, "binlog", number
     )
-    sealer = Sealer((shelf.keys.fingerprint,), shelf.keys.public_home)
+    sealer = Sealer((repository.keys.fingerprint,), repository.keys.public_home)
     (path,) = found.files
-    header = archive_log(shelf.destination, sealer, branch, number, path.read_bytes(), ending=Ending.OPEN)
+    header = archive_log(repository.destination, sealer, branch, number, path.read_bytes(), ending=Ending.OPEN)
     size = found.stop.pos - start.pos
     leg = ReplayLeg((header.segment.key,), start, replace(found.stop, branch=branch.id), size)
     return ReplaySpec(
@@ -311,13 +313,15 @@ def replay_of(shelf: Shelf, folder: Path, tables: tuple[str, ...]) -> ReplaySpec
         "",
         size,
         0,
-        (shelf.server.server_id,),
+        (repository.server.server_id,),
         tables=tuple(str(name(table)) for table in tables),
     )
 
 
-def test_a_replay_brings_the_parents_of_foreign_keys_and_forgets_the_children(shelf: Shelf, short_tmp: Path) -> None:
-    shelf.server.execute(
+def test_a_replay_brings_the_parents_of_foreign_keys_and_forgets_the_children(
+    repository: ChainRepository, short_tmp: Path
+) -> None:
+    repository.server.execute(
         f"DELETE FROM {ODD} WHERE o < 10",
         "DELETE FROM shop.customers WHERE id < 10",
         "INSERT INTO shop.regions VALUES (20000, 'new')",
@@ -327,20 +331,20 @@ def test_a_replay_brings_the_parents_of_foreign_keys_and_forgets_the_children(sh
         f"DELETE FROM {ODD}",
         "DELETE FROM shop.orders WHERE id = 500",
     )
-    with shelf.copy("shop.orders", replay=replay_of(shelf, short_tmp / "logs", ("shop.orders",))) as copy:
+    with repository.copy("shop.orders", replay=replay_of(repository, short_tmp / "logs", ("shop.orders",))) as copy:
         assert copy.tables == names("shop.orders")
         assert copy.also == names("shop.customers", "shop.regions")
         assert copy.roll_forward is not None
         copy.roll_forward(lambda _stop: None)
-        same_as_source(shelf, copy)
+        same_as_source(repository, copy)
         for table in copy.also:
-            assert sums(copy.connection, [str(table)]) == sums(shelf.server, [str(table)])
+            assert sums(copy.connection, [str(table)]) == sums(repository.server, [str(table)])
 
 
-def test_a_table_goes_on_as_a_file_into_a_running_server(shelf: Shelf) -> None:
-    kind: Kind = shelf.kind
-    with shelf.copy("other.parts", "other.y") as copy, kind.make(binlog=False) as target:
-        assert sums(copy.connection, ["other.y"]) == sums(shelf.server, ["other.y"])
+def test_a_table_goes_on_as_a_file_into_a_running_server(repository: ChainRepository) -> None:
+    kind: Kind = repository.kind
+    with repository.copy("other.parts", "other.y") as copy, kind.make(binlog=False) as target:
+        assert sums(copy.connection, ["other.y"]) == sums(repository.server, ["other.y"])
         target.execute("CREATE DATABASE staging")
         with copy.connection.connect() as source:
             goals = {table: TableName("staging", table.table) for table in copy.tables}

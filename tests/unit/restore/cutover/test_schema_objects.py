@@ -29,10 +29,10 @@ from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind, both
-from tests.support.restores.subsets import Shelf
+from tests.support.restores.subsets import ChainRepository
 from tests.support.restores.taken import now
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 BOTH = both()
 LINES, ORDERS = TABLES = (TableName("shop", "lines"), TableName("shop", "orders"))
@@ -84,13 +84,13 @@ OF_MARIADB = {("package", "pack"), ("package body", "pack")}
 class House:
     """A server with a backup, and what it held then: ``state`` of the schema, ``folder`` with its scripts."""
 
-    shelf: Shelf
+    repository: ChainRepository
     folder: Path
     state: dict[str, Any]
 
     @property
     def server(self) -> Server:
-        return self.shelf.server
+        return self.repository.server
 
     @property
     def connection(self) -> Connection:
@@ -98,7 +98,7 @@ class House:
 
     @property
     def objects(self) -> set[tuple[str, str]]:
-        return PLAIN | (OF_MARIADB if self.shelf.kind.mariadb else set())
+        return PLAIN | (OF_MARIADB if self.repository.kind.mariadb else set())
 
     def look(self) -> dict[str, Any]:
         with self.connection.connect() as session:
@@ -114,7 +114,7 @@ class House:
             server="shop",
             target="latest",
             way=Source.PHYSICAL,
-            chain=self.shelf.chain,
+            chain=self.repository.chain,
             replay=None,
             statements=(),
             goals=tuple(TableGoal(name, name) for name in TABLES),
@@ -127,8 +127,8 @@ class House:
         return tablerestore.execute(
             spec,
             self.connection,
-            self.shelf.sources,
-            self.shelf.context,
+            self.repository.sources,
+            self.repository.context,
         )
 
 
@@ -157,9 +157,9 @@ def _house(kind: Kind, keys: Keys) -> Iterator[House]:
             *OBJECTS,
             *(ONLY_MARIADB if kind.mariadb else ()),
         )
-        shelf = Shelf(kind, server, keys, folder)
-        shelf.take()
-        house = House(shelf, folder / "scripts", {})
+        repository = ChainRepository(kind, server, keys, folder)
+        repository.take()
+        house = House(repository, folder / "scripts", {})
         house.state = house.look()
         for path, content in house.state["scripts"].files().items():
             (house.folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ from tests.support.restores.rolling import (
     running_copy,
     with_hole,
 )
-from tests.support.restores.shelved import BASE, branch
+from tests.support.restores.stored_segments import BASE, branch
 from tests.support.servers.server import Server
 
 BOTH = both()

@@ -25,7 +25,7 @@ from storage.filesystem import FilesystemDestination
 from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys
-from tests.support.restores.shelved import BASE, BRANCH, SERVER, content, segment, shelve
+from tests.support.restores.stored_segments import BASE, BRANCH, SERVER, content, segment, store_segment
 
 SIZE = 5000
 
@@ -46,7 +46,7 @@ def stored(places: tuple[FilesystemDestination, FilesystemDestination], keys: Ke
         segment(2, 0, 1000, Ending.OPEN, (), before="0-1-5", after="0-1-6"),
         segment(2, 1000, 3000, Ending.OPEN, (), before="0-1-6", after="0-1-7"),
     ]
-    return [shelve(draft, (), places, keys, tmp_path) for draft in drafts]
+    return [store_segment(draft, (), places, keys, tmp_path) for draft in drafts]
 
 
 def fetch_logs(
@@ -127,7 +127,7 @@ def test_each_part_is_taken_from_the_first_place_that_has_it(
     monkeypatch.setattr(segmentseal, "PART_SIZE", 2000)
     draft = segment(2, 0, SIZE, Ending.ROTATED, (), before="0-1-5", after="0-1-7")
     for together in [places[:1], places[1:]] if sealed_apart else [places]:
-        stored = shelve(draft, (), together, keys, tmp_path)
+        stored = store_segment(draft, (), together, keys, tmp_path)
     folder = layout.segment_folder(SERVER, stored.key)
     rotten, gone = (tmp_path / name / folder / layout.part_name(index) for index, name in enumerate(("local", "away")))
     rotten.write_bytes(with_another_end(rotten.read_bytes()))
@@ -154,7 +154,7 @@ def test_pieces_that_were_replaced_since_the_plan_was_made_are_read_out_of_what_
     planned = spec(stored)
     for pieces, end, ending in ((stored[1:2], 2000, Ending.OPEN), (stored[2:], SIZE, Ending.ROTATED)):
         larger = segment(2, 0, end, ending, (), before="0-1-5", after="0-1-9")
-        shelve(larger, (), places, keys, tmp_path)
+        store_segment(larger, (), places, keys, tmp_path)
         for place in places:
             assert drop_pieces(place, SERVER, [one.key for one in pieces], now=BASE) == tuple(one.key for one in pieces)
         folder = tmp_path / f"logs{end}"
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_is_reported_and_not_that_other_files_were_given_up(
         segment(1, 1000, SIZE, Ending.ROTATED, (), before="0-1-4", after="0-1-5"),
         segment(2, 0, 3000, Ending.ROTATED, (), before="0-1-5", after="0-1-7"),
     ]
-    stored = [shelve(draft, (), places[:1], keys, tmp_path) for draft in drafts]
+    stored = [store_segment(draft, (), places[:1], keys, tmp_path) for draft in drafts]
     (tmp_path / "local" / layout.segment_folder(SERVER, stored[2].key) / layout.part_name(0)).unlink()
     failed = Event()
     monkeypatch.setattr(replay_logs, "Event", lambda: failed)

@@ -32,13 +32,13 @@ from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import CountedDestination, archive_log
 from tests.support.logs.real_logs import RealLog, real_logs
-from tests.support.restores.shelved import BASE, SERVER, branch
+from tests.support.restores.stored_segments import BASE, SERVER, branch
 
 PART = 600
 
 
 @dataclass
-class Shelf:
+class StoredLog:
     """The first of the real logs at some destinations, in parts of 600 bytes."""
 
     destinations: Sequence[Destination]
@@ -103,28 +103,28 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def stored(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> StoredLog:
     monkeypatch.setattr(segment_documents, "PART_SIZE", PART)
     places = [FilesystemDestination(name, tmp_path / name) for name in ("local", "away")]
     for one in places:
         one.initialise(BASE)
-    return Shelf(places, keys, real_logs()[0])
+    return StoredLog(places, keys, real_logs()[0])
 
 
 @pytest.mark.parametrize("pieces", [(), (2,), (1, 3)], ids=["whole", "two", "three"])
 def test_any_range_is_the_same_as_in_the_whole_file_and_no_other_part_is_read(
-    shelf: Shelf, tmp_path: Path, pieces: tuple[int, ...]
+    stored: StoredLog, tmp_path: Path, pieces: tuple[int, ...]
 ) -> None:
-    cuts = shelf.log.cuts
-    shelf.store(*(cuts[one] for one in pieces))
-    local = CountedDestination(shelf.destinations[0])
+    cuts = stored.log.cuts
+    stored.store(*(cuts[one] for one in pieces))
+    local = CountedDestination(stored.destinations[0])
     lazily = 0
     for since in cuts:
-        for stop in (*(cut for cut in cuts if cut > since), shelf.log.size):
+        for stop in (*(cut for cut in cuts if cut > since), stored.log.size):
             local.read.clear()
-            path, warnings = shelf.fetch(tmp_path / f"{since}-{stop}", since, stop, [local])
+            path, warnings = stored.fetch(tmp_path / f"{since}-{stop}", since, stop, [local])
             assert warnings == ()
-            shelf.compare(path, since, stop)
+            stored.compare(path, since, stop)
             parts = [key for key in local.read if "/part-" in key]
             hole = hole_of(path)
             lazily += hole is not None
@@ -142,52 +142,52 @@ def _times(place: CountedDestination, parts: Sequence[str]) -> Iterator[int]:
 
 
 def test_what_is_needed_is_taken_from_the_first_place_that_has_it_and_what_is_not_may_be_lost(
-    shelf: Shelf, tmp_path: Path
+    stored: StoredLog, tmp_path: Path
 ) -> None:
-    shelf.store()
-    (key,) = shelf.segments
-    since, stop = shelf.log.cuts[3], shelf.log.cuts[4]
+    stored.store()
+    (key,) = stored.segments
+    since, stop = stored.log.cuts[3], stored.log.cuts[4]
     folder = layout.segment_folder(SERVER, key)
     needed = since // PART
     assert needed >= 2
     for place in ("local", "away"):  # between the head and the start
         (tmp_path / place / folder / layout.part_name(1)).unlink()
-        (tmp_path / place / folder / layout.part_name(shelf.log.size // PART)).write_bytes(b"")
-    path, warnings = shelf.fetch(tmp_path / "one", since, stop)
+        (tmp_path / place / folder / layout.part_name(stored.log.size // PART)).write_bytes(b"")
+    path, warnings = stored.fetch(tmp_path / "one", since, stop)
     assert warnings == ()
-    shelf.compare(path, since, stop)
+    stored.compare(path, since, stop)
     local, away = (tmp_path / place / folder / layout.part_name(needed) for place in ("local", "away"))
     whole = local.read_bytes()
     for bad in (with_another_end(whole), whole[:-7]):
         local.write_bytes(bad)
-        path, (warning,) = shelf.fetch(tmp_path / f"two{len(bad)}", since, stop)
+        path, (warning,) = stored.fetch(tmp_path / f"two{len(bad)}", since, stop)
         assert "local" in warning
         assert local.name in warning
-        shelf.compare(path, since, stop)
+        stored.compare(path, since, stop)
     (tmp_path / "local" / folder / layout.part_name(0)).unlink()  # the head, too
-    path, warnings = shelf.fetch(tmp_path / "three", since, stop)
+    path, warnings = stored.fetch(tmp_path / "three", since, stop)
     assert len(warnings) == 2
-    shelf.compare(path, since, stop)
+    stored.compare(path, since, stop)
     away.write_bytes(with_another_end(away.read_bytes()))
     with pytest.raises(DamagedError, match="cannot be read from any destination") as bad_everywhere:
-        shelf.fetch(tmp_path / "four", since, stop)
+        stored.fetch(tmp_path / "four", since, stop)
     assert {"local", "away"} <= {
         word for line in bad_everywhere.value.damages for word in line.replace(":", " ").split()
     }
     assert local.name in "".join(bad_everywhere.value.damages)
 
 
-def test_what_an_earlier_attempt_left_of_a_range_is_used_where_it_is_right(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.store()
-    since, stop = shelf.log.cuts[3], shelf.log.size
-    local = CountedDestination(shelf.destinations[0])
+def test_what_an_earlier_attempt_left_of_a_range_is_used_where_it_is_right(stored: StoredLog, tmp_path: Path) -> None:
+    stored.store()
+    since, stop = stored.log.cuts[3], stored.log.size
+    local = CountedDestination(stored.destinations[0])
 
     def parts(again: Callable[[Path], object] = lambda _path: None) -> int:
-        if (path := tmp_path / "logs" / "1" / shelf.log.name).exists():
+        if (path := tmp_path / "logs" / "1" / stored.log.name).exists():
             again(path)
         local.read.clear()
-        found, _warnings = shelf.fetch(tmp_path / "logs", since, stop, [local])
-        shelf.compare(found, since, stop)
+        found, _warnings = stored.fetch(tmp_path / "logs", since, stop, [local])
+        stored.compare(found, since, stop)
         return sum("/part-" in key for key in local.read)
 
     def spoil(at: int) -> Callable[[Path], object]:
@@ -200,10 +200,10 @@ def test_what_an_earlier_attempt_left_of_a_range_is_used_where_it_is_right(shelf
 
     at_first = parts()
     assert parts() == 1  # the one that begins in the hole
-    assert parts(spoil(shelf.log.size - 1)) == 2
+    assert parts(spoil(stored.log.size - 1)) == 2
     assert parts(spoil(10)) == at_first  # its head
     assert parts(lambda path: path.write_bytes(b"")) == at_first
-    assert parts(lambda path: path.write_bytes(shelf.log.archived)) == at_first
+    assert parts(lambda path: path.write_bytes(stored.log.archived)) == at_first
 
 
 class Hooked(ForwardingDestination):
@@ -229,17 +229,17 @@ class Hooked(ForwardingDestination):
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("apart", [0, 1, 2, 5])
 def test_whoever_plans_while_the_log_rotates_finds_its_bytes(
-    shelf: Shelf, tmp_path: Path, several: bool, apart: int
+    stored: StoredLog, tmp_path: Path, several: bool, apart: int
 ) -> None:
     """The pieces are replaced before any one operation of the fetch: by a larger piece, and some operations later by
     the whole file."""
-    cuts, one = shelf.log.cuts, layout.binlogs_folder(SERVER)
+    cuts, one = stored.log.cuts, layout.binlogs_folder(SERVER)
     since, stop = cuts[3], cuts[4]
-    shelf.store(*cuts[1:4])
-    for number, end in enumerate((0, cuts[3], shelf.log.size), start=1):
+    stored.store(*cuts[1:4])
+    for number, end in enumerate((0, cuts[3], stored.log.size), start=1):
         if end:
-            larger = shelf.put(0, end)
-            for place in shelf.destinations:
+            larger = stored.put(0, end)
+            for place in stored.destinations:
                 drop_pieces(place, SERVER, replaced_pieces(place, SERVER, larger), now=BASE)
         for name in ("local", "away"):
             shutil.copytree(tmp_path / name / one, tmp_path / f"{name}-{number}")
@@ -259,25 +259,25 @@ def test_whoever_plans_while_the_log_rotates_finds_its_bytes(
     at = 0
     while True:
         state(1)
-        hooked = Hooked(shelf.destinations[0], {at: lambda: state(2), at + apart: lambda: state(3)})
-        archives = [hooked, shelf.destinations[1]] if several else [hooked]
-        path, _warnings = shelf.fetch(tmp_path / f"logs-{at}", since, stop, archives)
-        shelf.compare(path, since, stop)
+        hooked = Hooked(stored.destinations[0], {at: lambda: state(2), at + apart: lambda: state(3)})
+        archives = [hooked, stored.destinations[1]] if several else [hooked]
+        path, _warnings = stored.fetch(tmp_path / f"logs-{at}", since, stop, archives)
+        stored.compare(path, since, stop)
         if at >= hooked.count:
             break
         at += 1
     assert at > 5
 
 
-def test_a_log_with_a_hole_says_what_the_hole_held(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.store()
-    since = shelf.log.cuts[3]
-    path, _warnings = shelf.fetch(tmp_path / "logs", since, shelf.log.size)
-    before = scan(io.BytesIO(shelf.log.archived), stop=shelf.log.cuts[1]).gtids_after
+def test_a_log_with_a_hole_says_what_the_hole_held(stored: StoredLog, tmp_path: Path) -> None:
+    stored.store()
+    since = stored.log.cuts[3]
+    path, _warnings = stored.fetch(tmp_path / "logs", since, stored.log.size)
+    before = scan(io.BytesIO(stored.log.archived), stop=stored.log.cuts[1]).gtids_after
     for start in (
         Position(path.name, 4, ""),
         Position(path.name, 4, before),
-        Position(path.name, shelf.log.cuts[1], before),
+        Position(path.name, stored.log.cuts[1], before),
         Position(path.name, since - 1, ""),
     ):
         with pytest.raises(RefusedError, match=f"was not fetched: the file goes on at byte {since}"):
@@ -286,17 +286,17 @@ def test_a_log_with_a_hole_says_what_the_hole_held(shelf: Shelf, tmp_path: Path)
         walk([path], Position("", 0, before))
 
 
-def test_of_a_cold_log_only_what_is_replayed_is_thawed(shelf: Shelf) -> None:
-    shelf.store()
-    header = segments_of(shelf)
+def test_of_a_cold_log_only_what_is_replayed_is_thawed(stored: StoredLog) -> None:
+    stored.store()
+    header = segments_of(stored)
     names = [part.stored.name for part in header.parts]
-    assert [_name(one.key) for one in wants_of_segment(header, 0, shelf.log.size)] == names
+    assert [_name(one.key) for one in wants_of_segment(header, 0, stored.log.size)] == names
     assert [_name(one.key) for one in wants_of_segment(header, 5, PART)] == names[:1]
     assert [_name(one.key) for one in wants_of_segment(header, 5, 5)] == names[:1]
 
 
-def segments_of(shelf: Shelf) -> segment_documents.SegmentHeader:
-    return load_header(shelf.destinations[0], SERVER, shelf.segments[0])
+def segments_of(stored: StoredLog) -> segment_documents.SegmentHeader:
+    return load_header(stored.destinations[0], SERVER, stored.segments[0])
 
 
 def _name(key: str) -> str:

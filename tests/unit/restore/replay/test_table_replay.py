@@ -16,7 +16,7 @@ from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName
 from tests.support.dice import rounds, size, thrown
-from tests.support.restores.narrowed import Shelf, base_of, checksums, narrowed_copy, relatives_of, replayed
+from tests.support.restores.narrowed import SavedTables, base_of, checksums, narrowed_copy, relatives_of, replayed
 from tests.support.restores.rolling import MARIADB, Kind, asking, both, here, logs, place_before, roll
 from tests.support.servers.server import Server
 
@@ -134,13 +134,13 @@ WANTED = (
 def test_tables_come_back_as_the_source_has_them_whatever_happened_around_them(kind: Kind, short_tmp: Path) -> None:
     with kind.make() as source:
         source.execute(*BEFORE)
-        base, shelf = base_of(kind, source), Shelf(source)
+        base, saved = base_of(kind, source), SavedTables(source)
         with _writing(source):
             source.execute(*AFTER)
             wanted = checksums(source.query, WANTED)
             source.execute("DROP TABLE shop.parts", "DELETE FROM shop.orders")
         stop = place_before(kind, source, "DROP TABLE `shop`.`parts`")
-        needed, got, copied = replayed(kind, source, base, shelf, WANTED, short_tmp, stop)
+        needed, got, copied = replayed(kind, source, base, saved, WANTED, short_tmp, stop)
         assert copied == wanted
         assert len(copied) == len(WANTED) - 1
         assert needed.gone == {
@@ -174,7 +174,7 @@ def test_statements_instead_of_rows_bring_along_what_they_read_and_what_their_tr
             "CREATE TABLE shop.read_from (id INT PRIMARY KEY)",
             "INSERT INTO shop.read_from VALUES (50), (51)",
         )
-        base, shelf = base_of(kind, source), Shelf(source)
+        base, saved = base_of(kind, source), SavedTables(source)
         source.execute(
             "SET SESSION binlog_format = STATEMENT",
             "INSERT INTO shop.orders VALUES (10, 10), (11, 11)",
@@ -199,7 +199,7 @@ def test_statements_instead_of_rows_bring_along_what_they_read_and_what_their_tr
             "UPDATE shop.items SET z = 5",
         )
         wanted = (TableName("shop", "counted"), TableName("shop", "items"))
-        needed, got, copied = replayed(kind, source, base, shelf, wanted, short_tmp)
+        needed, got, copied = replayed(kind, source, base, saved, wanted, short_tmp)
         assert copied == checksums(source.query, wanted)
         assert source.scalar("SELECT times FROM shop.counted") == 5
         assert {name.table for name in needed.tables} == {
@@ -222,7 +222,7 @@ def test_sequences_and_the_history_of_versioned_tables_are_rolled_forward_too(sh
             "CREATE TABLE shop.other (id INT PRIMARY KEY)",
             "CREATE TABLE shop.kept (id INT PRIMARY KEY, n INT) WITH SYSTEM VERSIONING",
         )
-        base, shelf = base_of(MARIADB, source), Shelf(source)
+        base, saved = base_of(MARIADB, source), SavedTables(source)
         source.execute(
             "CREATE SEQUENCE shop.numbers START 5 NOCACHE",
             "INSERT INTO shop.kept VALUES (1, 1), (2, 2)",
@@ -237,7 +237,7 @@ def test_sequences_and_the_history_of_versioned_tables_are_rolled_forward_too(sh
         )
         wanted = [TableName("shop", "kept"), TableName("shop", "numbers")]
         what = logs(source, short_tmp / "logs", base.start, here(MARIADB, source))
-        with narrowed_copy(MARIADB, source, shelf, wanted, short_tmp) as (server, info):
+        with narrowed_copy(MARIADB, source, saved, wanted, short_tmp) as (server, info):
             roll(server, info, what, tables=wanted)
             with asking(server) as ask:
                 for query in (
@@ -250,12 +250,12 @@ def test_sequences_and_the_history_of_versioned_tables_are_rolled_forward_too(sh
 def test_what_is_missing_stops_the_replay_and_the_pipe_is_refused(short_tmp: Path) -> None:
     with MARIADB.make() as source:
         source.execute(*BEFORE)
-        base, shelf = base_of(MARIADB, source), Shelf(source)
+        base, saved = base_of(MARIADB, source), SavedTables(source)
         source.execute("CREATE TABLE shop.like_it LIKE shop.emptied", "INSERT INTO shop.like_it VALUES (1)")
         wanted = [TableName("shop", "like_it")]
         what = logs(source, short_tmp / "logs", base.start, here(MARIADB, source))
         assert relatives_of(base, what, wanted).tables == (wanted[0], TableName("shop", "emptied"))
-        with narrowed_copy(MARIADB, source, shelf, wanted, short_tmp) as (server, info):
+        with narrowed_copy(MARIADB, source, saved, wanted, short_tmp) as (server, info):
             with pytest.raises(RefusedError, match="some tables only"):
                 roll(server, info, what, tables=wanted, method=ReplayMethod.PIPE)
             with pytest.raises(ServerError, match="1146") as caught:
@@ -274,7 +274,7 @@ def test_a_foreign_key_far_behind_in_a_definition_brings_its_parent_along(short_
             "CREATE TABLE shop.parent (id INT PRIMARY KEY)",
             "INSERT INTO shop.parent VALUES (1), (2), (3)",
         )
-        base, shelf = base_of(MARIADB, source), Shelf(source)
+        base, saved = base_of(MARIADB, source), SavedTables(source)
         for name, comment in (("child", ""), ("grandchild", far)):
             source.execute(
                 "SET foreign_key_checks = 0",
@@ -283,7 +283,7 @@ def test_a_foreign_key_far_behind_in_a_definition_brings_its_parent_along(short_
                 f"INSERT INTO shop.{name} (id) SELECT id FROM shop.parent",
             )
         source.execute("SET foreign_key_checks = 1", "DELETE FROM shop.parent WHERE id = 2")
-        needed, _got, copied = replayed(MARIADB, source, base, shelf, [child], short_tmp)
+        needed, _got, copied = replayed(MARIADB, source, base, saved, [child], short_tmp)
         assert needed.tables == (child, TableName("shop", "parent"))
         assert needed.inseparable == ()
         assert copied == checksums(source.query, [child])
@@ -420,13 +420,13 @@ def test_any_tables_of_any_history_come_back_as_the_source_has_them(kind: Kind, 
         with kind.make() as source:
             history = _History(dice, source, kind)
             history.begin()
-            base, shelf = base_of(kind, source), Shelf(source)
+            base, saved = base_of(kind, source), SavedTables(source)
             for _step in range(60):
                 history.step()
             names = sorted(history.names)
             for turn in range(size(1, 3)):
                 wanted = [TableName(*name.split(".")) for name in dice.sample(names, dice.randint(1, 2))]
                 place = short_tmp / f"{number}-{turn}"
-                needed, _got, copied = replayed(kind, source, base, shelf, wanted, place)
+                needed, _got, copied = replayed(kind, source, base, saved, wanted, place)
                 assert copied == checksums(source.query, wanted), (wanted, needed)
                 assert len(copied) == len(wanted)

@@ -18,7 +18,16 @@ from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder
-from tests.support.restores.shelved import BASE, BRANCH, SERVER, branch, content, segment, shelve, transaction
+from tests.support.restores.stored_segments import (
+    BASE,
+    BRANCH,
+    SERVER,
+    branch,
+    content,
+    segment,
+    store_segment,
+    transaction,
+)
 
 CHILD = "20261121T090500Z-bbbbbbbb"
 
@@ -53,7 +62,7 @@ class Hand:
         log_segments.put_branch(self.place, found)
         return found
 
-    def shelve(
+    def store_segment(
         self,
         number: int,
         start: int,
@@ -65,7 +74,7 @@ class Hand:
         after: str = "0-1-1",
     ) -> Path:
         draft = replace(segment(number, start, end, ending, found, before=before, after=after), branch=of)
-        done = shelve(draft, found, [self.place], self.keys, self.base)
+        done = store_segment(draft, found, [self.place], self.keys, self.base)
         return self.base / "repository" / layout.segment_folder(SERVER, done.key)
 
     def choose(self, to: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -105,8 +114,8 @@ def hand(keys: Keys, tmp_path: Path) -> Hand:
     """A whole file, of which pieces are still there, and the pieces of the next one."""
     found = Hand(keys, tmp_path)
     found.branch()
-    found.shelve(1, 0, 600, Ending.OPEN, transaction(1, 200, 300, -60))
-    found.shelve(
+    found.store_segment(1, 0, 600, Ending.OPEN, transaction(1, 200, 300, -60))
+    found.store_segment(
         1,
         0,
         1000,
@@ -116,8 +125,8 @@ def hand(keys: Keys, tmp_path: Path) -> Hand:
         before="0-1-0",
         after="0-1-2",
     )
-    found.shelve(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-2", after="0-1-3")
-    found.shelve(2, 400, 800, Ending.OPEN, transaction(4, 400, 800, 30), before="0-1-3", after="0-1-4")
+    found.store_segment(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-2", after="0-1-3")
+    found.store_segment(2, 400, 800, Ending.OPEN, transaction(4, 400, 800, 30), before="0-1-3", after="0-1-4")
     return found
 
 
@@ -143,7 +152,7 @@ def test_the_stop_is_right_before_the_first_transaction_that_is_later(hand: Hand
 
 
 def test_times_that_a_session_set_end_no_replay_and_bring_nothing_later(hand: Hand) -> None:
-    hand.shelve(
+    hand.store_segment(
         2,
         800,
         900,
@@ -155,7 +164,7 @@ def test_times_that_a_session_set_end_no_replay_and_bring_nothing_later(hand: Ha
     )
     late = transaction(7, 200, 300, 7200)
     rest = [transaction(8 + n, 300 + n, 301 + n, 40 + n) for n in range(20)]
-    hand.shelve(3, 0, 900, Ending.OPEN, late, *rest, before="0-1-6", after="0-1-27")
+    hand.store_segment(3, 0, 900, Ending.OPEN, late, *rest, before="0-1-6", after="0-1-27")
     assert hand.chosen(at(35)) == "1 2 from 300 to 800", "what was stamped into the past and the future is left out"
     assert hand.chosen(at(42.5)) == "1 2 from 300 to 800", "three are too few to contradict a later time"
     assert hand.chosen(at(55.5)) == "1 2 3 from 300 to 316"
@@ -163,12 +172,12 @@ def test_times_that_a_session_set_end_no_replay_and_bring_nothing_later(hand: Ha
 
 
 def test_what_is_missing_or_damaged_stops_only_who_needs_it(hand: Hand) -> None:
-    hand.shelve(4, 0, 500, Ending.ROTATED, transaction(9, 256, 500, 40), before="0-1-8", after="0-1-9")
+    hand.store_segment(4, 0, 500, Ending.ROTATED, transaction(9, 256, 500, 40), before="0-1-8", after="0-1-9")
     assert hand.chosen(at(25)) == "1 2 from 300 to 400"
     assert "gap: binary log 3" in hand.refused("latest")
-    last = hand.shelve(3, 0, 500, Ending.ROTATED, transaction(8, 256, 500, 35), before="0-1-4", after="0-1-8")
+    last = hand.store_segment(3, 0, 500, Ending.ROTATED, transaction(8, 256, 500, 35), before="0-1-4", after="0-1-8")
     assert "gap: between binary logs 2 and 3" in hand.refused("latest"), "the end of file 2 is not known"
-    hand.shelve(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
+    hand.store_segment(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
     assert hand.chosen("latest") == "1 2 3 4 from 300 to"
     part = last / layout.part_name(0)
     part.write_bytes(part.read_bytes()[:-9])
@@ -191,7 +200,7 @@ def test_the_history_is_the_one_that_the_server_was_on_and_what_is_not_certain_i
         names_go_on=True,
         first_number=3,
     )
-    hand.shelve(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-3", after="0-1-40")
+    hand.store_segment(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-3", after="0-1-40")
     assert hand.chosen("latest") == "1 2 3 from 300 to"
     assert (hand.work / "logs/2").stat().st_size == 400, "what the crash lost is left out"
     assert hand.chosen(at(22)) == "1 2 from 300 to 400"
@@ -220,7 +229,7 @@ def test_nothing_of_the_parent_is_left_out_before_a_fork(hand: Hand) -> None:
         "names_go_on": True,
     }
     hand.branch(**forked, fork=Position("bin.000002", 1000, "0-1-5"), first_number=3)
-    hand.shelve(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-5", after="0-1-40")
+    hand.store_segment(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-5", after="0-1-40")
     for to in ("latest", at(70)):
         assert "gap: bytes 800 to 1000 of binary log 2" in hand.refused(to)
     assert hand.chosen(at(25), HISTORY=CHILD) == "1 2 from 300 to 400", "what is missing is not needed"
@@ -242,13 +251,13 @@ def test_a_file_of_the_parent_that_is_missing_before_a_fork_is_a_gap(hand: Hand)
         "names_go_on": True,
         "first_number": 4,
     }
-    hand.shelve(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
+    hand.store_segment(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
     hand.branch(**forked, fork=Position("bin.000003", 1000, "0-1-8"))
-    hand.shelve(4, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-8", after="0-1-40")
+    hand.store_segment(4, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-8", after="0-1-40")
     for to in ("latest", at(70)):
         assert "gap: binary log 3" in hand.refused(to)
     assert hand.chosen(at(25), HISTORY=CHILD) == "1 2 from 300 to 400"
-    hand.shelve(3, 0, 1000, Ending.ROTATED, transaction(8, 256, 1000, 35), before="0-1-4", after="0-1-8")
+    hand.store_segment(3, 0, 1000, Ending.ROTATED, transaction(8, 256, 1000, 35), before="0-1-4", after="0-1-8")
     assert hand.chosen("latest") == "1 2 3 4 from 300 to"
     hand.branch(**forked, fork=Position("bin.000002", 900, "0-1-4"))
     assert "gap: binary log 3" in hand.refused("latest"), "what the parent has of it came after the fork"
@@ -263,7 +272,7 @@ def test_a_backup_of_what_the_server_lost_is_not_gone_on_from(hand: Hand) -> Non
         "parent": BRANCH,
         "names_go_on": True,
     }
-    hand.shelve(1, 200, 600, Ending.OPEN, transaction(1, 256, 600, 60), of=CHILD, before="", after="0-1-40")
+    hand.store_segment(1, 200, 600, Ending.OPEN, transaction(1, 256, 600, 60), of=CHILD, before="", after="0-1-40")
     hand.branch(**forked, fork=Position("bin.000001", 200, ""), first_number=1)
     assert "it holds what the server had lost" in hand.refused("latest"), "the file is the child's by now"
     hand.branch(**forked, fork=Position("bin.000001", 200, ""), first_number=2)

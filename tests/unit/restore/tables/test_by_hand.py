@@ -16,12 +16,12 @@ from backupd.process.runtime import option_file
 from restore.tables.sql_files import SCRIPT, write_sql
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
-from tests.support.restores.dumped import Shelf, table
+from tests.support.restores.dumped import DumpRepository, table
 from tests.support.servers import mysql, zoo
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 _SHOP = (
     "CREATE DATABASE shop",
@@ -69,9 +69,9 @@ _ALL = (
 
 @dataclass
 class Hand:
-    """A dump of ``shelf``, and another server to load it into."""
+    """A dump of ``repository``, and another server to load it into."""
 
-    shelf: Shelf
+    repository: DumpRepository
     outcome: LogicalOutcome
     target: Server
     client: str
@@ -91,7 +91,7 @@ class Hand:
     def compare(self) -> None:
         assert zoo.checksums(self.target) == self.sums
         for question in _ALL:
-            assert self.target.query(question) == self.shelf.server.query(question), question
+            assert self.target.query(question) == self.repository.server.query(question), question
         for schema in ("zoo", "shop", "other"):
             self.target.execute(f"DROP DATABASE {schema}")
 
@@ -109,28 +109,28 @@ def hand(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Hand]:
         source.create_backup_users()
         zoo.build(source)
         source.execute(*_SHOP)
-        shelf = Shelf(base, source, keys)
+        repository = DumpRepository(base, source, keys)
         sums = zoo.checksums(source)
         connection = Connection(socket=str(target.socket), user="root")
         with option_file(connection.option_groups()) as options:
             client = "mariadb" if mariadb else str(mysql.root_programs() / "mysql")
-            yield Hand(shelf, shelf.dump(), target, client, Path(options), sums)
+            yield Hand(repository, repository.dump(), target, client, Path(options), sums)
 
 
 @pytest.fixture(scope="module")
 def unpacked(hand: Hand) -> Path:
     """What the runbook, followed word for word, left in its folder."""
-    shelf = hand.shelf
-    shelf.do_by_hand(hand.outcome, f"{hand.client} --defaults-file={hand.options}")
+    repository = hand.repository
+    repository.do_by_hand(hand.outcome, f"{hand.client} --defaults-file={hand.options}")
     hand.compare()
-    return shelf.base / "work/data"
+    return repository.base / "work/data"
 
 
 def test_the_runbook_and_the_script_of_sql_files_bring_back_the_zoo_and_all_that_belongs_to_schemas(
     hand: Hand, unpacked: Path
 ) -> None:
     flavour = Flavour.MARIADB if hand.client == "mariadb" else Flavour.MYSQL
-    folder = hand.shelf.base / "sql"
+    folder = hand.repository.base / "sql"
     write_sql(unpacked, folder, flavour)
     done = subprocess.run(
         ["sh", str(folder / SCRIPT), f"--defaults-file={hand.options}"],
@@ -156,4 +156,4 @@ def test_each_file_of_a_table_loads_alone_with_the_same_ids_and_dates_whichever_
     hand.target.execute("DROP DATABASE IF EXISTS alone", "CREATE DATABASE alone")
     for name in ("definition.sql", "data-00000.sql"):
         hand.load("alone", folder / "shop/z" / name)
-    assert hand.target.query("SELECT * FROM alone.z") == hand.shelf.server.query("SELECT * FROM shop.z")
+    assert hand.target.query("SELECT * FROM alone.z") == hand.repository.server.query("SELECT * FROM shop.z")

@@ -41,13 +41,13 @@ def connection(server: Server) -> Connection:
 @BOTH
 def test_names_of_views_and_of_the_servers_own_schemas_are_refused(server: Server) -> None:
     with connection(server).connect() as session:
-        shelf = TableInventory.look(session, ["shop"])
-    refuse_unfit(shelf, [FREE])
+        inventory = TableInventory.look(session, ["shop"])
+    refuse_unfit(inventory, [FREE])
     with pytest.raises(RefusedError, match=r"views of these names: shop\.v"):
-        refuse_unfit(shelf, [FREE, VIEW])
+        refuse_unfit(inventory, [FREE, VIEW])
     for schema in ("mysql", "sys", "information_schema", "PERFORMANCE_SCHEMA"):
         with pytest.raises(RefusedError, match="tables of the server itself"):
-            refuse_unfit(shelf, [TableName(schema, "t")])
+            refuse_unfit(inventory, [TableName(schema, "t")])
 
 
 @BOTH

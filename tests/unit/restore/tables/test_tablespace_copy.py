@@ -29,10 +29,10 @@ from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.oracle import Rows
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind
-from tests.support.restores.subsets import Shelf
+from tests.support.restores.subsets import ChainRepository
 from tests.support.restores.taken import now
 from tests.support.servers.server import Server, quote_name
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 
 ODD = "größe 数据-1"
 PLAIN, PARTS, NAMED = TableName("shop", "plain"), TableName("shop", "parts"), TableName(ODD, "naïve/tablé $1")
@@ -53,12 +53,12 @@ FIT = (PLAIN, PARTS, NAMED)
 
 @dataclass
 class House:
-    """``source``, a shelf for backups of it, and ``target`` without a binary log."""
+    """``source``, a repository for backups of it, and ``target`` without a binary log."""
 
     kind: Kind
     source: Server
     target: Server
-    shelf: Shelf
+    repository: ChainRepository
 
     @property
     def names(self) -> tuple[TableName, ...]:
@@ -76,20 +76,20 @@ class House:
         spec = TablesSpec(
             restore_id=restore_id,
             server="shop",
-            target=f"backup:{self.shelf.chain[-1]}",
+            target=f"backup:{self.repository.chain[-1]}",
             way=Source.PHYSICAL,
-            chain=self.shelf.chain,
+            chain=self.repository.chain,
             replay=None,
             statements=(),
             into="target",
-            folder=self.shelf.folder / "scratch",
+            folder=self.repository.folder / "scratch",
             goals=tuple(TableGoal(name, TableName("back", name.table)) for name in names),
         )
         return tablerestore.execute(
             spec,
             at(self.target),
-            self.shelf.sources,
-            self.shelf.context,
+            self.repository.sources,
+            self.repository.context,
         )
 
     def folders(self) -> set[str]:
@@ -130,7 +130,7 @@ def house(request: pytest.FixtureRequest, keys: Keys) -> Iterator[House]:
             )
             source.settle()
         target.execute("CREATE DATABASE live", *(f"CREATE TABLE live.t{number} (id INT)" for number in range(9)))
-        yield House(kind, source, target, Shelf(kind, source, keys, folder))
+        yield House(kind, source, target, ChainRepository(kind, source, keys, folder))
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_files_that_are_in_nobodys_way_are_left_alone(empty: House) -> None:
 
 @pytest.mark.parametrize("house", [MARIADB], indirect=True, ids=str)
 def test_tables_of_a_backup_are_carried_again_when_they_are_lost_before_they_are_handed_over(house: House) -> None:
-    house.shelf.take()
+    house.repository.take()
     restore_id = new_id(now())
     staging = staging_names(restore_id, [PLAIN.schema, NAMED.schema])
     dying(lambda: house.restore(restore_id), tablerestore, "load")

@@ -69,7 +69,7 @@ def content(number: int, size: int) -> bytes:
     return bytes((number * 7 + place * 30) % 251 & 0xFE for place in range(size))
 
 
-def shelve(
+def store_segment(
     draft: Segment, transactions: Sequence[Transaction], destinations: Sequence[Destination], keys: Keys, folder: Path
 ) -> Segment:
     """Seal and store it; gives it with its digest."""
