@@ -14,7 +14,7 @@ from backupd.app.service.dispatch import perform
 from backupd.model.job import JobKind, JobRecord, JobState
 from storage import layout
 from storage.destination import Destination
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 
 JOB = "20261121T040000Z-00000000"
 
@@ -32,8 +32,8 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
 
 
 @dataclass
-class Shop(Shelf):
-    """``places`` are the required ones, ``others`` the rest; ``policy``: more of it."""
+class Shop(Installation):
+    """``destinations`` are the required ones, ``others`` the rest; ``policy``: more of it."""
 
     others: Sequence[str] = ("offsite",)
     policy: str = ""
@@ -42,7 +42,7 @@ class Shop(Shelf):
 
     def __post_init__(self) -> None:
         self.write(self.rules)
-        for name in self.places:
+        for name in self.destinations:
             self.at(name).initialise(self.clock())
 
     def write(self, rules: str, *, servers: Sequence[str] = (SERVER,)) -> None:
@@ -50,14 +50,14 @@ class Shop(Shelf):
         folder.mkdir(exist_ok=True)
         (folder / "gold.yaml").write_text(
             f'physical: {{full: "0 2 * * *"}}\nbinlog: {{stream: true}}\ndestinations: {{required: '
-            f"[{', '.join(self.places)}], others: [{', '.join(self.others)}]}}\n"
+            f"[{', '.join(self.destinations)}], others: [{', '.join(self.others)}]}}\n"
             + (f"retention: {rules}\n" if rules else "")
             + self.policy
         )
         roots = "".join(
             f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}, off_site: "
             f"{str(name in self.off_site).lower()}}}\n"
-            for name in (*self.places, *self.others)
+            for name in (*self.destinations, *self.others)
         )
         listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
         file = self.base / "backupd.yaml"
@@ -74,15 +74,15 @@ class Shop(Shelf):
     def job(self) -> JobRun:
         return JobRun(JobRecord(JOB, JobKind.REPLICATE, SERVER, JobState.RUNNING, self.clock()))
 
-    def replicate(self, place: str = "offsite", run: JobRun | None = None) -> Replicated:
-        return bring_up_to_date(self.wiring, SERVER, place, run or self.job(), pauses=())
+    def replicate(self, destination: str = "offsite", run: JobRun | None = None) -> Replicated:
+        return bring_up_to_date(self.wiring, SERVER, destination, run or self.job(), pauses=())
 
-    def whole(self, place: str = "offsite") -> dict[str, bytes]:
+    def whole(self, destination: str = "offsite") -> dict[str, bytes]:
         """Everything under objects and servers there, but trees."""
         found = {}
         for prefix in (layout.OBJECTS, layout.SERVERS):
-            for info in self.at(place).list(prefix):
-                with self.at(place).get(info.key) as stream:
+            for info in self.at(destination).list(prefix):
+                with self.at(destination).get(info.key) as stream:
                     found[info.key] = stream.read()
         return found
 

@@ -19,7 +19,7 @@ from backupd.model.job import silent
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
 from tests.support.keys import Keys
-from tests.support.logs.log_store import BRANCH, PLACES, SERVER, key_of, store, wired
+from tests.support.logs.log_store import BRANCH, DESTINATIONS, SERVER, key_of, store, wired
 from tests.support.logs.real_logs import RealLog, real_logs
 from tests.support.stores.gate import until
 
@@ -42,8 +42,8 @@ def older_catalog(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> Segm
     cut = logs[1].transactions[2].end
     store(wiring, keys, logs[1:2], end=cut)
     piece = SegmentKey(BRANCH.id, logs[1].number, 0, cut)
-    for place in PLACES:
-        log_segments.remove(wiring.destination(place), SERVER, piece)
+    for destination in DESTINATIONS:
+        log_segments.remove(wiring.destination(destination), SERVER, piece)
     store(wiring, keys, logs[1:3], known=False)
     return piece
 
@@ -61,7 +61,7 @@ def recollect(wiring: Wiring) -> None:
     found = CatalogBackfill(
         SERVER,
         wiring.settings.catalog,
-        {name: wiring.destination(name) for name in PLACES},
+        {name: wiring.destination(name) for name in DESTINATIONS},
         Spool(wiring.settings.spool / "binlogs" / SERVER),
         stop,
         wiring.clock,
@@ -77,7 +77,7 @@ def test_a_stream_that_begins_brings_an_older_catalog_up_to_date(
 ) -> None:
     piece = older_catalog(wiring, keys, logs)
     recollect(wiring)
-    assert runs(wiring) == [(place, 1, 3, logs[2].size, 3) for place in PLACES]
+    assert runs(wiring) == [(destination, 1, 3, logs[2].size, 3) for destination in DESTINATIONS]
     assert piece not in [record.key for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)]
     assert wiring.catalog.binlogs.gaps(SERVER) == ()
     assert wiring.catalog.events.list() == (), "nothing was lost"
@@ -87,7 +87,7 @@ def test_a_stream_that_begins_fills_a_new_catalog(wiring: Wiring, keys: Keys, lo
     store(wiring, keys, logs[:3], known=False)
     recollect(wiring)
     assert wiring.catalog.binlogs.branches(SERVER) == (BRANCH,)
-    assert runs(wiring) == [(place, 1, 3, logs[2].size, 3) for place in PLACES]
+    assert runs(wiring) == [(destination, 1, 3, logs[2].size, 3) for destination in DESTINATIONS]
 
 
 def test_a_stream_that_begins_forgets_what_is_gone_but_not_what_lies_at_a_place_that_is_not_mounted(
@@ -99,7 +99,7 @@ def test_a_stream_that_begins_forgets_what_is_gone_but_not_what_lies_at_a_place_
     folder.rename(folder.with_name("unplugged"))
     folder.mkdir()
     recollect(wiring)
-    both = [(place, 1, 3, logs[2].size, 3) for place in PLACES]
+    both = [(destination, 1, 3, logs[2].size, 3) for destination in DESTINATIONS]
     assert runs(wiring) == both, "its row is so young that somebody may be moving it"
     later = wiring.clock() + timedelta(minutes=6)
     recollect(replace(wiring, clock=lambda: later))
@@ -118,7 +118,7 @@ def test_fsck_brings_an_older_catalog_up_to_date_also_while_a_stream_is_at_work(
     assert len(found) == 2, "whether the whole files are on their way is not known yet"
     assert all("a larger piece has replaced it" in message for message in found)
     assert fsck(wiring, mend=True).ok
-    assert runs(wiring) == [(place, 1, 3, logs[2].size, 3) for place in PLACES]
+    assert runs(wiring) == [(destination, 1, 3, logs[2].size, 3) for destination in DESTINATIONS]
     assert wiring.catalog.binlogs.gaps(SERVER) == ()
 
 
@@ -128,8 +128,8 @@ def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(
     piece = older_catalog(wiring, keys, logs)
     done = verify(wiring, SERVER, None, silent)
     assert (done.ok, done.damages) == (True, ())
-    for place in PLACES:
-        assert piece not in [key for _server, key in log_segments.keys(wiring.destination(place))], (
+    for destination in DESTINATIONS:
+        assert piece not in [key for _server, key in log_segments.keys(wiring.destination(destination))], (
             "nor is it fetched back"
         )
     assert piece not in [record.key for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)]

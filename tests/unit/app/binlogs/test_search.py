@@ -38,9 +38,9 @@ def logs() -> tuple[RealLog, ...]:
     return real_logs()
 
 
-def spoil(wiring: Wiring, place: str, log: RealLog, name: str = "index-00000.zst.gpg") -> None:
+def spoil(wiring: Wiring, destination: str, log: RealLog, name: str = "index-00000.zst.gpg") -> None:
     key = layout.segment_folder(SERVER, key_of(log)) + name
-    path = wiring.settings.spool.parent / place / key
+    path = wiring.settings.spool.parent / destination / key
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.chmod(0o600)
@@ -79,7 +79,7 @@ def test_a_search_goes_on_behind_what_it_found(wiring: Wiring, keys: Keys, logs:
     store(wiring, keys, logs[:1])
     store(wiring, keys, logs[1:2], end=cut)
     store(wiring, keys, logs[1:2], start=cut)
-    store(wiring, keys, logs[:1], places=("local",), branch=other)
+    store(wiring, keys, logs[:1], destinations=("local",), branch=other)
     whole = list(search(wiring, SERVER))
     found: list[Found] = []
     while part := list(search(wiring, SERVER, limit=3, after=found[-1].cursor if found else None)):
@@ -117,8 +117,8 @@ def test_the_same_gtid_of_two_branches_is_told_with_the_branch(
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     other = replace(BRANCH, id="20261122T040000Z-0000000b", noticed_at=BRANCH.noticed_at + timedelta(days=1))
-    store(wiring, keys, logs[:1], places=("local",))
-    store(wiring, keys, logs[:1], places=("local",), branch=other)
+    store(wiring, keys, logs[:1], destinations=("local",))
+    store(wiring, keys, logs[:1], destinations=("local",), branch=other)
     gtid = logs[0].transactions[2].gtid
     assert [one.target for one in search(wiring, SERVER, gtid=gtid)] == [
         f"before-gtid:{gtid}@{BRANCH.id}",
@@ -145,7 +145,7 @@ def test_a_damaged_index_is_read_elsewhere_and_where_none_is_good_the_rest_is_to
 def test_a_search_says_what_it_lacks(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     with pytest.raises(NotFoundError, match="no binary log of shop"):
         search(wiring, SERVER)
-    store(wiring, keys, logs[:1], places=("local",))
+    store(wiring, keys, logs[:1], destinations=("local",))
     with pytest.raises(NotFoundError, match="branch nowhere"):
         search(wiring, SERVER, branch="nowhere")
     with pytest.raises(UsageError, match="is no GTID"):
@@ -179,7 +179,7 @@ def test_the_command_line_tells_what_to_restore_to(wiring: Wiring, keys: Keys, l
     assert CliRunner().invoke(binlog.app, ["search", SERVER, "--since", "yesterday", *config]).exit_code == 2
     state = CliRunner().invoke(binlog.app, ["status", "--json", *config])
     (one,) = json.loads(state.stdout)
-    assert [place["segments"] for place in one["destinations"]] == [2, 2]
+    assert [destination["segments"] for destination in one["destinations"]] == [2, 2]
     shown = CliRunner().invoke(binlog.app, ["status", *config])
     assert f"{logs[1].name}:{logs[1].size}" in shown.output
 
@@ -235,8 +235,8 @@ def test_verify_reads_the_logs_and_the_catalog_learns_which_copies_are_good(
         for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)
         for copy in record.destinations.values()
     )
-    for place in ("local", "offsite"):
-        spoil(wiring, place, logs[1], "part-00000.zst.gpg")
+    for destination in ("local", "offsite"):
+        spoil(wiring, destination, logs[1], "part-00000.zst.gpg")
     done = verify(wiring, SERVER, None, progress)
     assert [(damage.destination, damage.problem.partition(" ")[0]) for damage in done.damages] == [
         ("local", "holds"),
@@ -255,7 +255,7 @@ def test_verify_reads_the_logs_and_the_catalog_learns_which_copies_are_good(
 
 
 def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
-    store(wiring, keys, logs[:3])  # sealed for each place by itself, so no part is like that of the other place
+    store(wiring, keys, logs[:3])  # sealed for each destination alone: no part is like that of the other one
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
     spoil(wiring, "local", logs[0], "segment.json")
     log_segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
@@ -288,7 +288,7 @@ def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(
 def test_verify_of_a_share_reads_every_log_in_as_many_days(
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
-    store(wiring, keys, logs[:3], places=("local",))
+    store(wiring, keys, logs[:3], destinations=("local",))
     tomorrow = wiring.clock() + timedelta(days=1)
     read = [verify(one, None, 0.5, progress).binlogs for one in (wiring, replace(wiring, clock=lambda: tomorrow))]
     assert sum(read) == 3
@@ -298,10 +298,10 @@ def test_fsck_takes_in_what_the_catalog_does_not_know(wiring: Wiring, keys: Keys
     store(wiring, keys, logs[:3], known=False)
     found = fsck(wiring, mend=False)
     assert {finding.invariant for _place, finding in found.findings} == {Invariant.CATALOG_HAS_SEGMENT}
-    assert len(found.findings) == 8, "three logs and a branch at each of two places"
+    assert len(found.findings) == 8, "three logs and a branch at each of two destinations"
     mended = fsck(wiring, mend=True)
     assert mended.ok
-    assert len(mended.repaired) == 7, "both places describe the same branch"
+    assert len(mended.repaired) == 7, "both destinations describe the same branch"
     assert wiring.catalog.binlogs.branches(SERVER) == (BRANCH,)
     assert [(run.destination, run.segments) for run in wiring.catalog.binlogs.runs(SERVER)] == [
         ("local", 3),
@@ -314,7 +314,7 @@ def test_fsck_takes_in_what_the_catalog_does_not_know(wiring: Wiring, keys: Keys
 def test_fsck_takes_in_logs_whose_branch_nothing_describes(
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
-    store(wiring, keys, logs[:2], places=("local",), known=False)
+    store(wiring, keys, logs[:2], destinations=("local",), known=False)
     wiring.destination("local").delete(layout.branch_key(SERVER, BRANCH.id))
     left = fsck(wiring, mend=True)
     assert [finding.invariant for _place, finding in left.findings] == [Invariant.SEGMENT_HAS_BRANCH]
@@ -326,20 +326,22 @@ def test_fsck_forgets_what_is_gone_and_records_the_gap(wiring: Wiring, keys: Key
     store(wiring, keys, logs[:3])
     log_segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     found = fsck(wiring, mend=False)
-    assert [(place, finding.invariant) for place, finding in found.findings] == [("local", Invariant.SEGMENT_IS_STORED)]
+    assert [(destination, finding.invariant) for destination, finding in found.findings] == [
+        ("local", Invariant.SEGMENT_IS_STORED)
+    ]
     assert fsck(wiring, mend=True).ok
     (gap,) = wiring.catalog.binlogs.gaps(SERVER)
     assert (gap.destination, gap.after.file, gap.after.pos) == ("local", logs[0].name, logs[0].size)
     assert gap.before is not None
     assert (gap.before.file, gap.before.pos) == (logs[2].name, 0)
-    store(wiring, keys, logs[1:2], places=("local",), known=False)
+    store(wiring, keys, logs[1:2], destinations=("local",), known=False)
     assert fsck(wiring, mend=True).ok
     assert wiring.catalog.binlogs.gaps(SERVER) == (), "what was missing is back"
 
 
 def test_what_a_stream_is_just_storing_is_no_finding(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
-    store(wiring, keys, logs[:1], places=("local",))
-    store(wiring, keys, logs[1:2], places=("local",), known=False)
+    store(wiring, keys, logs[:1], destinations=("local",))
+    store(wiring, keys, logs[1:2], destinations=("local",), known=False)
     assert not fsck(wiring, mend=False).ok
     wiring.catalog.binlogs.set_stream_state(SERVER, {"state": "streaming"}, wiring.clock())
     assert fsck(wiring, mend=False).ok
@@ -350,7 +352,7 @@ def test_a_destination_that_is_not_there_is_told(wiring: Wiring, keys: Keys, log
     folder = wiring.settings.spool.parent / "offsite"
     folder.rename(folder.with_name("unplugged"))
     found = fsck(wiring, mend=True)
-    assert [(place, finding.invariant) for place, finding in found.findings] == [
+    assert [(destination, finding.invariant) for destination, finding in found.findings] == [
         ("offsite", Invariant.SEGMENT_IS_STORED)
     ]
     assert [run.destination for run in wiring.catalog.binlogs.runs(SERVER)] == ["local", "offsite"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from backupd.app.context.destination_identity import findings, identities
 from backupd.app.copies.protection import with_protection
 from backupd.app.retention.deletion import delete, sweep_destination
-from tests.support.catalog.shelf import SERVER
+from tests.support.catalog.installation import SERVER
 from tests.support.service.shop import Shop, apply
 
 Make = Callable[..., Shop]
@@ -16,7 +16,7 @@ RULES = "{local: {keep_fulls: 1}, offsite: {keep_fulls: 2}}"
 
 def test_rules_hold_what_has_not_arrived_where_it_is_kept_and_nothing_else(shop: Make) -> None:
     one = shop(RULES)
-    old, middle, new = one.daily(3, places=("local",))[::-1]
+    old, middle, new = one.daily(3, destinations=("local",))[::-1]
     applied = apply(one.wiring, SERVER, one.run())
     assert applied.marked["local"] == (old,), "offsite would not keep the oldest either"
     said = {decision.backup.id: decision for decision in applied.decisions[0].backups}
@@ -28,9 +28,9 @@ def test_rules_hold_what_has_not_arrived_where_it_is_kept_and_nothing_else(shop:
 
 def test_what_waits_goes_when_somebody_says_so_or_the_place_is_taken_out_of_the_policy(shop: Make) -> None:
     one = shop(RULES)
-    _old, middle, _new = one.daily(3, places=("local",))[::-1]
+    _old, middle, _new = one.daily(3, destinations=("local",))[::-1]
     assert middle in apply(one.wiring, SERVER, one.run(), really=True).marked["local"]
-    other = one.add(9, days=0.01, places=("local",))
+    other = one.add(9, days=0.01, destinations=("local",))
     one.others = ()
     one.write("{local: {keep_fulls: 1}}")
     assert _new in apply(one.wiring, SERVER, one.run()).marked["local"]
@@ -39,9 +39,9 @@ def test_what_waits_goes_when_somebody_says_so_or_the_place_is_taken_out_of_the_
 
 def test_what_waits_brings_what_it_builds_on(shop: Make) -> None:
     one = shop("{local: {keep_fulls: 1}, offsite: {recovery_window: 30d}}")
-    full = one.add(1, days=3, places=("local",))
-    child = one.add(2, days=2, parent=1, places=("local",))
-    one.add(3, days=1, places=("local",))
+    full = one.add(1, days=3, destinations=("local",))
+    child = one.add(2, days=2, parent=1, destinations=("local",))
+    one.add(3, days=1, destinations=("local",))
     applied = apply(one.wiring, SERVER, one.run())
     assert applied.marked["local"] == ()
     said = {decision.backup.id: decision for decision in applied.decisions[0].backups}
@@ -51,7 +51,7 @@ def test_what_waits_brings_what_it_builds_on(shop: Make) -> None:
 
 def test_a_backup_that_is_deleted_by_hand_while_it_waits_is_told(shop: Make) -> None:
     one = shop(RULES)
-    old, _new = one.add(1, days=2, places=("local",)), one.add(2, days=1, places=("local",))
+    old, _new = one.add(1, days=2, destinations=("local",)), one.add(2, days=1, destinations=("local",))
     one.catalog.replications.expect("offsite", {old: 1}, one.clock())
     delete(one.wiring, old, now=False)
     one.replicate()
@@ -67,7 +67,7 @@ def test_a_backup_that_is_deleted_by_hand_while_it_waits_is_told(shop: Make) -> 
 def test_a_place_under_two_names_is_refused_and_counts_once(shop: Make) -> None:
     one = shop("{local: {keep_fulls: 1}, offsite: {keep_fulls: 9}}", roots={})
     (one.base / "offsite").symlink_to(one.base / "local")
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     (found,) = findings(one.wiring)
     assert found.message.startswith("local and offsite are the same repository")
     done = one.replicate()
@@ -94,13 +94,13 @@ def test_places_are_looked_at_again_once_the_configuration_leads_elsewhere(shop:
     one.write("")
     assert identities(one.wiring)["offsite"] == "offsite"
     assert findings(one.wiring) == []
-    one.add(1, days=1, places=("local",))
+    one.add(1, days=1, destinations=("local",))
     assert one.replicate().ok
 
 
 def test_copies_at_destinations_that_are_not_configured_any_more_protect_nothing(shop: Make) -> None:
     one = shop()
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     one.replicate()
     one.replicate("local")
     (record,) = with_protection(one.wiring, [one.catalog.backups.get(name)])

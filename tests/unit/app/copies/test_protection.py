@@ -24,7 +24,7 @@ from backupd.transfer.relay import found_wrong
 from storage import layout, objects
 from storage.destination import Capability
 from tests.support.catalog import samples
-from tests.support.catalog.shelf import SERVER
+from tests.support.catalog.installation import SERVER
 from tests.support.dice import thrown
 from tests.support.service.shop import Shop
 from tests.support.stores.memory import MemoryDestination
@@ -66,7 +66,7 @@ def protected(one: Shop) -> dict[str, bool]:
 
 def test_a_backup_is_protected_once_both_copies_were_read_again(shop: Make) -> None:
     one = shop()
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     assert protected(one) == {name: False}
     one.replicate()
     assert one.verified(name) == {"offsite"}
@@ -77,7 +77,7 @@ def test_a_backup_is_protected_once_both_copies_were_read_again(shop: Make) -> N
 
 def test_copies_on_the_site_alone_do_not_protect(shop: Make) -> None:
     one = shop(off_site=())
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     one.replicate()
     one.replicate("local")
     assert protected(one) == {name: False}
@@ -85,8 +85,8 @@ def test_copies_on_the_site_alone_do_not_protect(shop: Make) -> None:
 
 def test_an_increment_is_as_protected_as_what_it_builds_on(shop: Make) -> None:
     one = shop()
-    full = one.add(1, days=2, places=("local",))
-    child = one.add(2, days=1, parent=1, places=("local",))
+    full = one.add(1, days=2, destinations=("local",))
+    child = one.add(2, days=1, parent=1, destinations=("local",))
     one.replicate()
     one.replicate("local")
     assert protected(one) == {full: True, child: True}
@@ -125,7 +125,7 @@ def test_lists_in_batches_say_of_each_backup_what_a_look_at_all_says(shop: Make)
 
 def test_a_copy_that_is_not_what_was_stored_is_damaged_and_its_object_is_not_used_again(shop: Make) -> None:
     one = shop()
-    name = one.add(1, days=1, content=b"gold", places=("local",))
+    name = one.add(1, days=1, content=b"gold", destinations=("local",))
     put(one.at(), layout.object_key(named(b"gold").name), b"sealed lead")
     done = one.replicate("local")
     assert [damage.backups for damage in done.examined.damages] == [(name,)]
@@ -144,16 +144,16 @@ def test_a_copy_that_is_not_what_was_stored_is_damaged_and_its_object_is_not_use
 
 def test_what_was_read_lately_for_another_backup_is_not_read_again_and_counts_since_then(shop: Make) -> None:
     one = shop()
-    first = one.add(1, days=1, content=b"same", places=("local",))
+    first = one.add(1, days=1, content=b"same", destinations=("local",))
     one.replicate("local")
     at = one.clock()
     one.clock.move(days=2)
-    second = one.add(2, days=1, content=b"same", places=("local",))
+    second = one.add(2, days=1, content=b"same", destinations=("local",))
     done = one.replicate("local")
     assert done.examined.bytes == len(b"body") + len(b"unpack") + len(b"runbook")
     assert {copy.verified_at for copy in one.catalog.backups.get(second).copies} == {at}
     one.clock.move(days=6)
-    third = one.add(3, days=1, content=b"same", places=("local",))
+    third = one.add(3, days=1, content=b"same", destinations=("local",))
     assert one.replicate("local").examined.bytes > len(b"body") + len(b"unpack") + len(b"runbook"), "too long ago"
     assert {copy.verified_at for copy in one.catalog.backups.get(third).copies} == {one.clock()}
     assert first
@@ -163,7 +163,7 @@ def test_where_the_place_audits_itself_nothing_is_read_again(shop: Make) -> None
     one = shop()
     place = Checked("offsite")
     one.swap(place)
-    name = one.add(1, days=1, content=b"gold", places=("local",))
+    name = one.add(1, days=1, content=b"gold", destinations=("local",))
     one.replicate()
     assert place.reads == 0
     assert one.verified(name) == {"offsite"}
@@ -178,14 +178,14 @@ def test_a_checksum_from_when_it_was_stored_counts_for_what_was_just_sent_and_fo
     place = Checked("offsite")
     place.audited = False
     one.swap(place)
-    first = one.add(1, days=2, content=b"gold", places=("local",))
+    first = one.add(1, days=2, content=b"gold", destinations=("local",))
     one.replicate()
     assert (place.reads, one.verified(first)) == (0, {"offsite"})
     key = layout.object_key(named(b"gold").name)
     place.claims[key] = named(b"gold").sha256
     put(place, key, b"sealed lead")
     one.clock.move(days=8)
-    second = one.add(2, days=0.1, content=b"gold", places=("local",))
+    second = one.add(2, days=0.1, content=b"gold", destinations=("local",))
     done = one.replicate()
     assert place.reads > 0
     assert [damage.key for damage in done.examined.damages] == [key], "it was there already, and had rotted since"
@@ -196,10 +196,10 @@ def test_a_checksum_from_when_it_was_stored_counts_for_what_was_just_sent_and_fo
 
 def test_damage_reaches_every_backup_there_that_shares_the_object(shop: Make) -> None:
     one = shop()
-    old = one.add(1, days=30, content=b"shared", places=("local",))
+    old = one.add(1, days=30, content=b"shared", destinations=("local",))
     assert one.replicate("local").ok
     one.clock.move(days=8)
-    young = one.add(2, days=1, content=b"shared", places=("local",))
+    young = one.add(2, days=1, content=b"shared", destinations=("local",))
     put(one.at(), layout.object_key(named(b"shared").name), b"sealed SHARED")
     done = one.replicate("local")
     assert [damage.backups for damage in done.examined.damages] == [(old, young)]
@@ -209,7 +209,7 @@ def test_damage_reaches_every_backup_there_that_shares_the_object(shop: Make) ->
 
 def test_a_copy_that_was_found_damaged_is_put_right_once_another_place_has_it_and_read_again(shop: Make) -> None:
     one = shop()
-    names = [one.add(number, days=9 - number, content=b"shared", places=("local",)) for number in (1, 2)]
+    names = [one.add(number, days=9 - number, content=b"shared", destinations=("local",)) for number in (1, 2)]
     assert one.replicate().ok
     key = layout.object_key(named(b"shared").name)
     put(one.at("offsite"), key, b"sealed SHARED")
@@ -227,7 +227,7 @@ def test_a_copy_that_was_found_damaged_is_put_right_once_another_place_has_it_an
 def test_backups_that_do_not_become_protected_in_time_are_told_once_and_when_they_are_again(shop: Make) -> None:
     one = shop(policy="protection: {within: 6h}\n")
     incidents = Incidents(one.catalog)
-    name = one.add(1, days=0.1, places=("local",))
+    name = one.add(1, days=0.1, destinations=("local",))
     look(one.wiring, incidents, SERVER, one.clock())
     assert one.events(PROTECTION.broken) == ()
     one.clock.move(hours=6)
@@ -246,7 +246,7 @@ def test_backups_that_do_not_become_protected_in_time_are_told_once_and_when_the
 
 def test_a_damaged_copy_is_put_right_from_the_other_place_and_counts_as_verified(shop: Make) -> None:
     one = shop()
-    name = one.add(1, days=1, content=b"gold", places=("local",))
+    name = one.add(1, days=1, content=b"gold", destinations=("local",))
     one.replicate()
     put(one.at(), layout.object_key(named(b"gold").name), b"sealed lead")
     put(one.at(), layout.runbook_key(SERVER, name), b"scribble")

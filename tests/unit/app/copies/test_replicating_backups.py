@@ -20,7 +20,7 @@ from backupd.transfer.holds_and_locks import kept_at
 from backupd.transfer.leases import Intent, intents, pins
 from backupd.transfer.scrub_and_repair import put_right
 from storage import layout, objects
-from tests.support.catalog.shelf import SERVER
+from tests.support.catalog.installation import SERVER
 from tests.support.service.shop import Shop, apply
 from tests.support.stores.stock import backup_id, named, pool, put
 from tests.support.stores.strict import UndeletableDestination
@@ -76,7 +76,7 @@ def test_an_object_of_another_size_that_a_killed_copy_left_is_replaced(shop: Mak
 
 def test_a_backup_that_the_targets_own_rules_would_not_keep_is_not_copied_and_that_is_said(shop: Make) -> None:
     one = shop("{offsite: {keep_fulls: 2}}")
-    ids = one.daily(4, places=("local",))
+    ids = one.daily(4, destinations=("local",))
     done = one.replicate()
     assert one.present("offsite") == set(ids[:2])
     assert [name for name, _why in done.declined] == ids[2:]
@@ -88,8 +88,8 @@ def test_a_backup_that_the_targets_own_rules_would_not_keep_is_not_copied_and_th
 
 def test_what_a_kept_one_builds_on_is_copied_though_no_rule_asks_for_it(shop: Make) -> None:
     one = shop("{offsite: {daily: 1}}")
-    full = one.add(1, days=3, places=("local",))
-    child = one.add(2, days=0.1, parent=1, places=("local",))
+    full = one.add(1, days=3, destinations=("local",))
+    child = one.add(2, days=0.1, parent=1, destinations=("local",))
     one.replicate()
     assert one.present("offsite") == {full, child}
 
@@ -115,7 +115,7 @@ def test_what_is_marked_deleted_at_the_target_alone_does_not_come_back(shop: Mak
 
 
 def test_damage_at_one_source_is_read_from_the_next_and_told(shop: Make) -> None:
-    one = shop(places=("local", "second"))
+    one = shop(destinations=("local", "second"))
     one.add(1, days=1, content=b"precious")
     key = layout.object_key(named(b"precious").name)
     put(one.at(), key, b"sealed prEcious")
@@ -189,7 +189,7 @@ def test_a_target_that_is_gone_is_told_once_tried_with_growing_pauses_and_caught
     one = shop()
     one.add(1, days=1)
     one.replicate()
-    name = one.add(2, days=0.5, places=("local",))
+    name = one.add(2, days=0.5, destinations=("local",))
     marker = one.base / "offsite" / "repository.json"
     marker.rename(one.base / "away")
     waits = []
@@ -243,9 +243,9 @@ def test_copies_at_a_required_destination_are_only_verified(shop: Make) -> None:
 
 def test_a_copy_that_was_swept_at_the_target_by_its_rules_is_not_copied_again(shop: Make) -> None:
     one = shop("{offsite: {keep_fulls: 1}}")
-    one.add(1, days=2, places=("local",))
+    one.add(1, days=2, destinations=("local",))
     one.replicate()
-    newer = one.add(2, days=0.5, places=("local",))
+    newer = one.add(2, days=0.5, destinations=("local",))
     one.replicate()
     apply(one.wiring, SERVER, one.run())
     one.clock.move(days=2)
@@ -256,8 +256,8 @@ def test_a_copy_that_was_swept_at_the_target_by_its_rules_is_not_copied_again(sh
 
 def test_copies_that_vanished_though_nobody_marked_them_are_told_and_copied_again(shop: Make) -> None:
     one = shop()
-    full = one.add(1, days=2, places=("local",))
-    child = one.add(2, days=1, parent=1, places=("local",))
+    full = one.add(1, days=2, destinations=("local",))
+    child = one.add(2, days=1, parent=1, destinations=("local",))
     one.replicate()
     target = one.at("offsite")
     for info in [*target.list(layout.SERVERS), *target.list(layout.OBJECTS)]:
@@ -280,7 +280,7 @@ def test_copies_that_vanished_though_nobody_marked_them_are_told_and_copied_agai
 
 def test_a_lost_copy_at_a_required_place_comes_back_too(shop: Make) -> None:
     one = shop()
-    name = one.add(1, days=1, places=("local",))
+    name = one.add(1, days=1, destinations=("local",))
     one.replicate()
     one.at().delete(layout.manifest_key(SERVER, name))
     done = one.replicate("local")
@@ -293,7 +293,7 @@ def test_where_nothing_may_be_deleted_an_object_in_quarantine_is_sent_anew_all_t
     one = shop()
     target = UndeletableDestination("offsite", tree=False)
     one.swap(target)
-    name = one.add(1, days=1, content=b"x", places=("local",))
+    name = one.add(1, days=1, content=b"x", destinations=("local",))
     put(target, layout.object_key(named(b"x").name), b"sealed y")
     objects.quarantine(target, named(b"x").name, "rot", one.clock())
     assert one.replicate().ok

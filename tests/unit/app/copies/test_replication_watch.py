@@ -11,7 +11,7 @@ from backupd.app.jobs.admission import obstacle
 from backupd.catalog.destinations import FAILING
 from backupd.model.backup_record import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
-from tests.support.catalog.shelf import SERVER
+from tests.support.catalog.installation import SERVER
 from tests.support.service.shop import Shop
 
 Make = Callable[..., Shop]
@@ -38,7 +38,7 @@ def test_a_new_backup_is_copied_and_verified_soon_one_job_for_each_place(shop: M
     assert look(one, watch) == ["offsite"], "at the beginning, whatever there is"
     finish(one)
     assert look(one, watch) == []
-    one.add(1, days=0.01, places=("local",))
+    one.add(1, days=0.01, destinations=("local",))
     assert look(one, watch) == ["local", "offsite"]
     assert look(one, watch) == ["local", "offsite"], "none twice"
     finish(one)
@@ -48,7 +48,7 @@ def test_a_new_backup_is_copied_and_verified_soon_one_job_for_each_place(shop: M
 def test_a_backup_that_comes_while_a_job_runs_gets_a_job_of_its_own_afterwards(shop: Make) -> None:
     one, watch = shop(), ReplicaWatch()
     look(one, watch)
-    one.add(1, days=0.01, places=("local",))
+    one.add(1, days=0.01, destinations=("local",))
     assert look(one, watch) == ["local", "offsite"]
     finish(one)
     assert look(one, watch) == ["offsite"]
@@ -56,7 +56,7 @@ def test_a_backup_that_comes_while_a_job_runs_gets_a_job_of_its_own_afterwards(s
 
 def test_what_failed_is_tried_again_when_its_time_has_come_and_everything_each_hour(shop: Make) -> None:
     one, watch = shop(), ReplicaWatch()
-    name = one.add(1, days=0.01, places=("local",))
+    name = one.add(1, days=0.01, destinations=("local",))
     look(one, watch)
     finish(one)
     one.catalog.replications.expect("offsite", {name: 5}, one.clock())
@@ -88,7 +88,7 @@ def test_nothing_is_expected_any_more_at_a_place_that_the_policy_does_not_name(s
 
 def test_a_paused_server_gets_no_job(shop: Make) -> None:
     one = shop()
-    one.add(1, days=0.01, places=("local",))
+    one.add(1, days=0.01, destinations=("local",))
     one.catalog.holds.set(SERVER, HoldKind.PAUSE, "moving", "anna", one.clock())
     assert look(one, ReplicaWatch()) == []
 

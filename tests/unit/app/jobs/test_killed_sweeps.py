@@ -23,7 +23,7 @@ from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobKind, JobState
 from backupd.transfer.deletion import is_whole
 from storage.filesystem import FilesystemDestination
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.stores.stock import Stock, everything, pool
 
 CHANGES: tuple[tuple[type, str], ...] = (
@@ -34,10 +34,10 @@ CHANGES: tuple[tuple[type, str], ...] = (
 )
 
 
-def stocked(base: Path, catalog: Catalog) -> tuple[Shelf, set[str], set[str]]:
+def stocked(base: Path, catalog: Catalog) -> tuple[Installation, set[str], set[str]]:
     """A chain and a full backup that shares an object with one that stays, all of them due, and what a dead run left.
     Which are due, and which stay."""
-    one = Shelf(base, catalog)
+    one = Installation(base, catalog)
     due = {one.add(1, days=9), one.add(2, days=8, parent=1)}
     due.add(one.add(4, days=6, content=b"shared"))
     stay = {one.add(8, days=2, content=b"shared"), one.add(9, days=1)}

@@ -41,7 +41,7 @@ from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.dice import size
 from tests.support.keys import Keys
-from tests.support.logs.log_store import BRANCH, PLACES, SERVER, key_of, store, wired
+from tests.support.logs.log_store import BRANCH, DESTINATIONS, SERVER, key_of, store, wired
 from tests.support.logs.real_logs import RealLog, real_logs
 from tests.support.stores.cold import Cooled
 from tests.support.stores.memory import MemoryDestination
@@ -85,7 +85,7 @@ def shown(wiring: Wiring) -> dict[str, Any]:
 
 def filled(wiring: Wiring) -> None:
     """A full backup with two increments at both places, and one full that is only at ``local``."""
-    for place in PLACES:
+    for place in DESTINATIONS:
         stock = Stock(wiring.destination(place), server=SERVER)
         stock.add(1, {"a": b"a"})
         stock.add(2, {"a": b"b"}, parent=1)
@@ -163,7 +163,7 @@ def test_the_timeline_and_the_gaps_are_those_of_before(wiring: Wiring, keys: Key
     store(wiring, keys, logs[:1])
     store(wiring, keys, logs[2:4])
     last = logs[3].transactions[-1].at
-    for place in PLACES:
+    for place in DESTINATIONS:
         wiring.catalog.binlogs.confirm(
             SERVER, place, BRANCH.id, (logs[3].number, logs[3].size), last + timedelta(minutes=7)
         )
@@ -298,7 +298,7 @@ def known(wiring: Wiring, number: int, header: Header) -> None:
             backup(server=SERVER),
             id=backup_id(number),
             manifest=hashlib.sha256(encode_header(header)).hexdigest(),
-            copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+            copies=tuple(Copy(place, "complete", header.finished_at) for place in DESTINATIONS),
         )
     )
 
@@ -308,7 +308,9 @@ def test_a_manifest_that_the_lost_catalog_knows_otherwise_is_told_and_not_used(w
     """The attacker had the signing key for a while, or nothing is signed."""
     with signing(wiring, opens=True) if signed else nullcontext(wiring) as house:
         for number in (1, 2):
-            headers = [Stock(house.destination(place), server=SERVER).add(number, {"a": b"a"}) for place in PLACES]
+            headers = [
+                Stock(house.destination(place), server=SERVER).add(number, {"a": b"a"}) for place in DESTINATIONS
+            ]
             known(house, number, headers[0])
         write_copies(house, now=True)
         unknowing = Wiring(house.settings, house.catalog, house.clock)
@@ -393,7 +395,7 @@ def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouche
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     filled(wiring)
-    store(wiring, keys, logs[:2], places=("local",))
+    store(wiring, keys, logs[:2], destinations=("local",))
     rebuild(wiring, "local", silent, merge=True)
     beneath = wiring.destination("local")
     for record in wiring.catalog.backups.every():

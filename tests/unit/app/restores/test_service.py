@@ -23,23 +23,23 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.job import silent
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
+def installation(tmp_path: Path) -> Iterator[Installation]:
     with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
-        yield Shelf(tmp_path, catalog, places=("local", "offsite"))
+        yield Installation(tmp_path, catalog, destinations=("local", "offsite"))
 
 
 @pytest.fixture
-def able(shelf: Shelf) -> Shelf:
+def able(installation: Installation) -> Installation:
     """One that has the means to restore, as far as its configuration says."""
-    file = shelf.base / "backupd.yaml"
-    scratch = shelf.base / "scratch"
-    file.write_text(file.read_text() + f"restore: {{gnupg_home: {shelf.base}, scratch: {{path: {scratch}}}}}\n")
-    shelf.wiring = Wiring(load_settings(file), shelf.catalog, shelf.clock)
-    return shelf
+    file = installation.base / "backupd.yaml"
+    scratch = installation.base / "scratch"
+    file.write_text(file.read_text() + f"restore: {{gnupg_home: {installation.base}, scratch: {{path: {scratch}}}}}\n")
+    installation.wiring = Wiring(load_settings(file), installation.catalog, installation.clock)
+    return installation
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def able(shelf: Shelf) -> Shelf:
     ],
 )
 def test_only_what_is_found_out_about_the_data_is_a_verdict(
-    able: Shelf, monkeypatch: pytest.MonkeyPatch, error: BackupdError, outcome: str
+    able: Installation, monkeypatch: pytest.MonkeyPatch, error: BackupdError, outcome: str
 ) -> None:
     name = able.add(1, days=1)
 
@@ -69,14 +69,14 @@ def test_only_what_is_found_out_about_the_data_is_a_verdict(
     assert ("the state of the backup is unknown" in problem.message) == (outcome == "undecided")
 
 
-def test_a_destination_that_is_not_configured_any_more_is_left_out_with_a_warning(shelf: Shelf) -> None:
-    name = shelf.add(1, days=2)
-    lost = shelf.add(2, days=1, places=["offsite"])
-    shelf.places = ("local",)
-    shelf.write("")
-    found = plan(shelf.wiring, SERVER, "latest", None)
+def test_a_destination_that_is_not_configured_any_more_is_left_out_with_a_warning(installation: Installation) -> None:
+    name = installation.add(1, days=2)
+    lost = installation.add(2, days=1, destinations=["offsite"])
+    installation.destinations = ("local",)
+    installation.write("")
+    found = plan(installation.wiring, SERVER, "latest", None)
     assert (found.backup_id, found.destinations) == (name, ("local",))
     assert any("offsite is no longer configured" in text for text in found.warnings)
     with pytest.raises(NotFoundError) as refused:
-        plan(shelf.wiring, SERVER, f"backup:{lost}", None)
+        plan(installation.wiring, SERVER, f"backup:{lost}", None)
     assert "offsite is no longer configured" in refused.value.detail

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from backupd.catalog.session import Catalog, open_catalog
-from tests.support.catalog.shelf import Shelf
+from tests.support.catalog.installation import Installation
 
 
 @pytest.fixture
@@ -16,10 +16,10 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, catalog: Catalog) -> Callable[..., Shelf]:
-    """Makes a Shelf: ``shelf("{local: {daily: 7}}")``."""
+def installation(tmp_path: Path, catalog: Catalog) -> Callable[..., Installation]:
+    """Makes an Installation: ``installation("{local: {daily: 7}}")``."""
 
-    def make(rules: str = "", *places: str, **changes: object) -> Shelf:
-        return Shelf(tmp_path, catalog, rules, places or ("local",), **changes)  # type: ignore[arg-type]  # as named there
+    def make(rules: str = "", *places: str, **changes: object) -> Installation:
+        return Installation(tmp_path, catalog, rules, places or ("local",), **changes)  # type: ignore[arg-type]  # as named there
 
     return make

@@ -26,32 +26,33 @@ SERVER = "shop"
 
 
 @dataclass
-class Shelf:
+class Installation:
     """``rules``: what the policy says under ``retention``. Servers ``shop`` and ``zoo`` follow it."""
 
     base: Path
     catalog: Catalog
     rules: str = ""
-    places: Sequence[str] = ("local",)
+    destinations: Sequence[str] = ("local",)
     roots: dict[str, Path] = field(default_factory=dict)
     clock: FakeClock = field(default_factory=lambda: FakeClock(START + timedelta(days=400)))
     wiring: Wiring = field(init=False)
 
     def __post_init__(self) -> None:
         self.write(self.rules)
-        for name in self.places:
+        for name in self.destinations:
             self.at(name).initialise(self.clock())
 
     def write(self, rules: str, *, servers: Sequence[str] = (SERVER, "zoo")) -> None:
         """(Re)write the configuration, and read it."""
         folder = self.base / "policies"
         folder.mkdir(exist_ok=True)
-        policy = f'physical: {{full: "0 2 * * *"}}\ndestinations: {{required: [{", ".join(self.places)}]}}\n' + (
+        policy = f'physical: {{full: "0 2 * * *"}}\ndestinations: {{required: [{", ".join(self.destinations)}]}}\n' + (
             f"retention: {rules}\n" if rules else ""
         )
         (folder / "gold.yaml").write_text(policy)
         roots = "".join(
-            f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}}}\n" for name in self.places
+            f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}}}\n"
+            for name in self.destinations
         )
         listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
         self.file.write_text(
@@ -68,8 +69,8 @@ class Shelf:
         """Read what is written now."""
         self.wiring = Wiring(load_settings(self.file), self.catalog, self.clock)
 
-    def at(self, place: str = "local") -> Destination:
-        return self.wiring.destination(place)
+    def at(self, destination: str = "local") -> Destination:
+        return self.wiring.destination(destination)
 
     def add(
         self,
@@ -77,19 +78,19 @@ class Shelf:
         *,
         days: float,
         parent: int | None = None,
-        places: Sequence[str] | None = None,
+        destinations: Sequence[str] | None = None,
         server: str = SERVER,
         content: bytes = b"",
         known: bool = True,
         dump: str | None = None,
         missing: int = 0,
     ) -> str:
-        """A backup that ended so many ``days`` ago, at every place (or those named); a logical one of the set
+        """A backup that ended so many ``days`` ago, at every destination (or those named); a logical one of the set
         ``dump``."""
         full = BackupKind.PHYSICAL_FULL if dump is None else BackupKind.LOGICAL
-        where = self.places if places is None else places
-        for place in where:
-            stock = Stock(self.at(place), server, str(full))
+        where = self.destinations if destinations is None else destinations
+        for destination in where:
+            stock = Stock(self.at(destination), server, str(full))
             stock.add(number, {"t": content or b"%d of %s" % (number, server.encode())}, parent=parent)
         ended = self.clock() - timedelta(days=days)
         if known:
@@ -108,16 +109,16 @@ class Shelf:
                     flavour="mariadb",
                     server_version="10.11.6",
                     tool_version="10.11.6",
-                    copies=tuple(Copy(place, "complete", ended) for place in where),
+                    copies=tuple(Copy(destination, "complete", ended) for destination in where),
                     table_set=dump or "",
                     tables_missing=missing,
                 )
             )
         return backup_id(number)
 
-    def daily(self, count: int, *, places: Sequence[str] | None = None) -> list[str]:
+    def daily(self, count: int, *, destinations: Sequence[str] | None = None) -> list[str]:
         """Full backups, newest first: the first ended an hour ago."""
-        return [self.add(count - number, days=number + 0.04, places=places) for number in range(count)]
+        return [self.add(count - number, days=number + 0.04, destinations=destinations) for number in range(count)]
 
     def prove(self, name: str, outcome: str = "proved") -> None:
         at = self.clock() - timedelta(hours=1)
@@ -129,11 +130,11 @@ class Shelf:
 
     # -- looking
 
-    def present(self, place: str = "local", server: str = SERVER) -> set[str]:
-        return {name for owner, name in backup_ids(self.at(place)) if owner == server}
+    def present(self, destination: str = "local", server: str = SERVER) -> set[str]:
+        return {name for owner, name in backup_ids(self.at(destination)) if owner == server}
 
-    def marked(self, place: str = "local") -> set[str]:
-        return {name for _server, name in marks(self.at(place))}
+    def marked(self, destination: str = "local") -> set[str]:
+        return {name for _server, name in marks(self.at(destination))}
 
     def state(self, name: str) -> BackupState:
         return self.catalog.backups.get(name).state
@@ -146,4 +147,4 @@ class Shelf:
 
     def agrees(self) -> bool:
         """Do catalog and marks say the same?"""
-        return all(reconcile(self.wiring, self.at(place)) == [] for place in self.places)
+        return all(reconcile(self.wiring, self.at(destination)) == [] for destination in self.destinations)
