@@ -37,9 +37,9 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState, silent
 from tests.support.catalog.bulk import fill
 from tests.support.catalog.fleet import Fleet
+from tests.support.catalog.installation import SERVER
 from tests.support.catalog.postgresql import PostgreSQL, private_postgresql
 from tests.support.catalog.rows import Fetched, counted
-from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop
 from tests.support.stores.stock import START, FakeClock
 

@@ -18,22 +18,22 @@ from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.transfer.deletion import marked
 from backupd.transfer.holds_and_locks import put_hold, put_keep, remove_hold
 from backupd.transfer.leases import Intent, Pin
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def test_a_preview_changes_nothing(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_a_preview_changes_nothing(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     ids = one.daily(5)
     (decisions,) = preview(one.wiring, SERVER, now=one.clock())
     assert [decision.backup.id for decision in decisions.expired] == ids[3:]
     assert (one.marked(), one.events("retention-refused")) == (set(), ())
 
 
-def test_a_preview_of_what_is_to_come_counts_backups_that_do_not_exist_yet(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_a_preview_of_what_is_to_come_counts_backups_that_do_not_exist_yet(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(2)
     later = one.clock() + timedelta(days=1)
     coming = Stored("coming", BackupKind.PHYSICAL_FULL, None, later, later)
@@ -41,8 +41,8 @@ def test_a_preview_of_what_is_to_come_counts_backups_that_do_not_exist_yet(shelf
     assert [decision.backup.id for decision in decisions.kept] == ["coming", ids[0]]
 
 
-def test_what_expired_is_marked_with_its_reasons_and_goes_after_the_grace_period(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_what_expired_is_marked_with_its_reasons_and_goes_after_the_grace_period(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     ids = one.daily(5)
     applied = apply(one.wiring, SERVER, one.run())
     assert applied.marked == {"local": tuple(ids[3:])}
@@ -57,8 +57,8 @@ def test_what_expired_is_marked_with_its_reasons_and_goes_after_the_grace_period
     assert {record.id for record in one.catalog.backups.every()} == set(ids[:3])
 
 
-def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     ids = one.daily(5)
     apply(one.wiring, SERVER, one.run())
     one.clock.move(days=2)
@@ -77,8 +77,8 @@ def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(shelf: Make
     assert removed.detail == "at local"
 
 
-def test_what_expired_can_be_brought_back_within_the_grace_period_and_kept(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_what_expired_can_be_brought_back_within_the_grace_period_and_kept(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     ids = one.daily(5)
     apply(one.wiring, SERVER, one.run())
     assert undelete(one.wiring, ids[4]) == [ids[4]]
@@ -89,9 +89,11 @@ def test_what_expired_can_be_brought_back_within_the_grace_period_and_kept(shelf
     assert one.present() == {*ids[:3], ids[4]}
 
 
-def test_each_destination_follows_its_own_rules_and_a_backup_is_deleted_when_no_copy_is_left(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}, offsite: {keep_fulls: 4}}", "local", "offsite", "vault")
-    ids = one.daily(5, places=("local", "offsite"))
+def test_each_destination_follows_its_own_rules_and_a_backup_is_deleted_when_no_copy_is_left(
+    installation: Make,
+) -> None:
+    one = installation("{local: {keep_fulls: 3}, offsite: {keep_fulls: 4}}", "local", "offsite", "vault")
+    ids = one.daily(5, destinations=("local", "offsite"))
     one.clock.move(minutes=1)
     vaulted = one.add(20, days=0.01)
     apply(one.wiring, SERVER, one.run())
@@ -107,8 +109,8 @@ def test_each_destination_follows_its_own_rules_and_a_backup_is_deleted_when_no_
     assert one.agrees()
 
 
-def test_more_than_half_at_once_is_refused_with_an_event_unless_confirmed(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_more_than_half_at_once_is_refused_with_an_event_unless_confirmed(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(9)
     with pytest.raises(RefusedError) as refused:
         apply(one.wiring, SERVER, one.run())
@@ -124,15 +126,15 @@ def test_more_than_half_at_once_is_refused_with_an_event_unless_confirmed(shelf:
     assert one.marked() == set(ids[2:])
 
 
-def test_three_old_backups_may_go_even_where_that_is_more_than_half(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_three_old_backups_may_go_even_where_that_is_more_than_half(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     ids = one.daily(4)
     apply(one.wiring, SERVER, one.run())
     assert one.marked() == set(ids[1:])
 
 
-def test_a_hold_stops_rules_deletion_and_sweeps_and_is_told(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_a_hold_stops_rules_deletion_and_sweeps_and_is_told(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     ids = one.daily(5)
     apply(one.wiring, SERVER, one.run())
     hold(one.wiring, SERVER, "audit until March", "anna")
@@ -147,8 +149,8 @@ def test_a_hold_stops_rules_deletion_and_sweeps_and_is_told(shelf: Make) -> None
     assert set(added) | set(ids) == one.present()
 
 
-def test_the_newest_proved_chain_outlives_its_rules_and_that_is_told(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_the_newest_proved_chain_outlives_its_rules_and_that_is_told(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(4)
     one.prove(ids[3])
     apply(one.wiring, SERVER, one.run())
@@ -161,8 +163,8 @@ def test_the_newest_proved_chain_outlives_its_rules_and_that_is_told(shelf: Make
     assert one.marked() == {ids[2], ids[3]}
 
 
-def test_a_proof_that_was_taken_back_by_a_later_failure_protects_nothing(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_a_proof_that_was_taken_back_by_a_later_failure_protects_nothing(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(3)
     one.prove(ids[2])
     one.clock.move(hours=2)
@@ -171,8 +173,8 @@ def test_a_proof_that_was_taken_back_by_a_later_failure_protects_nothing(shelf: 
     assert one.marked() == {ids[2]}
 
 
-def test_a_test_that_came_to_no_verdict_takes_no_proof_back(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_test_that_came_to_no_verdict_takes_no_proof_back(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     ids = one.daily(3)
     one.prove(ids[2])
     one.clock.move(hours=2)
@@ -181,8 +183,8 @@ def test_a_test_that_came_to_no_verdict_takes_no_proof_back(shelf: Make) -> None
     assert one.marked() == {ids[1]}
 
 
-def test_a_restored_backup_never_displaces_a_proved_one_and_serves_where_none_is(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_restored_backup_never_displaces_a_proved_one_and_serves_where_none_is(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     ids = one.daily(4)
     one.prove(ids[3])
     one.clock.move(hours=2)
@@ -196,18 +198,20 @@ def test_a_restored_backup_never_displaces_a_proved_one_and_serves_where_none_is
     assert [decision.backup.id for decision in decisions.kept] == [ids[0], ids[1]]
 
 
-def test_a_destination_that_is_not_configured_any_more_keeps_nothing_from_the_rules_of_the_others(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}", "local", "offsite")
+def test_a_destination_that_is_not_configured_any_more_keeps_nothing_from_the_rules_of_the_others(
+    installation: Make,
+) -> None:
+    one = installation("{local: {keep_fulls: 1}}", "local", "offsite")
     ids = one.daily(3)
-    one.places = ("local",)
+    one.destinations = ("local",)
     one.write("{local: {keep_fulls: 1}}")
     applied = apply(one.wiring, SERVER, one.run())
     assert applied.marked == {"local": (ids[1], ids[2])}
     assert any("offsite" in sentence and "no longer configured" in sentence for sentence in applied.held)
 
 
-def test_a_hold_of_another_installation_stops_the_rules_here(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_hold_of_another_installation_stops_the_rules_here(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     ids = one.daily(3)
     put_hold(one.at(), Hold(SERVER, HoldKind.HOLD, "audit elsewhere", "anna", one.clock()))
     assert apply(one.wiring, SERVER, one.run()).marked == {"local": ()}
@@ -216,25 +220,25 @@ def test_a_hold_of_another_installation_stops_the_rules_here(shelf: Make) -> Non
     assert apply(one.wiring, SERVER, one.run()).marked == {"local": (ids[1],)}
 
 
-def test_what_a_restore_reads_stays_until_it_has_ended(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_what_a_restore_reads_stays_until_it_has_ended(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(3)
     with Pin(one.at(), "20261121T040000Z-0000000a", [(SERVER, ids[2])], clock=one.clock):
         assert apply(one.wiring, SERVER, one.run()).marked == {"local": ()}
     assert apply(one.wiring, SERVER, one.run()).marked == {"local": (ids[2],)}
 
 
-def test_what_a_running_backup_builds_on_stays(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_what_a_running_backup_builds_on_stays(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     full = one.add(1, days=3)
     one.add(2, days=2)
     with Intent([one.at()], SERVER, "20261121T040000Z-0000000b", parents=[full], clock=one.clock):
         assert apply(one.wiring, SERVER, one.run()).marked == {"local": ()}
 
 
-def test_a_backup_that_the_catalog_does_not_know_counts_too(shelf: Make) -> None:
+def test_a_backup_that_the_catalog_does_not_know_counts_too(installation: Make) -> None:
     """Its manifest was put by a process that died before it wrote the row; it builds on what the rules would expire."""
-    one = shelf("{local: {keep_fulls: 1}}")
+    one = installation("{local: {keep_fulls: 1}}")
     full = one.add(1, days=300)
     one.add(2, days=299, parent=1, known=False)
     newest = one.add(5, days=1)
@@ -244,8 +248,8 @@ def test_a_backup_that_the_catalog_does_not_know_counts_too(shelf: Make) -> None
     assert "20261121T000002Z-00000002" in {record.id for record in one.catalog.backups.every(foreign=True)}
 
 
-def test_a_server_that_is_no_longer_configured_keeps_what_it_has(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_server_that_is_no_longer_configured_keeps_what_it_has(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     one.daily(4)
     one.write("{local: {keep_fulls: 1}}", servers=["zoo"])
     (decisions,) = preview(one.wiring, SERVER, now=one.clock())
@@ -256,8 +260,8 @@ def test_a_server_that_is_no_longer_configured_keeps_what_it_has(shelf: Make) ->
         preview(one.wiring, "nobody", now=one.clock())
 
 
-def test_one_destination_out_of_reach_does_not_keep_the_others_from_their_rules(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}, offsite: {keep_fulls: 2}}", "local", "offsite")
+def test_one_destination_out_of_reach_does_not_keep_the_others_from_their_rules(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}, offsite: {keep_fulls: 2}}", "local", "offsite")
     ids = one.daily(3)
     shutil.rmtree(one.base / "offsite")
     with pytest.raises(NotFoundError, match="offsite is no repository"):
@@ -266,8 +270,8 @@ def test_one_destination_out_of_reach_does_not_keep_the_others_from_their_rules(
     assert one.copies(ids[2]) == {"local": "deleted", "offsite": "complete"}
 
 
-def test_a_deletion_that_died_before_its_mark_is_finished_with_a_grace_period_of_its_own(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_a_deletion_that_died_before_its_mark_is_finished_with_a_grace_period_of_its_own(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(3)
     one.catalog.backups.set_copy_state(ids[0], "local", "deleted")
     apply(one.wiring, SERVER, one.run())
@@ -277,8 +281,8 @@ def test_a_deletion_that_died_before_its_mark_is_finished_with_a_grace_period_of
     assert one.present() == set(ids)
 
 
-def test_a_cancelled_run_marks_nothing_more(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_cancelled_run_marks_nothing_more(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     one.daily(3)
     cancel = threading.Event()
     cancel.set()
@@ -287,8 +291,8 @@ def test_a_cancelled_run_marks_nothing_more(shelf: Make) -> None:
     assert one.marked() == set()
 
 
-def test_a_run_that_lost_its_job_marks_nothing(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_a_run_that_lost_its_job_marks_nothing(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     one.daily(3)
 
     def taken() -> None:

@@ -29,7 +29,7 @@ from backupd.transfer.leases import Pin
 from backupd.transfer.records.manifests import put_bytes
 from storage import layout
 from tests.support.catalog.histories import NOW, days_ago, rules, stored, view
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 
 OLD = "20261001T000000Z-00000001"
@@ -162,8 +162,8 @@ def test_what_a_kept_backup_can_be_rolled_forward_with_never_goes(
 # -- applied
 
 
-def logged(one: Shelf, *, places: Sequence[str] = ("local",)) -> None:
-    """Three files for each day since 30 days ago, and the binary log positions of the shelf's backups."""
+def logged(one: Installation, *, destinations: Sequence[str] = ("local",)) -> None:
+    """Three files for each day since 30 days ago, and the binary log positions of the installation's backups."""
     now = one.clock()
     begin = now - timedelta(days=30)
     one.catalog.binlogs.add_branch(branch(noticed_at=begin))
@@ -188,9 +188,9 @@ def logged(one: Shelf, *, places: Sequence[str] = ("local",)) -> None:
             "10.11.6",
             "0" * 64,
         )
-        for place in places:
-            one.catalog.binlogs.add_segment(segment, place, 50, at)
-            put_bytes(one.at(place), layout.segment_key(SERVER, segment.key), b"{}")
+        for destination in destinations:
+            one.catalog.binlogs.add_segment(segment, destination, 50, at)
+            put_bytes(one.at(destination), layout.segment_key(SERVER, segment.key), b"{}")
     for record in one.catalog.backups.list(SERVER):
         one.catalog.backups.add(at_its_place(record, begin), replace=True)
 
@@ -200,7 +200,7 @@ def at_its_place(record: BackupRecord, begin: datetime) -> BackupRecord:
     return replace(record, position=Position(f"binlog.{number:06d}", 40, f"0-1-{number}"), server_uuid="u")
 
 
-def files(one: Shelf, place: str = "local") -> list[int]:
+def files(one: Installation, place: str = "local") -> list[int]:
     """Those that both the catalog and the destination have."""
     known = [found.key.number for found in one.catalog.binlogs.segments(SERVER, OLD) if place in found.destinations]
     there = {
@@ -212,15 +212,15 @@ def files(one: Shelf, place: str = "local") -> list[int]:
     return known
 
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
 @pytest.fixture
-def month(shelf: Make) -> Callable[[str], Shelf]:
-    """Makes a shelf with a backup of each of the last ten days and the logs of thirty."""
+def month(installation: Make) -> Callable[[str], Installation]:
+    """Makes an installation with a backup of each of the last ten days and the logs of thirty."""
 
-    def make(keep: str) -> Shelf:
-        one = shelf(keep)
+    def make(keep: str) -> Installation:
+        one = installation(keep)
         one.daily(10)
         logged(one)
         return one
@@ -228,7 +228,7 @@ def month(shelf: Make) -> Callable[[str], Shelf]:
     return make
 
 
-def test_the_preview_tells_what_goes_and_why_and_changes_nothing(month: Callable[[str], Shelf]) -> None:
+def test_the_preview_tells_what_goes_and_why_and_changes_nothing(month: Callable[[str], Installation]) -> None:
     one = month("{local: {daily: 3}}")
     (decisions,) = preview(one.wiring, SERVER, now=one.clock())
     gone, kept = decisions.runs
@@ -241,7 +241,7 @@ def test_the_preview_tells_what_goes_and_why_and_changes_nothing(month: Callable
     assert decisions.recoverable[0].until > one.clock() - timedelta(hours=1), "up to the end of the logs"
 
 
-def test_logs_go_after_the_backups_that_needed_them(month: Callable[[str], Shelf]) -> None:
+def test_logs_go_after_the_backups_that_needed_them(month: Callable[[str], Installation]) -> None:
     one = month("{local: {daily: 3}}")
     done = apply(one.wiring, SERVER, one.run(), really=True)
     oldest = min(int(record.position.file[-6:]) for record in one.catalog.backups.list(SERVER))
@@ -258,7 +258,7 @@ def test_logs_go_after_the_backups_that_needed_them(month: Callable[[str], Shelf
 
 
 def test_a_kill_on_the_way_leaves_no_hole_in_what_stays(
-    month: Callable[[str], Shelf], monkeypatch: pytest.MonkeyPatch
+    month: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = month("{local: {daily: 10}}")
     monkeypatch.setattr(logretention, "_BATCH", 3)
@@ -276,7 +276,7 @@ def test_a_kill_on_the_way_leaves_no_hole_in_what_stays(
     assert there == list(range(there[0], 91))
 
 
-def test_logs_that_a_restore_reads_since_a_moment_ago_stay(month: Callable[[str], Shelf]) -> None:
+def test_logs_that_a_restore_reads_since_a_moment_ago_stay(month: Callable[[str], Installation]) -> None:
     one = month("{local: {recovery_window: 2d, daily: 10, binlogs: window}}")
     (decisions,) = preview(one.wiring, SERVER, now=one.clock())
     assert any(not item.keep for item in decisions.runs)
@@ -287,7 +287,9 @@ def test_logs_that_a_restore_reads_since_a_moment_ago_stay(month: Callable[[str]
     assert files(one) == list(range(1, 91))
 
 
-def test_a_rule_that_strips_many_backups_of_their_logs_at_once_needs_a_word(month: Callable[[str], Shelf]) -> None:
+def test_a_rule_that_strips_many_backups_of_their_logs_at_once_needs_a_word(
+    month: Callable[[str], Installation],
+) -> None:
     one = month("{local: {daily: 10}}")
     apply(one.wiring, SERVER, one.run())
     before = files(one)
@@ -301,10 +303,10 @@ def test_a_rule_that_strips_many_backups_of_their_logs_at_once_needs_a_word(mont
     assert done.as_json()["binlogs"]["local"]["bytes"] == 50 * done.cleared["local"].segments
 
 
-def test_each_destination_keeps_what_its_own_backups_need(shelf: Make) -> None:
-    one = shelf("{local: {daily: 2}, offsite: {daily: 10}}", "local", "offsite")
+def test_each_destination_keeps_what_its_own_backups_need(installation: Make) -> None:
+    one = installation("{local: {daily: 2}, offsite: {daily: 10}}", "local", "offsite")
     one.daily(10)
-    logged(one, places=("local", "offsite"))
+    logged(one, destinations=("local", "offsite"))
     for _ in range(3):
         apply(one.wiring, SERVER, one.run(), really=True)
         one.clock.move(days=1.5)
@@ -315,7 +317,9 @@ def test_each_destination_keeps_what_its_own_backups_need(shelf: Make) -> None:
     }
 
 
-def test_a_full_disk_is_relieved_of_logs_that_nobody_needs(month: Callable[[str], Shelf], catalog: Catalog) -> None:
+def test_a_full_disk_is_relieved_of_logs_that_nobody_needs(
+    month: Callable[[str], Installation], catalog: Catalog
+) -> None:
     one = month("{local: {daily: 10}}")
     assert make_room(one.wiring, "local", 0, one.run())
     oldest = min(int(record.position.file[-6:]) for record in catalog.backups.list(SERVER))
@@ -334,7 +338,7 @@ def test_what_is_streamed_goes_on_in_an_outlook() -> None:
     assert [item.keep for item in decisions.runs] == [True]
 
 
-def test_binary_logs_are_part_of_what_fills_a_destination(month: Callable[[str], Shelf]) -> None:
+def test_binary_logs_are_part_of_what_fills_a_destination(month: Callable[[str], Installation]) -> None:
     one = month("{local: {daily: 10}}")
     found = forecast(one.wiring, "local")
     assert found is not None

@@ -17,17 +17,17 @@ from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.leases import Lease, Owner
 from backupd.transfer.records.manifests import backup_ids
 from storage import layout
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import backup_id, put
 from tests.support.stores.strict import LockingDestination
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def test_what_all_servers_rules_let_go_in_a_day_is_braked_until_somebody_says_really(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 7}}")
+def test_what_all_servers_rules_let_go_in_a_day_is_braked_until_somebody_says_really(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 7}}")
     for server, first in ((SERVER, 0), ("zoo", 20), ("shut", 40)):
         for number in range(12):
             one.add(first + number, days=20 - number, server=server)
@@ -50,8 +50,8 @@ def test_what_all_servers_rules_let_go_in_a_day_is_braked_until_somebody_says_re
     assert [len(one.present(server=server)) for server in (SERVER, "zoo", "shut")] == [5, 5, 5]
 
 
-def test_a_lock_is_told_once_and_waited_for(shelf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+def test_a_lock_is_told_once_and_waited_for(installation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = installation("{local: {keep_fulls: 3}}")
     place = LockingDestination("local", one.clock() + timedelta(days=9), one.clock)
     monkeypatch.setitem(one.wiring._opened, "local", place)
     ids = one.daily(4)
@@ -67,9 +67,9 @@ def test_a_lock_is_told_once_and_waited_for(shelf: Make, monkeypatch: pytest.Mon
 
 
 def test_where_nobody_knows_how_much_room_there_is_nothing_goes_before_its_time(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch
+    installation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = shelf("{local: {keep_fulls: 3}}")
+    one = installation("{local: {keep_fulls: 3}}")
     monkeypatch.setitem(one.wiring._opened, "local", MemoryDestination("local", tree=False, clock=one.clock))
     ids = one.daily(4)
     apply(one.wiring, SERVER, one.run())
@@ -86,17 +86,17 @@ def test_where_nobody_knows_how_much_room_there_is_nothing_goes_before_its_time(
 
 
 @pytest.fixture
-def pair(shelf: Make, tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Shelf, Shelf]]]:
+def pair(installation: Make, tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Installation, Installation]]]:
     """Two of them with catalogs and spools of their own; backups of the first are adopted by the second."""
     catalogs = []
 
-    def make(rules: str, others: str) -> tuple[Shelf, Shelf]:
-        one = shelf(rules)
+    def make(rules: str, others: str) -> tuple[Installation, Installation]:
+        one = installation(rules)
         base = tmp_path / "second"
         base.mkdir()
         catalog = open_catalog(f"sqlite:///{base}/catalog.db")
         catalogs.append(catalog)
-        two = Shelf(base, catalog, others, roots={"local": tmp_path / "local"}, clock=one.clock)
+        two = Installation(base, catalog, others, roots={"local": tmp_path / "local"}, clock=one.clock)
         return one, two
 
     yield make
@@ -105,7 +105,7 @@ def pair(shelf: Make, tmp_path: Path) -> Iterator[Callable[[str, str], tuple[She
 
 
 def test_two_installations_with_rules_of_their_own_leave_what_neither_lets_go(
-    pair: Callable[[str, str], tuple[Shelf, Shelf]],
+    pair: Callable[[str, str], tuple[Installation, Installation]],
 ) -> None:
     one, two = pair("{local: {keep_fulls: 4}}", "{local: {keep_fulls: 5}}")
     ids = one.daily(6)
@@ -126,7 +126,7 @@ def test_two_installations_with_rules_of_their_own_leave_what_neither_lets_go(
 
 
 def test_while_the_other_installation_removes_a_deletion_says_so(
-    pair: Callable[[str, str], tuple[Shelf, Shelf]],
+    pair: Callable[[str, str], tuple[Installation, Installation]],
 ) -> None:
     one, _two = pair("", "")
     ids = one.daily(3)

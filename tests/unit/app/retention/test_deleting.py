@@ -31,30 +31,30 @@ from backupd.transfer.holds_and_locks import Backup
 from backupd.transfer.leases import Intent, Pin
 from storage import layout, objects
 from storage.destination import Destination
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.stores.stock import backup_id, named
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def chain(one: Shelf, length: int = 3, **where: object) -> list[str]:
+def chain(one: Installation, length: int = 3, **where: object) -> list[str]:
     """A full backup (1) with increments (2, 3, ...), and a newer full one (9); ids in this order."""
     ids = [one.add(1, days=9)]
     ids += [one.add(number, days=9 - number * 0.1, parent=number - 1) for number in range(2, length + 1)]
     return [*ids, one.add(9, days=1)]
 
 
-def due(shelf: Make) -> tuple[Shelf, tuple[str, str, str], str]:
+def due(installation: Make) -> tuple[Installation, tuple[str, str, str], str]:
     """A chain whose grace period is over, and a backup that stays."""
-    one = shelf()
+    one = installation()
     full, first, second, other = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
     one.clock.move(days=2)
     return one, (full, first, second), other
 
 
-def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) -> None:
-    one = shelf()
+def test_a_backup_that_others_build_on_is_only_deleted_with_them(installation: Make) -> None:
+    one = installation()
     full, first, second, other = chain(one)
     with pytest.raises(RefusedError) as refused:
         delete(one.wiring, full, now=True)
@@ -66,9 +66,9 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
 
 
 def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch
+    installation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, (full, first, second), other = due(shelf)
+    one, (full, first, second), other = due(installation)
 
     def failing(wiring: Wiring, destination: Destination) -> Expected:
         told = expected_at(wiring, destination)
@@ -91,9 +91,9 @@ def test_what_is_gone_stands_in_the_audit_though_the_catalog_fails_behind_it(
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), DestinationError("the connection was cut")])
 def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch, ending: BaseException
+    installation: Make, monkeypatch: pytest.MonkeyPatch, ending: BaseException
 ) -> None:
-    one, (full, first, second), other = due(shelf)
+    one, (full, first, second), other = due(installation)
 
     def ended(*_arguments: object) -> None:
         raise ending
@@ -109,9 +109,9 @@ def test_what_is_gone_stands_in_the_audit_whatever_ended_the_removal(
 
 
 def test_what_a_killed_process_has_removed_stands_in_the_audit_after_the_next_look(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch
+    installation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, (full, first, second), other = due(shelf)
+    one, (full, first, second), other = due(installation)
 
     def killed(*_arguments: object) -> None:
         raise KeyboardInterrupt
@@ -127,8 +127,8 @@ def test_what_a_killed_process_has_removed_stands_in_the_audit_after_the_next_lo
     assert removed[second].startswith("at local: found gone")
 
 
-def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
+def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(installation: Make) -> None:
+    one = installation("", "local", "offsite")
     full, first, second, other = chain(one)
     anna = Actor("anna", Role.ADMIN, Via.API)
     done, job = Requests(one.wiring, anna).remove(full, with_increments=True)
@@ -150,8 +150,8 @@ def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf:
     assert perform(one.wiring, replace(one.run(), job=job)).problem is None, "it may be done again"
 
 
-def test_what_was_undeleted_before_the_job_came_to_it_is_not_removed(shelf: Make) -> None:
-    one = shelf()
+def test_what_was_undeleted_before_the_job_came_to_it_is_not_removed(installation: Make) -> None:
+    one = installation()
     full, first, second, other = chain(one)
     _done, job = Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(full, with_increments=True)
     assert job is not None
@@ -163,8 +163,8 @@ def test_what_was_undeleted_before_the_job_came_to_it_is_not_removed(shelf: Make
         Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(full)
 
 
-def test_what_keeps_something_from_going_at_once_is_told_by_the_job(shelf: Make) -> None:
-    one = shelf()
+def test_what_keeps_something_from_going_at_once_is_told_by_the_job(installation: Make) -> None:
+    one = installation()
     _full, _first, second, _other = chain(one)
     with Pin(one.at(), "20261121T040000Z-0000000a", [(SERVER, second)], clock=one.clock):
         _done, job = Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(second)
@@ -175,15 +175,15 @@ def test_what_keeps_something_from_going_at_once_is_told_by_the_job(shelf: Make)
     assert second in one.present()
 
 
-def test_an_increment_that_nothing_builds_on_goes_alone(shelf: Make) -> None:
-    one = shelf()
+def test_an_increment_that_nothing_builds_on_goes_alone(installation: Make) -> None:
+    one = installation()
     full, first, second, other = chain(one)
     assert delete(one.wiring, second, now=True) == Deleted()
     assert one.present() == {full, first, other}
 
 
-def test_undeleting_an_increment_brings_back_what_it_builds_on(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
+def test_undeleting_an_increment_brings_back_what_it_builds_on(installation: Make) -> None:
+    one = installation("", "local", "offsite")
     full, first, second, _other = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
     assert one.marked("offsite") == {full, first, second}
@@ -200,8 +200,8 @@ def test_undeleting_an_increment_brings_back_what_it_builds_on(shelf: Make) -> N
     assert second not in one.present()
 
 
-def test_an_increment_whose_full_backup_is_gone_cannot_come_back(shelf: Make) -> None:
-    one = shelf()
+def test_an_increment_whose_full_backup_is_gone_cannot_come_back(installation: Make) -> None:
+    one = installation()
     full, first, second, _other = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
     one.at().delete(layout.manifest_key(SERVER, full))
@@ -211,8 +211,8 @@ def test_an_increment_whose_full_backup_is_gone_cannot_come_back(shelf: Make) ->
     assert first in refused.value.message
 
 
-def test_a_copy_that_was_damaged_comes_back_damaged(shelf: Make) -> None:
-    one = shelf()
+def test_a_copy_that_was_damaged_comes_back_damaged(installation: Make) -> None:
+    one = installation()
     older, _newer = one.add(1, days=2, content=b"rotten"), one.add(2, days=1)
     delete(one.wiring, older, now=False)
     objects.quarantine(one.at(), named(b"rotten").name, "other bytes than were stored", one.clock())
@@ -221,8 +221,8 @@ def test_a_copy_that_was_damaged_comes_back_damaged(shelf: Make) -> None:
     assert one.state(older) is BackupState.DAMAGED
 
 
-def test_what_was_deleted_is_not_called_complete_by_a_later_look_at_its_bytes(shelf: Make) -> None:
-    one = shelf()
+def test_what_was_deleted_is_not_called_complete_by_a_later_look_at_its_bytes(installation: Make) -> None:
+    one = installation()
     older, _newer = one.add(1, days=2), one.add(2, days=1)
     delete(one.wiring, older, now=False)
     one.catalog.backups.mark_copy_verified(older, "local", one.clock())
@@ -231,16 +231,16 @@ def test_what_was_deleted_is_not_called_complete_by_a_later_look_at_its_bytes(sh
     assert one.copies(older) == {"local": "deleted"}
 
 
-def test_the_last_chain_that_restores_is_not_deleted_though_loose_increments_are_left(shelf: Make) -> None:
-    one = shelf()
+def test_the_last_chain_that_restores_is_not_deleted_though_loose_increments_are_left(installation: Make) -> None:
+    one = installation()
     last = one.add(1, days=3)
     one.add(3, days=2, parent=2)  # nobody knows what it builds on
     with pytest.raises(RefusedError, match="only restorable backup"):
         delete(one.wiring, last, now=True)
 
 
-def test_a_dump_stands_in_for_dumps_of_its_own_tables_only(shelf: Make) -> None:
-    one = shelf()
+def test_a_dump_stands_in_for_dumps_of_its_own_tables_only(installation: Make) -> None:
+    one = installation()
     full = one.add(1, days=9)
     money, rest = one.add(2, days=3, dump="money"), one.add(3, days=2, dump="")
     with pytest.raises(RefusedError, match="only restorable backup of"):
@@ -255,8 +255,8 @@ def test_a_dump_stands_in_for_dumps_of_its_own_tables_only(shelf: Make) -> None:
     delete(one.wiring, partial, now=False)
 
 
-def test_a_chain_is_not_deleted_when_one_of_its_increments_is_kept(shelf: Make) -> None:
-    one = shelf()
+def test_a_chain_is_not_deleted_when_one_of_its_increments_is_kept(installation: Make) -> None:
+    one = installation()
     full, first, _second, _other = chain(one)
     keep(one.wiring, first, pinned=True)
     with pytest.raises(RefusedError, match="is kept"):
@@ -264,8 +264,8 @@ def test_a_chain_is_not_deleted_when_one_of_its_increments_is_kept(shelf: Make) 
     assert one.marked() == set()
 
 
-def test_a_kept_increment_keeps_what_it_builds_on_from_stray_marks(shelf: Make) -> None:
-    one = shelf()
+def test_a_kept_increment_keeps_what_it_builds_on_from_stray_marks(installation: Make) -> None:
+    one = installation()
     full, first, second, _other = chain(one)
     keep(one.wiring, second, pinned=True)
     for name in (full, first, second):
@@ -275,8 +275,8 @@ def test_a_kept_increment_keeps_what_it_builds_on_from_stray_marks(shelf: Make) 
     assert {full, first, second} <= one.present()
 
 
-def test_an_increment_that_the_catalog_does_not_know_is_found_at_the_destination(shelf: Make) -> None:
-    one = shelf()
+def test_an_increment_that_the_catalog_does_not_know_is_found_at_the_destination(installation: Make) -> None:
+    one = installation()
     full = one.add(1, days=3)
     one.add(2, days=2, parent=1, known=False)
     one.add(9, days=1)
@@ -284,8 +284,8 @@ def test_an_increment_that_the_catalog_does_not_know_is_found_at_the_destination
         delete(one.wiring, full, now=True)
 
 
-def test_nothing_is_deleted_that_a_running_backup_builds_on(shelf: Make) -> None:
-    one = shelf()
+def test_nothing_is_deleted_that_a_running_backup_builds_on(installation: Make) -> None:
+    one = installation()
     full, _other = one.add(1, days=3), one.add(9, days=1)
     with Intent([one.at()], SERVER, backup_id(20), parents=[full], clock=one.clock):
         with pytest.raises(RefusedError, match=f"needed by {backup_id(20)}"):
@@ -293,8 +293,8 @@ def test_nothing_is_deleted_that_a_running_backup_builds_on(shelf: Make) -> None
     assert delete(one.wiring, full, now=True) == Deleted()
 
 
-def test_nothing_of_a_held_server_is_deleted_by_hand(shelf: Make) -> None:
-    one = shelf()
+def test_nothing_of_a_held_server_is_deleted_by_hand(installation: Make) -> None:
+    one = installation()
     older, _newer = one.add(1, days=2), one.add(2, days=1)
     other, _another = one.add(3, days=2, server="zoo"), one.add(4, days=1, server="zoo")
     hold(one.wiring, SERVER, "audit", "anna")
@@ -310,13 +310,13 @@ def empty(tmp_path: Path) -> Iterator[Catalog]:
         yield opened
 
 
-def rot(one: Shelf, content: bytes) -> None:
+def rot(one: Installation, content: bytes) -> None:
     """As verify finds an object whose bytes changed."""
     objects.quarantine(one.at(), named(content).name, "other bytes than were stored", one.clock())
 
 
-def test_the_last_good_backup_is_not_deleted_while_the_newer_one_is_known_to_be_damaged(shelf: Make) -> None:
-    one = shelf()
+def test_the_last_good_backup_is_not_deleted_while_the_newer_one_is_known_to_be_damaged(installation: Make) -> None:
+    one = installation()
     good, _bad = one.add(1, days=2), one.add(2, days=1, content=b"rotten")
     one.add(3, days=0.5, parent=2)
     rot(one, b"rotten")
@@ -324,8 +324,8 @@ def test_the_last_good_backup_is_not_deleted_while_the_newer_one_is_known_to_be_
         delete(one.wiring, good, now=True)
 
 
-def test_a_lost_catalog_does_not_make_known_damage_good(shelf: Make, empty: Catalog) -> None:
-    one = shelf()
+def test_a_lost_catalog_does_not_make_known_damage_good(installation: Make, empty: Catalog) -> None:
+    one = installation()
     good, bad = one.add(1, days=2), one.add(2, days=1, content=b"rotten")
     rot(one, b"rotten")
     other = dataclasses.replace(one.wiring, catalog=empty)
@@ -334,8 +334,10 @@ def test_a_lost_catalog_does_not_make_known_damage_good(shelf: Make, empty: Cata
     assert states == {good: (BackupState.COMPLETE, "complete"), bad: (BackupState.DAMAGED, "damaged")}
 
 
-def test_a_copy_that_is_taken_in_makes_its_backup_complete_again_where_the_others_are_damaged(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
+def test_a_copy_that_is_taken_in_makes_its_backup_complete_again_where_the_others_are_damaged(
+    installation: Make,
+) -> None:
+    one = installation("", "local", "offsite")
     name = one.add(1, days=2)
     one.catalog.backups.set_copy_state(name, "local", "damaged")
     one.catalog.backups.remove_copy(name, "offsite")
@@ -347,9 +349,9 @@ def test_a_copy_that_is_taken_in_makes_its_backup_complete_again_where_the_other
 
 @pytest.mark.parametrize("whom", [SERVER, "*"])
 def test_a_hold_covers_what_a_lost_catalog_does_not_know_and_what_others_would_sweep(
-    shelf: Make, empty: Catalog, whom: str
+    installation: Make, empty: Catalog, whom: str
 ) -> None:
-    one = shelf()
+    one = installation()
     full, first, _second, _other = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
     one.clock.move(days=2)
@@ -367,9 +369,9 @@ def test_a_hold_covers_what_a_lost_catalog_does_not_know_and_what_others_would_s
 
 
 def test_a_hold_of_a_lost_catalog_counts_though_nothing_was_written_at_the_destination(
-    shelf: Make, empty: Catalog
+    installation: Make, empty: Catalog
 ) -> None:
-    one = shelf()
+    one = installation()
     full, *_others = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
     one.clock.move(days=2)
@@ -379,8 +381,8 @@ def test_a_hold_of_a_lost_catalog_counts_though_nothing_was_written_at_the_desti
     assert full in one.present()
 
 
-def test_what_is_kept_is_kept_for_every_installation_until_it_is_released(shelf: Make, empty: Catalog) -> None:
-    one = shelf()
+def test_what_is_kept_is_kept_for_every_installation_until_it_is_released(installation: Make, empty: Catalog) -> None:
+    one = installation()
     older, _newer = one.add(1, days=2), one.add(2, days=1)
     assert keep(one.wiring, older, pinned=True) == ()
     other = dataclasses.replace(one.wiring, catalog=empty)
@@ -397,8 +399,8 @@ def test_what_is_kept_is_kept_for_every_installation_until_it_is_released(shelf:
     assert delete(one.wiring, older, now=True) == Deleted()
 
 
-def test_a_destination_that_cannot_be_told_of_a_hold_is_named(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
+def test_a_destination_that_cannot_be_told_of_a_hold_is_named(installation: Make) -> None:
+    one = installation("", "local", "offsite")
     name = one.add(1, days=1)
     shutil.rmtree(one.base / "offsite")
     for problems in (hold(one.wiring, SERVER, "audit", "anna").problems, keep(one.wiring, name, pinned=True)):
@@ -406,10 +408,10 @@ def test_a_destination_that_cannot_be_told_of_a_hold_is_named(shelf: Make) -> No
     assert release(one.wiring, SERVER, HoldKind.HOLD, "anna") != ()
 
 
-def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_with_a_word(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
-    older, only, _newer = one.add(1, days=3), one.add(2, days=2, places=["offsite"]), one.add(3, days=1)
-    one.places = ("local",)
+def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_with_a_word(installation: Make) -> None:
+    one = installation("", "local", "offsite")
+    older, only, _newer = one.add(1, days=3), one.add(2, days=2, destinations=["offsite"]), one.add(3, days=1)
+    one.destinations = ("local",)
     one.write("")
     done = delete(one.wiring, older, now=False)
     assert "offsite is no longer configured" in done.forgotten[0]
@@ -420,8 +422,8 @@ def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_wi
     assert only not in {record.id for record in one.catalog.backups.every()}
 
 
-def test_a_row_that_a_killed_process_left_without_copies_is_removed_by_hand(shelf: Make) -> None:
-    one = shelf()
+def test_a_row_that_a_killed_process_left_without_copies_is_removed_by_hand(installation: Make) -> None:
+    one = installation()
     full, *_increments, other = chain(one, 1)
     with one.catalog.backups._database.write() as connection:
         connection.execute(delete_rows(copies).where(copies.c.backup_id == full))
@@ -430,11 +432,11 @@ def test_a_row_that_a_killed_process_left_without_copies_is_removed_by_hand(shel
     assert [record.id for record in one.catalog.backups.every()] == [other]
 
 
-def test_what_is_deleted_comes_back_though_a_destination_of_it_is_not_configured_any_more(shelf: Make) -> None:
-    one = shelf("", "local", "offsite")
+def test_what_is_deleted_comes_back_though_a_destination_of_it_is_not_configured_any_more(installation: Make) -> None:
+    one = installation("", "local", "offsite")
     older, _newer = one.add(1, days=3), one.add(3, days=1)
     delete(one.wiring, older, now=False)
-    one.places = ("local",)
+    one.destinations = ("local",)
     one.write("")
     assert undelete(one.wiring, older) == [older]
     assert one.state(older) is BackupState.COMPLETE

@@ -20,14 +20,14 @@ from backupd.model.text import format_time
 from backupd.transfer.deletion import mark
 from storage import layout
 from storage.destination import Destination
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 from tests.support.stores.stock import pool
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def forge(one: Shelf, *names: str, reason: str = "", ahead: float = -300) -> None:
+def forge(one: Installation, *names: str, reason: str = "", ahead: float = -300) -> None:
     """As whoever may only put files would: an old mark, confirmed, and the file looks as old where that can be."""
     at = one.clock() + timedelta(days=ahead)
     for name in names:
@@ -39,23 +39,23 @@ def forge(one: Shelf, *names: str, reason: str = "", ahead: float = -300) -> Non
 
 
 @pytest.fixture
-def second(shelf: Make, tmp_path: Path) -> Iterator[Callable[[Shelf], Shelf]]:
+def second(installation: Make, tmp_path: Path) -> Iterator[Callable[[Installation], Installation]]:
     """Another installation with a catalog of its own at the same place."""
     catalogs: list[Catalog] = []
 
-    def make(one: Shelf) -> Shelf:
+    def make(one: Installation) -> Installation:
         base = tmp_path / f"second{len(catalogs)}"
         base.mkdir()
         catalogs.append(open_catalog(f"sqlite:///{base}/catalog.db"))
-        return Shelf(base, catalogs[-1], "", roots={"local": tmp_path / "local"}, clock=one.clock)
+        return Installation(base, catalogs[-1], "", roots={"local": tmp_path / "local"}, clock=one.clock)
 
     yield make
     for catalog in catalogs:
         catalog.close()
 
 
-def test_a_forged_mark_waits_for_its_grace_from_when_it_is_first_seen_here(shelf: Make) -> None:
-    one = shelf()
+def test_a_forged_mark_waits_for_its_grace_from_when_it_is_first_seen_here(installation: Make) -> None:
+    one = installation()
     ids = one.daily(6)
     forge(one, *ids[3:])
     sweep_destination(one.wiring, one.at())
@@ -70,8 +70,8 @@ def test_a_forged_mark_waits_for_its_grace_from_when_it_is_first_seen_here(shelf
     assert one.present() == set(ids[:4]), "few of them go as anybody's would; the one put back begins anew"
 
 
-def test_forged_confirmations_do_not_release_the_brake_and_are_told_while_there_is_time(shelf: Make) -> None:
-    one = shelf()
+def test_forged_confirmations_do_not_release_the_brake_and_are_told_while_there_is_time(installation: Make) -> None:
+    one = installation()
     ids = one.daily(14)
     forge(one, *ids, reason=REASON)
     sweep_destination(one.wiring, one.at())
@@ -90,8 +90,8 @@ def test_forged_confirmations_do_not_release_the_brake_and_are_told_while_there_
     assert one.present() == {*ids} - {ids[1]}, "what a person here wants goes all the same"
 
 
-def test_forged_times_that_are_spread_over_the_future_or_many_days_do_not_pass_the_brake(shelf: Make) -> None:
-    one = shelf()
+def test_forged_times_that_are_spread_over_the_future_or_many_days_do_not_pass_the_brake(installation: Make) -> None:
+    one = installation()
     ids = one.daily(14)
     for number, name in enumerate(ids):
         forge(one, name, ahead=-3.0 * number)
@@ -106,9 +106,9 @@ def test_forged_times_that_are_spread_over_the_future_or_many_days_do_not_pass_t
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_strange_marks_explain_no_missing_manifest_before_they_are_due(
-    shelf: Make, ahead: float, seen: bool, withdrawn: bool
+    installation: Make, ahead: float, seen: bool, withdrawn: bool
 ) -> None:
-    one = shelf()
+    one = installation()
     ids = one.daily(6)
     before = pool(one.at())
     forge(one, *ids[1:], ahead=ahead)
@@ -128,8 +128,10 @@ def test_strange_marks_explain_no_missing_manifest_before_they_are_due(
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_what_a_killed_sweep_left_of_a_backup_that_was_due_goes_with_the_next_one(shelf: Make, ours: bool) -> None:
-    one = shelf()
+def test_what_a_killed_sweep_left_of_a_backup_that_was_due_goes_with_the_next_one(
+    installation: Make, ours: bool
+) -> None:
+    one = installation()
     ids = one.daily(6)
     if ours:
         delete(one.wiring, ids[3], now=False)
@@ -144,8 +146,10 @@ def test_what_a_killed_sweep_left_of_a_backup_that_was_due_goes_with_the_next_on
     assert one.agrees()
 
 
-def test_a_time_in_the_future_neither_passes_the_brake_nor_keeps_ones_own_mark_from_being_due(shelf: Make) -> None:
-    one = shelf()
+def test_a_time_in_the_future_neither_passes_the_brake_nor_keeps_ones_own_mark_from_being_due(
+    installation: Make,
+) -> None:
+    one = installation()
     ids = one.daily(14)
     for number, name in enumerate(ids):
         forge(one, name, ahead=1.1 * number)
@@ -161,8 +165,8 @@ def test_a_time_in_the_future_neither_passes_the_brake_nor_keeps_ones_own_mark_f
     assert one.present() == set(ids[:13])
 
 
-def test_ones_own_mark_of_a_clock_that_was_ahead_is_due_by_the_clock_of_now(shelf: Make) -> None:
-    one = shelf()
+def test_ones_own_mark_of_a_clock_that_was_ahead_is_due_by_the_clock_of_now(installation: Make) -> None:
+    one = installation()
     ids = one.daily(3)
     one.catalog.marks.take("local", (SERVER, ids[2]), one.clock(), stored=None, confirmed=True)
     mark(one.at(), SERVER, ids[2], one.clock() + timedelta(days=3000))
@@ -172,8 +176,8 @@ def test_ones_own_mark_of_a_clock_that_was_ahead_is_due_by_the_clock_of_now(shel
     assert one.present() == set(ids[:2])
 
 
-def test_really_releases_what_the_brake_told_of_and_nothing_that_came_just_now(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 14}}")
+def test_really_releases_what_the_brake_told_of_and_nothing_that_came_just_now(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 14}}")
     ids = one.daily(14)
     forge(one, *ids[2:13], reason=REASON)
     apply(one.wiring, SERVER, one.run(), really=True)
@@ -185,9 +189,9 @@ def test_really_releases_what_the_brake_told_of_and_nothing_that_came_just_now(s
 
 
 def test_marks_of_another_installation_go_by_the_brake_of_whoever_sweeps_and_ones_own_by_ones_word(
-    shelf: Make, second: Callable[[Shelf], Shelf]
+    installation: Make, second: Callable[[Installation], Installation]
 ) -> None:
-    one = shelf()
+    one = installation()
     two = second(one)
     ids = one.daily(14)
     for name in ids[3:]:
@@ -202,9 +206,9 @@ def test_marks_of_another_installation_go_by_the_brake_of_whoever_sweeps_and_one
 
 
 def test_a_catalog_made_anew_lets_every_grace_begin_anew_and_counts_all_with_the_brake(
-    shelf: Make, second: Callable[[Shelf], Shelf]
+    installation: Make, second: Callable[[Installation], Installation]
 ) -> None:
-    one = shelf()
+    one = installation()
     ids = one.daily(5)
     delete(one.wiring, ids[4], now=False)
     one.clock.move(days=9)
@@ -217,8 +221,8 @@ def test_a_catalog_made_anew_lets_every_grace_begin_anew_and_counts_all_with_the
     assert one.present() == set(ids[:4])
 
 
-def test_a_mark_that_takes_the_place_of_one_that_was_confirmed_is_another_one(shelf: Make) -> None:
-    one = shelf()
+def test_a_mark_that_takes_the_place_of_one_that_was_confirmed_is_another_one(installation: Make) -> None:
+    one = installation()
     ids = one.daily(14)
     for name in ids[3:]:
         delete(one.wiring, name, now=False)
@@ -235,11 +239,11 @@ def test_a_mark_that_takes_the_place_of_one_that_was_confirmed_is_another_one(sh
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_mark_that_another_host_did_not_see_yet_stays_our_own(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch, late: bool
+    installation: Make, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """Hosts share a catalog and no lock: one lists the marks before the other puts one, and looks at the list between
     the row of the other and its mark, or after both."""
-    one = shelf()
+    one = installation()
     ids = one.daily(3)
 
     def put(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
@@ -255,8 +259,8 @@ def test_a_mark_that_another_host_did_not_see_yet_stays_our_own(
     assert set(deletion.own(one.wiring, one.at())) == {(SERVER, ids[2])}
 
 
-def test_a_deletion_that_died_before_its_mark_was_put_frees_nobody_elses_mark_later(shelf: Make) -> None:
-    one = shelf()
+def test_a_deletion_that_died_before_its_mark_was_put_frees_nobody_elses_mark_later(installation: Make) -> None:
+    one = installation()
     ids = one.daily(3)
     one.catalog.marks.take("local", (SERVER, ids[2]), one.clock(), stored=None, confirmed=True)
     sweep_destination(one.wiring, one.at())

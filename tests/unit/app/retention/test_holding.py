@@ -16,13 +16,13 @@ from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.transfer.leases import sweeping
 from storage import layout
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
-    one = shelf()
+def test_a_hold_is_remembered_with_its_reason_and_released(installation: Make) -> None:
+    one = installation()
     found = hold(one.wiring, SERVER, " audit until March ", "anna").hold
     assert found == Hold(SERVER, HoldKind.HOLD, "audit until March", "anna", one.clock())
     assert one.catalog.holds.of(SERVER) == (found,)
@@ -35,8 +35,8 @@ def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
     ]
 
 
-def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Make) -> None:
-    one = shelf()
+def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(installation: Make) -> None:
+    one = installation()
     everyone = hold(one.wiring, "*", "the array is failing", "anna").hold
     own = hold(one.wiring, SERVER, "audit", "ben").hold
     assert one.catalog.holds.of(SERVER, HoldKind.HOLD) == (own, everyone)
@@ -48,9 +48,11 @@ def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Mak
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_what_is_kept_is_said_once_no_other_host_removes_without_knowing_it(shelf: Make, one_by_one: bool) -> None:
+def test_what_is_kept_is_said_once_no_other_host_removes_without_knowing_it(
+    installation: Make, one_by_one: bool
+) -> None:
     """Hosts share no lock, and a sweep goes by what it read at its beginning, which may be an hour ago."""
-    one = shelf()
+    one = installation()
     name = one.add(1, days=1)
     with ThreadPoolExecutor(1) as pool:
         with sweeping(one.at(), clock=one.clock):
@@ -67,15 +69,15 @@ def test_what_is_kept_is_said_once_no_other_host_removes_without_knowing_it(shel
     assert (done.problems if isinstance(done, Held) else done) == ()
 
 
-def test_a_new_reason_replaces_the_old_one(shelf: Make) -> None:
-    one = shelf()
+def test_a_new_reason_replaces_the_old_one(installation: Make) -> None:
+    one = installation()
     hold(one.wiring, SERVER, "audit", "anna")
     hold(one.wiring, SERVER, "another audit", "ben")
     assert [found.reason for found in one.catalog.holds.all()] == ["another audit"]
 
 
-def test_a_reason_and_a_known_server_are_needed(shelf: Make) -> None:
-    one = shelf()
+def test_a_reason_and_a_known_server_are_needed(installation: Make) -> None:
+    one = installation()
     with pytest.raises(UsageError, match="reason"):
         pause(one.wiring, SERVER, " ", "anna")
     with pytest.raises(NotFoundError):
@@ -85,7 +87,7 @@ def test_a_reason_and_a_known_server_are_needed(shelf: Make) -> None:
     hold(one.wiring, SERVER, "it is gone, its backups are not", "anna")
 
 
-def job(one: Shelf, number: int, state: JobState, server: str = SERVER) -> str:
+def job(one: Installation, number: int, state: JobState, server: str = SERVER) -> str:
     now = one.clock()
     record = JobRecord(
         f"20261121T040000Z-{number:08x}",
@@ -101,8 +103,8 @@ def job(one: Shelf, number: int, state: JobState, server: str = SERVER) -> str:
     return record.id
 
 
-def test_the_kill_switch_asks_what_runs_to_stop_and_empties_the_queue(shelf: Make) -> None:
-    one = shelf()
+def test_the_kill_switch_asks_what_runs_to_stop_and_empties_the_queue(installation: Make) -> None:
+    one = installation()
     running, waiting = job(one, 1, JobState.RUNNING), job(one, 2, JobState.QUEUED)
     elsewhere = job(one, 3, JobState.RUNNING, "zoo")
     paused = pause(one.wiring, SERVER, "the primary is on fire", "anna", stop_running=True)
@@ -114,8 +116,8 @@ def test_the_kill_switch_asks_what_runs_to_stop_and_empties_the_queue(shelf: Mak
     assert [event.detail for event in one.events("paused")] == ["by anna: all of it", "by anna: the primary is on fire"]
 
 
-def test_a_pause_alone_lets_what_runs_go_on(shelf: Make) -> None:
-    one = shelf()
+def test_a_pause_alone_lets_what_runs_go_on(installation: Make) -> None:
+    one = installation()
     running = job(one, 1, JobState.RUNNING)
     assert pause(one.wiring, SERVER, "upgrade", "anna").stopped == ()
     assert one.catalog.jobs.get(running).cancel_by == ""

@@ -12,7 +12,7 @@ from backupd.app.retention.decisions import solve
 from backupd.app.retention.rules import BinlogRun, Decisions, Minimum, Stored, View
 from backupd.model.backup_record import BackupKind
 from policies.policy import Keep
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.stores.stock import START
 
 NOW = START + timedelta(days=400)
@@ -72,9 +72,9 @@ def test_no_binary_logs_are_kept_for_what_is_only_paid_for_and_their_cost_is_sho
 
 
 def test_the_minimum_of_a_copy_comes_from_the_class_of_its_destination(
-    shelf: Callable[..., Shelf], monkeypatch: pytest.MonkeyPatch
+    installation: Callable[..., Installation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = shelf("{local: {keep_fulls: 1}}")
+    here = installation("{local: {keep_fulls: 1}}")
     for number, days in ((1, 200.0), (2, 100.0), (3, 1.0)):
         here.add(number, days=days)
     record = here.catalog.backups.list(SERVER)[0]

@@ -14,15 +14,15 @@ from backupd.cli.output import Screen
 from backupd.cli.render import show_damages
 from backupd.model.errors import DamagedError, DestinationError
 from backupd.model.job import silent
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 from tests.support.stores.memory import MemoryDestination
 from tests.support.stores.stock import pool
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def unmounted(one: Shelf, place: str = "local") -> Path:
+def unmounted(one: Installation, place: str = "local") -> Path:
     """The folder of all backups is an empty mount point now; where its content is."""
     servers = one.base / place / "servers"
     servers.rename(one.base / "elsewhere")
@@ -30,8 +30,8 @@ def unmounted(one: Shelf, place: str = "local") -> Path:
     return one.base / "elsewhere"
 
 
-def test_an_unmounted_folder_of_backups_costs_no_object_and_fails_retention(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 2}}")
+def test_an_unmounted_folder_of_backups_costs_no_object_and_fails_retention(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 2}}")
     ids = one.daily(4)
     elsewhere = unmounted(one)
     for _day in range(3):
@@ -52,9 +52,9 @@ def test_an_unmounted_folder_of_backups_costs_no_object_and_fails_retention(shel
 
 
 def test_a_repair_forgets_nothing_while_most_of_a_server_is_out_of_sight_though_another_place_has_it(
-    shelf: Make,
+    installation: Make,
 ) -> None:
-    one = shelf("", "local", "offsite")
+    one = installation("", "local", "offsite")
     one.daily(3)
     unmounted(one)
     assert not fsck(one.wiring, mend=True).ok
@@ -62,8 +62,8 @@ def test_a_repair_forgets_nothing_while_most_of_a_server_is_out_of_sight_though_
     assert all(set(one.copies(record.id)) == {"local", "offsite"} for record in one.catalog.backups.every())
 
 
-def test_a_person_who_deletes_what_is_gone_settles_it(shelf: Make) -> None:
-    one = shelf("")
+def test_a_person_who_deletes_what_is_gone_settles_it(installation: Make) -> None:
+    one = installation("")
     ids = one.daily(3)
     for path in sorted((one.base / "local" / "servers" / SERVER / ids[2]).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -75,8 +75,8 @@ def test_a_person_who_deletes_what_is_gone_settles_it(shelf: Make) -> None:
     assert apply(one.wiring, SERVER, one.run()).held == ()
 
 
-def test_a_linked_server_folder_fails_the_rules_instead_of_looking_empty(shelf: Make) -> None:
-    one = shelf("")
+def test_a_linked_server_folder_fails_the_rules_instead_of_looking_empty(installation: Make) -> None:
+    one = installation("")
     one.daily(2)
     folder = one.base / "local" / "servers" / SERVER
     folder.rename(one.base / "elsewhere")
@@ -97,9 +97,9 @@ class Unreachable(MemoryDestination):
 
 
 def test_a_place_that_cannot_be_read_is_not_called_damaged_and_says_why(
-    shelf: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installation: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = shelf("")
+    one = installation("")
     one.daily(1)
     monkeypatch.setitem(one.wiring._opened, "local", Unreachable("local"))
     outcome = verify(one.wiring, SERVER, None, silent)

@@ -13,7 +13,7 @@ from backupd.app.retention.deletion import delete
 from backupd.app.retention.retention import make_room, relieve
 from backupd.catalog.session import Catalog
 from backupd.model.errors import DestinationFullError
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 
@@ -31,11 +31,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def full(tmp_path: Path, catalog: Catalog, disk: Path) -> Callable[[str], Shelf]:
-    """Makes a shelf whose only destination holds three backups of 2 MiB each and has no room for a fourth."""
+def full(tmp_path: Path, catalog: Catalog, disk: Path) -> Callable[[str], Installation]:
+    """Makes an installation whose only destination holds three backups of 2 MiB each and has no room for a fourth."""
 
-    def make(rules: str) -> Shelf:
-        one = Shelf(tmp_path, catalog, rules, roots={"local": disk})
+    def make(rules: str) -> Installation:
+        one = Installation(tmp_path, catalog, rules, roots={"local": disk})
         for number, days in ((1, 3), (2, 2), (3, 1)):
             one.add(number, days=days, content=bytes([number]) * 2 * MIB)
         return one
@@ -43,7 +43,7 @@ def full(tmp_path: Path, catalog: Catalog, disk: Path) -> Callable[[str], Shelf]
     return make
 
 
-def attempt(one: Shelf, number: int) -> DestinationFullError | None:
+def attempt(one: Installation, number: int) -> DestinationFullError | None:
     try:
         one.add(number, days=0, content=bytes([number]) * 2 * MIB)
     except DestinationFullError as error:
@@ -51,7 +51,7 @@ def attempt(one: Shelf, number: int) -> DestinationFullError | None:
     return None
 
 
-def test_a_backup_fails_room_is_made_and_the_next_attempt_succeeds(full: Callable[[str], Shelf]) -> None:
+def test_a_backup_fails_room_is_made_and_the_next_attempt_succeeds(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 2}}")
     error = attempt(one, 9)
     assert error is not None
@@ -64,14 +64,14 @@ def test_a_backup_fails_room_is_made_and_the_next_attempt_succeeds(full: Callabl
     assert event.detail.endswith("00000001")
 
 
-def test_no_more_goes_than_is_needed(full: Callable[[str], Shelf]) -> None:
+def test_no_more_goes_than_is_needed(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 1}}")
     assert make_room(one.wiring, "local", 3 * MIB, one.run())
     assert {name[-1] for name in one.present()} == {"2", "3"}
     assert {name[-1] for name in one.marked()} == {"2"}, "it expired, but nobody needs its room: it can come back"
 
 
-def test_with_nothing_but_what_must_stay_the_error_says_what_to_do(full: Callable[[str], Shelf]) -> None:
+def test_with_nothing_but_what_must_stay_the_error_says_what_to_do(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 3}}")
     error = attempt(one, 9)
     assert error is not None
@@ -83,7 +83,7 @@ def test_with_nothing_but_what_must_stay_the_error_says_what_to_do(full: Callabl
     assert len(one.present()) == 3
 
 
-def test_the_last_restorable_and_the_newest_proved_backup_never_make_room(full: Callable[[str], Shelf]) -> None:
+def test_the_last_restorable_and_the_newest_proved_backup_never_make_room(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 1}}")
     oldest = min(one.present())
     one.prove(oldest)
@@ -92,7 +92,7 @@ def test_the_last_restorable_and_the_newest_proved_backup_never_make_room(full: 
     assert not make_room(one.wiring, "local", 0, one.run())
 
 
-def test_what_a_person_deleted_can_still_be_undeleted_on_a_full_disk(full: Callable[[str], Shelf]) -> None:
+def test_what_a_person_deleted_can_still_be_undeleted_on_a_full_disk(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 3}}")
     oldest = min(one.present())
     delete(one.wiring, oldest, now=False)
@@ -100,7 +100,7 @@ def test_what_a_person_deleted_can_still_be_undeleted_on_a_full_disk(full: Calla
     assert oldest in one.present()
 
 
-def test_other_servers_rules_make_room_too(full: Callable[[str], Shelf]) -> None:
+def test_other_servers_rules_make_room_too(full: Callable[[str], Installation]) -> None:
     one = full("{local: {keep_fulls: 3}}")
     one.write("{local: {keep_fulls: 1}}", servers=["zoo"])
     older = one.add(20, days=3, server="zoo")

@@ -19,14 +19,14 @@ from backupd.model.manifest import Header, encode_header
 from backupd.transfer.deletion import mark, sweep
 from backupd.transfer.records.manifests import read
 from storage import layout
-from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.catalog.installation import SERVER, Installation
 from tests.support.service.shop import apply
 from tests.support.stores.stock import believed, put, wanted
 
-Make = Callable[..., Shelf]
+Make = Callable[..., Installation]
 
 
-def of(one: Shelf, name: str, uuid: str, *, made: bool = True) -> str:
+def of(one: Installation, name: str, uuid: str, *, made: bool = True) -> str:
     """The backup is of server ``uuid``; ``made``: by this installation, which knows it."""
     found = read(one.at(), SERVER, name)
     assert found is not None
@@ -41,7 +41,7 @@ def of(one: Shelf, name: str, uuid: str, *, made: bool = True) -> str:
     return name
 
 
-def strange(one: Shelf, number: int, *, days: float, uuid: str = "A") -> str:
+def strange(one: Installation, number: int, *, days: float, uuid: str = "A") -> str:
     """A backup of another installation's server, not in the catalog yet."""
     name = one.add(number, days=days, known=False)
     found = read(one.at(), SERVER, name)
@@ -56,8 +56,8 @@ def strange(one: Shelf, number: int, *, days: float, uuid: str = "A") -> str:
     return name
 
 
-def test_rules_neither_count_nor_delete_backups_of_another_server_of_that_name(shelf: Make) -> None:
-    one = shelf("{local: {keep_fulls: 1}}")
+def test_rules_neither_count_nor_delete_backups_of_another_server_of_that_name(installation: Make) -> None:
+    one = installation("{local: {keep_fulls: 1}}")
     old, newest = of(one, one.add(1, days=3), "B"), of(one, one.add(2, days=2), "B")
     theirs = [strange(one, 3, days=2.5), strange(one, 4, days=1)]
     applied = apply(one.wiring, SERVER, one.run(), really=True)
@@ -68,9 +68,9 @@ def test_rules_neither_count_nor_delete_backups_of_another_server_of_that_name(s
     assert "a different server (A)" in said[theirs[0]].reasons[0]
 
 
-def test_backups_that_say_to_be_of_our_server_and_that_nobody_took_push_nothing_out(shelf: Make) -> None:
+def test_backups_that_say_to_be_of_our_server_and_that_nobody_took_push_nothing_out(installation: Make) -> None:
     """Whoever can write to the place can lay them there: its uuid is in every clear header."""
-    one = shelf("{local: {keep_fulls: 2}}")
+    one = installation("{local: {keep_fulls: 2}}")
     ours = [of(one, one.add(number, days=9 - number), "B") for number in (1, 2, 3)]
     for number in (4, 5):
         strange(one, number, days=1, uuid="B")
@@ -83,8 +83,8 @@ def test_backups_that_say_to_be_of_our_server_and_that_nobody_took_push_nothing_
         delete(one.wiring, ours[2], now=False)
 
 
-def test_what_is_taken_in_of_another_server_is_told_once_and_by_fsck_with_both_uuids(shelf: Make) -> None:
-    one = shelf()
+def test_what_is_taken_in_of_another_server_is_told_once_and_by_fsck_with_both_uuids(installation: Make) -> None:
+    one = installation()
     of(one, one.add(1, days=3), "B")
     theirs = strange(one, 2, days=1)
     assert adopt_unknown(one.wiring, one.at(), SERVER) == [theirs]
@@ -104,8 +104,8 @@ def test_what_is_taken_in_of_another_server_is_told_once_and_by_fsck_with_both_u
     assert len(one.events(FOREIGN.mended)) == 1
 
 
-def test_the_last_own_backup_is_not_deleted_by_hand_because_a_strange_one_is_there(shelf: Make) -> None:
-    one = shelf()
+def test_the_last_own_backup_is_not_deleted_by_hand_because_a_strange_one_is_there(installation: Make) -> None:
+    one = installation()
     ours = of(one, one.add(1, days=3), "B")
     theirs = strange(one, 2, days=1)
     with pytest.raises(RefusedError, match="only restorable"):
@@ -117,8 +117,8 @@ def test_the_last_own_backup_is_not_deleted_by_hand_because_a_strange_one_is_the
     assert one.marked() == {theirs}
 
 
-def test_a_sweep_leaves_the_last_whole_backup_of_each_uuid_unless_a_person_wants_it_gone(shelf: Make) -> None:
-    one = shelf()
+def test_a_sweep_leaves_the_last_whole_backup_of_each_uuid_unless_a_person_wants_it_gone(installation: Make) -> None:
+    one = installation()
     ours, theirs = of(one, one.add(1, days=3), "B"), of(one, one.add(2, days=1), "A")
     at = one.clock()
     mark(one.at(), SERVER, ours, at, reason="retention: x")
