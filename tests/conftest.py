@@ -12,7 +12,7 @@ import pytest
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.stores.places import short_directory
+from tests.support.stores.folders import short_directory
 from tests.support.stores.stores import moto_server, s3_server
 
 __all__ = ["moto_server", "s3_server"]
@@ -42,7 +42,7 @@ _LONGEST = (
     "e2e/streams/test_idle_and_gaps.py",
     "e2e/streams/test_binlog_check.py",
     "e2e/stores/test_retention.py",
-    "unit/binlog/test_stream_killed.py",
+    "unit/binlog/test_killed.py",
     "unit/engine/physical/test_traps.py",
     "unit/engine/test_witness.py",
     "unit/app/retention/test_gold.py",

@@ -48,7 +48,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "log rotates meanwhile": ("e2e/backups/test_rotating.py::",),
     "streams": ("unit/binlog/test_supervisor.py::test_every_file",),
-    "streams that are killed": ("unit/binlog/test_stream_killed.py::",),
+    "streams that are killed": ("unit/binlog/test_killed.py::",),
     "damage in the spool": ("unit/binlog/test_mending.py::test_damage_in_the_spool",),
     "failover": ("e2e/streams/test_branches.py::test_after_a_failover",),
     "failover, never rotated": ("e2e/streams/test_branches.py::test_a_failover_to_a_replica",),

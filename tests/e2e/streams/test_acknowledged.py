@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from backupd.catalog.session import Catalog
 from tests.e2e.streams.test_streaming import state, wait_for, write
 from tests.support.e2e.house import SERVER, House
-from tests.support.e2e.service import ONCE_A_YEAR, catalog_of, serving, until
+from tests.support.e2e.service import ONCE_A_YEAR, serving, until
 
 ACKNOWLEDGED = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s, acknowledge: spool}\n"
 
@@ -19,12 +17,6 @@ def house(own_house: House) -> House:
     """A house whose policy has commits wait."""
     (own_house.base / "policies" / "gold.yaml").write_text(ACKNOWLEDGED)
     return own_house
-
-
-@pytest.fixture
-def catalog(house: House) -> Iterator[Catalog]:
-    with catalog_of(house) as opened:
-        yield opened
 
 
 def holds(house: House) -> bool:

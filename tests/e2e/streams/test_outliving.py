@@ -19,7 +19,7 @@ import pytest
 from backupd.catalog.session import Catalog
 from tests.e2e.streams.test_streaming import STREAMED, archived, is_the_servers, state, stream_pid, wait_for, write
 from tests.support.e2e.house import SERVER, House
-from tests.support.e2e.service import alive, catalog_of, descendants, end_streams, parent, serving, until
+from tests.support.e2e.service import alive, descendants, end_streams, parent, serving, until
 from tests.support.servers.server import query
 
 
@@ -28,12 +28,6 @@ def house(own_house: House) -> Iterator[House]:
     (own_house.base / "policies" / "gold.yaml").write_text(STREAMED)
     yield own_house
     end_streams(own_house)
-
-
-@pytest.fixture
-def catalog(house: House) -> Iterator[Catalog]:
-    with catalog_of(house) as opened:
-        yield opened
 
 
 def is_there(pid: int) -> bool:

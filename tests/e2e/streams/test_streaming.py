@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,12 +31,6 @@ def house(own_house: House) -> House:
     """A house whose policy asks for the binary log."""
     (own_house.base / "policies" / "gold.yaml").write_text(STREAMED)
     return own_house
-
-
-@pytest.fixture
-def catalog(house: House) -> Iterator[Catalog]:
-    with catalog_of(house) as opened:
-        yield opened
 
 
 def state(catalog: Catalog) -> dict[str, Any]:

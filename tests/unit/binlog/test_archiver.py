@@ -28,26 +28,6 @@ from tests.support.logs.streaming import until
 from tests.support.stores.memory import MemoryDestination
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def one(clock: Clock) -> Faulty:
-    return Faulty("one", clock)
-
-
-@pytest.fixture
-def two(clock: Clock) -> Faulty:
-    return Faulty("two", clock)
-
-
-@pytest.fixture
-def house(tmp_path: Path, clock: Clock, one: Faulty, two: Faulty) -> House:
-    return House(tmp_path / "spool", [one, two], clock)
-
-
 def test_whole_files_open_everywhere_and_leave_the_spool(tmp_path: Path, clock: Clock, keys: Keys) -> None:
     disk, memory = FilesystemDestination("disk", tmp_path / "d"), MemoryDestination("memory")
     disk.initialise(clock())
@@ -385,11 +365,11 @@ def test_a_file_that_was_damaged_in_the_spool_is_archived_when_it_was_fetched_ag
         house.end(log)
     file = house.spool.files()[0]
     data = bytearray(logs[0].data)
-    place = logs[0].cuts[1] + 40
+    offset = logs[0].cuts[1] + 40
     if harm == "flip":
-        data[place] ^= 1
+        data[offset] ^= 1
     else:
-        data[place:] = bytes(len(data) - place) if harm == "zeros" else b""
+        data[offset:] = bytes(len(data) - offset) if harm == "zeros" else b""
     file.path.write_bytes(data)
     assert "damaged" in house.step().trouble[""]
     (doubt,) = house.spool.doubts()

@@ -88,8 +88,8 @@ def test_a_damaged_file_is_complete_with_what_could_be_read() -> None:
 
 def test_marks_tell_the_last_moment_within_and_the_first_beyond() -> None:
     marks = Marks()
-    for second, place in enumerate([(0, 1, 10), (0, 1, 20), (0, 1, 20), (0, 1, 20), (0, 2, 4), (1, 1, 4)]):
-        marks.add(LogCoordinate(*place), at(second))
+    for second, coordinate in enumerate([(0, 1, 10), (0, 1, 20), (0, 1, 20), (0, 1, 20), (0, 2, 4), (1, 1, 4)]):
+        marks.add(LogCoordinate(*coordinate), at(second))
     marks.add(LogCoordinate(0, 1, 5), at(99))  # smaller: not believed
     assert marks.latest_within(None) is None
     assert marks.latest_within(LogCoordinate(0, 1, 9)) is None
@@ -115,25 +115,22 @@ def test_marks_thin_out_and_keep_their_ends() -> None:
     assert within[1] <= at(9990)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def one(clock: Clock) -> Faulty:
-    return Faulty("one", clock)
-
-
-@pytest.fixture
-def two(clock: Clock) -> Faulty:
-    return Faulty("two", clock)
-
-
-@pytest.fixture
-def house(tmp_path: Path, clock: Clock, one: Faulty, two: Faulty, monkeypatch: pytest.MonkeyPatch) -> House:
+@pytest.fixture(autouse=True)
+def _sealed_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part is so small that it is sealed again with its neighbours."""
     monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
-    return House(tmp_path / "spool", [one, two], clock)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, clock: Clock) -> House:
+    """Whose one destination copies nothing by itself, with three pieces of a file."""
+    destination = Faulty("plain", clock)
+    destination._tree = False
+    house = House(tmp_path / "spool", [destination], clock)
+    for end in real_logs()[0].cuts[:3]:
+        house.grow(real_logs()[0], end)
+        house.step(60)
+    return house
 
 
 def sealer_of(house: House) -> QuickSealer:
@@ -295,40 +292,22 @@ def test_pieces_for_other_keys_are_sealed_anew(house: House) -> None:
     assert not set(pieces.values()) & set(stored(house, "one").values())
 
 
-def test_a_destination_that_copies_nothing_gets_the_parts_from_here(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
-    plain = Faulty("plain", clock)
-    plain._tree = False
-    house = House(tmp_path / "spool", [plain], clock)
+def test_a_destination_that_copies_nothing_gets_the_parts_from_here(plain: House) -> None:
     log = real_logs()[0]
-    for end in log.cuts[:3]:
-        house.grow(log, end)
-        house.step(60)
-    before = sealer_of(house).calls
-    house.end(log)
-    house.settle()
-    assert sealer_of(house).calls - before == 2
-    house.check("plain", [log])
+    before = sealer_of(plain).calls
+    plain.end(log)
+    plain.settle()
+    assert sealer_of(plain).calls - before == 2
+    plain.check("plain", [log])
 
 
-def test_a_sealed_part_that_is_damaged_here_is_sealed_anew_and_not_blamed_on_the_destination(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment_sealer, "SMALL_PART", 1)
-    plain = Faulty("plain", clock)
-    plain._tree = False
-    house = House(tmp_path / "spool", [plain], clock)
+def test_a_sealed_part_that_is_damaged_here_is_sealed_anew_and_not_blamed_on_the_destination(plain: House) -> None:
     log = real_logs()[0]
-    for end in log.cuts[:3]:
-        house.grow(log, end)
-        house.step(60)
-    kept = sorted((house.spool.folder / "sealed").rglob("part-*"))
+    kept = sorted((plain.spool.folder / "sealed").rglob("part-*"))
     kept[1].write_bytes(kept[1].read_bytes()[:-7])
-    house.end(log)
-    house.settle()
-    house.check("plain", [log])
+    plain.end(log)
+    plain.settle()
+    plain.check("plain", [log])
 
 
 def test_a_file_that_is_another_one_than_its_pieces_is_not_put_together(house: House) -> None:

@@ -1,4 +1,4 @@
-"""By when what a server has written is known: the earlier of two clocks, read before the place. The server is a fake,
+"""By when what a server has written is known: the earlier of two clocks, read before the position. The server is fake,
 since no real one has a clock that is ahead."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backupd.binlog.supervisor import Streamer
 from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.errors import DestinationError
 from backupd.model.server_facts import Position
-from tests.support.logs.archived import Clock, Faulty, House
+from tests.support.logs.archived import Faulty, House
 from tests.support.logs.real_logs import real_logs
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -39,7 +39,7 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
 
     def look(*, files: bool, dump: int) -> SimpleNamespace:
         del files
-        moments.pop(0)  # asking takes a while, and the place is that of its beginning
+        moments.pop(0)  # asking takes a while, and the position is that of its beginning
         return SimpleNamespace(server_time=NOW + ahead, position=Position("binlog.000001", 900), logs=())
 
     streamer._approach = SimpleNamespace(look=look)  # type: ignore[assignment]  # the fake server
@@ -54,21 +54,6 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
     question.state.exception(timeout=60)
     assert streamer._heed(question, cast(Session, session), cast(Watch, watch)) == ""
     assert streamer._status.server_time == min(NOW, NOW + ahead)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def two(clock: Clock) -> Faulty:
-    return Faulty("two", clock)
-
-
-@pytest.fixture
-def house(tmp_path: Path, clock: Clock, two: Faulty) -> House:
-    return House(tmp_path / "spool", [Faulty("one", clock), two], clock)
 
 
 def test_what_one_destination_lacks_is_not_committed(house: House, two: Faulty) -> None:
