@@ -14,13 +14,8 @@ from tests.house.defined import PACKAGES, ROOT
 MOST_FILES = 16
 LONG = 600
 REASONS = {
-    "backupd/app/binlogs/stream_process.py": "a stream's process from its place to its end, and the threads beside it",
-    "backupd/app/retention/deletion.py": "marks, rows and audit of a removal, in the order that a kill allows",
     "backupd/catalog/jobs.py": "the queue with its statements, which are made once, and the schedules that fill it",
     "policies/configuration.py": "the whole of the configuration file, section by section",
-    "tests/unit/app/retention/test_store_faults.py": "each fault of a store against each use case, in one table",
-    "tests/unit/app/service/test_daemon.py": "a service from its start to its end, in one office",
-    "tests/unit/transfer/test_deletion.py": "what stays and what goes, each beside everything that may be at work",
 }
 """Why a file is longer than 600 lines. A file that no longer is has no line here."""
 

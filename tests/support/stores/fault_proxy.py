@@ -28,6 +28,7 @@ from tests.support.service.serving import held_port
 
 _PIECE = 16 * 1024
 _POLL = 0.05
+NOT_LISTINGS = r"^(?!.*list-type=2)(?!.*[?&]uploads)"
 
 
 class Kind(StrEnum):
@@ -386,3 +387,61 @@ def _chunks(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
             return
         yield size, before + line
         before = source.readline()
+
+
+def weather(dice: random.Random) -> list[Fault]:
+    """What the place is like for a while."""
+    flaky = dice.uniform(0.05, 0.5)
+    kinds: list[Callable[[], list[Fault]]] = [
+        list,
+        lambda: schedule(dice, chance=flaky, size=8000),
+        lambda: schedule(dice, chance=flaky, size=8000, method="PUT|POST"),
+        lambda: [Fault(Kind.ANSWER, status=503, code="SlowDown", chance=flaky + 0.4)],
+        lambda: [Fault(Kind.ANSWER, status=500, code="InternalError", chance=flaky + 0.4)],
+        lambda: [Fault(Kind.ANSWER, method="PUT|POST", status=507, code="InsufficientStorage", chance=flaky)],
+        lambda: [Fault(Kind.ANSWER, method="PUT|POST", status=507, code="InsufficientStorage")],
+        lambda: [Fault(Kind.REFUSE)],
+        lambda: [Fault(Kind.HANG, times=dice.randrange(1, 4), chance=flaky)],
+        lambda: [Fault(Kind.RESET_REQUEST, method="PUT", after=dice.randrange(4000), chance=flaky)],
+        lambda: [Fault(Kind.RESET_RESPONSE, after=dice.randrange(300), chance=flaky)],
+        lambda: [Fault(Kind.FLIP_RESPONSE, method="GET", path=NOT_LISTINGS, after=dice.randrange(8000), chance=flaky)],
+        lambda: [Fault(Kind.TRUNCATE, method="GET", after=dice.randrange(4000), chance=flaky)],
+        lambda: [Fault(Kind.LOSE, method="GET|HEAD|PUT", path=NOT_LISTINGS, chance=flaky / 3)],
+        lambda: [Fault(Kind.LOSE, method="PUT", path=r"/(objects|servers|binlogs)/", chance=flaky)],
+        lambda: [
+            Fault(Kind.FLIP_RESPONSE, method="GET", path=r"/(objects|servers|binlogs)/", after=dice.randrange(999))
+        ],
+        lambda: [Fault(Kind.LOSE, method="GET|HEAD", path=r"^(?!.*list-type).*manifest\.json", chance=flaky + 0.5)],
+        lambda: [Fault(Kind.ANSWER, method="DELETE", status=403, code="AccessDenied")],
+        lambda: [Fault(Kind.ANSWER, status=403, code="AccessDenied", chance=flaky)],
+        lambda: [Fault(Kind.SLOW, rate=300_000, chance=0.3)],
+    ]
+    return dice.choice(kinds)()
+
+
+@contextlib.contextmanager
+def changing(proxy: FaultProxy, dice: random.Random) -> Iterator[None]:
+    """Another weather every moment; now and then nobody is there at all."""
+    over = threading.Event()
+    turns = [(dice.uniform(0.02, 0.4), None if dice.random() < 0.1 else weather(dice)) for _ in range(40)]
+    proxy.plan(*weather(dice))
+
+    def change() -> None:
+        for seconds, faults in turns:
+            if over.wait(seconds):
+                return
+            if faults is None:
+                proxy.down()
+                over.wait(0.2)
+                proxy.up()
+            else:
+                proxy.plan(*faults)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        proxy.plan()

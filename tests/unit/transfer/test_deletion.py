@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from datetime import timedelta
 from pathlib import Path
 
@@ -501,86 +500,6 @@ def test_any_prefix_of_a_sweep_leaves_whole_backups_and_garbage_that_the_next_on
         assert examine(place, None, clock=clock) == []
         steps += 1
     assert steps > 10
-
-
-# Real inodes
-
-
-def disk_usage(root: Path) -> int:
-    seen: dict[int, int] = {}
-    for path in root.rglob("*"):
-        status = path.lstat()
-        if path.is_file():
-            seen[status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
-
-
-def restored(place: FilesystemDestination, number: int) -> dict[str, bytes]:
-    """What somebody with cp alone gets out of a backup's tree."""
-    top = place.root / layout.tree_name("shop", backup_id(number)) / "files"
-    return {
-        str(path.relative_to(top)).removesuffix(layout.SEALED): path.read_bytes()
-        for path in top.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_unchanged_tables_share_inodes_and_deleting_the_older_backup_leaves_the_newer(tmp_path: Path) -> None:
-    clock = FakeClock()
-    place = FilesystemDestination("local", tmp_path / "b")
-    place.initialise(clock())
-    size = 64 * 1024
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    dice = random.Random(seed)
-    first = {f"shop/t{index:03d}.ibd": dice.randbytes(size) for index in range(100)}
-    second = first | {f"shop/t{index:03d}.ibd": dice.randbytes(size) for index in (3, 50, 99)}
-    stock = Stock(place)
-    stock.add(1, first)
-    before = disk_usage(place.root)
-    stock.add(2, second)
-    grown = disk_usage(place.root) - before
-    assert 3 * size <= grown < 4 * size
-
-    def inodes(number: int) -> dict[str, tuple[int, int]]:
-        return dict(place.tree_files(layout.tree_name("shop", backup_id(number))))
-
-    older, newer = inodes(1), inodes(2)
-    assert sum(older[path] == newer[path] for path in older) == 97
-    shared = place.root / layout.tree_name("shop", backup_id(2)) / "files" / "shop" / "t000.ibd.zst.gpg"
-    assert shared.stat().st_nlink == 3, "the pool and two trees"
-
-    mark(place, "shop", backup_id(1), clock())
-    clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
-    assert (done.backups, done.objects) == ([backup_id(1)], 3)
-    assert restored(place, 2) == {path: sealed(content) for path, content in second.items()}
-    assert shared.stat().st_nlink == 2
-    assert disk_usage(place.root) < before + size
-    assert examine(place, None, clock=clock, read_body=stock.body) == []
-    for content in second.values():
-        assert objects.fetch(place, named(content)) == sealed(content)
-    assert not (place.root / layout.tree_name("shop", backup_id(1))).exists()
-    stock.add(3, {"t": b"3"})
-    mark(place, "shop", backup_id(2), clock())
-    clock.move(days=2)
-    sweep(place, clock=clock, grace=GRACE, sightings=believed)
-    assert pool(place) == {named(b"3").name}
-
-
-def test_a_backup_in_work_has_its_links_before_it_ends(tmp_path: Path) -> None:
-    place = FilesystemDestination("local", tmp_path / "b")
-    place.initialise(START)
-    stock = Stock(place)
-    stock.add(1, {"t": b"1"})
-    stock.add(2, {"t": b"1"}, commit=False)
-    partial = place.root / (layout.tree_name("shop", backup_id(2)) + ".partial") / "t.zst.gpg"
-    assert partial.stat().st_ino == place.identity(layout.object_key(named(b"1").name))[1]
-    assert {path.name for path in (place.root / "servers" / "shop").iterdir()} == {
-        backup_id(1),
-        backup_id(2),
-        backup_id(2) + ".partial",
-    }
 
 
 def test_conformance_of_types() -> None:

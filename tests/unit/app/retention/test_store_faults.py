@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,13 +44,12 @@ from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.service.shop import apply
 from tests.support.stores.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of
-from tests.support.stores.fault_proxy import Fault, FaultProxy, Kind, schedule
+from tests.support.stores.fault_proxy import Fault, FaultProxy, Kind, changing
 from tests.support.stores.s3_server import S3Server
 
 MIB = 1 << 20
 LONGEST = 240.0
 """Seconds that one schedule may take, all its faults included: nothing hangs."""
-NOT_LISTINGS = r"^(?!.*list-type=2)(?!.*[?&]uploads)"
 
 
 @pytest.fixture(scope="module")
@@ -96,67 +94,6 @@ def opened(
     ):
         monkeypatch.setattr(backups, "resolve", one.resolve)
         yield one
-
-
-# -- what can go wrong
-
-
-def weather(dice: random.Random) -> list[Fault]:
-    """What the place is like for a while."""
-    flaky = dice.uniform(0.05, 0.5)
-    kinds: list[Callable[[], list[Fault]]] = [
-        list,
-        lambda: schedule(dice, chance=flaky, size=8000),
-        lambda: schedule(dice, chance=flaky, size=8000, method="PUT|POST"),
-        lambda: [Fault(Kind.ANSWER, status=503, code="SlowDown", chance=flaky + 0.4)],
-        lambda: [Fault(Kind.ANSWER, status=500, code="InternalError", chance=flaky + 0.4)],
-        lambda: [Fault(Kind.ANSWER, method="PUT|POST", status=507, code="InsufficientStorage", chance=flaky)],
-        lambda: [Fault(Kind.ANSWER, method="PUT|POST", status=507, code="InsufficientStorage")],
-        lambda: [Fault(Kind.REFUSE)],
-        lambda: [Fault(Kind.HANG, times=dice.randrange(1, 4), chance=flaky)],
-        lambda: [Fault(Kind.RESET_REQUEST, method="PUT", after=dice.randrange(4000), chance=flaky)],
-        lambda: [Fault(Kind.RESET_RESPONSE, after=dice.randrange(300), chance=flaky)],
-        lambda: [Fault(Kind.FLIP_RESPONSE, method="GET", path=NOT_LISTINGS, after=dice.randrange(8000), chance=flaky)],
-        lambda: [Fault(Kind.TRUNCATE, method="GET", after=dice.randrange(4000), chance=flaky)],
-        lambda: [Fault(Kind.LOSE, method="GET|HEAD|PUT", path=NOT_LISTINGS, chance=flaky / 3)],
-        lambda: [Fault(Kind.LOSE, method="PUT", path=r"/(objects|servers|binlogs)/", chance=flaky)],
-        lambda: [
-            Fault(Kind.FLIP_RESPONSE, method="GET", path=r"/(objects|servers|binlogs)/", after=dice.randrange(999))
-        ],
-        lambda: [Fault(Kind.LOSE, method="GET|HEAD", path=r"^(?!.*list-type).*manifest\.json", chance=flaky + 0.5)],
-        lambda: [Fault(Kind.ANSWER, method="DELETE", status=403, code="AccessDenied")],
-        lambda: [Fault(Kind.ANSWER, status=403, code="AccessDenied", chance=flaky)],
-        lambda: [Fault(Kind.SLOW, rate=300_000, chance=0.3)],
-    ]
-    return dice.choice(kinds)()
-
-
-@contextlib.contextmanager
-def changing(proxy: FaultProxy, dice: random.Random) -> Iterator[None]:
-    """Another weather every moment; now and then nobody is there at all."""
-    over = threading.Event()
-    turns = [(dice.uniform(0.02, 0.4), None if dice.random() < 0.1 else weather(dice)) for _ in range(40)]
-    proxy.plan(*weather(dice))
-
-    def change() -> None:
-        for seconds, faults in turns:
-            if over.wait(seconds):
-                return
-            if faults is None:
-                proxy.down()
-                over.wait(0.2)
-                proxy.up()
-            else:
-                proxy.plan(*faults)
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        proxy.plan()
 
 
 # -- one schedule

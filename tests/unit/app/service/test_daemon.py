@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
-from backupd.alerts.conditions import Key
-from backupd.alerts.rules import STREAM
 from backupd.app.context.logging_setup import logging_to
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, host_identity
@@ -34,73 +25,11 @@ from backupd.app.schedule.timetable import Timetable
 from backupd.app.service import daemon
 from backupd.app.service.worker import Worker
 from backupd.catalog.hosts import SERVED
-from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import CatalogError
-from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.postgresql import private_postgresql
-from tests.support.service.house import GOLD, Office
-
-BACKUPD = str(Path(sys.executable).with_name("backupd"))
-_HOUR = (datetime.now(ZoneInfo("Europe/Berlin")) + timedelta(hours=12)).hour
-FAR = GOLD.replace("0 2 ", f"0 {_HOUR} ")
-"""The clock is a real one: what is due half a day from now is not due in the middle of a test."""
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
-
-
-class Service:
-    """A running `backupd serve` and what it said."""
-
-    def __init__(self, office: Office, *args: str, config: Path | None = None) -> None:
-        self.log = office.base / f"log-{time.monotonic_ns()}"
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ear.bind(str(office.base / f"n{time.monotonic_ns() % 10**9}"))
-        self._ear.setblocking(False)
-        environ = {
-            **os.environ,
-            "BACKUPD_CONFIG": str(config or office.file),
-            "NOTIFY_SOCKET": self._ear.getsockname(),
-            "BACKUPD_RUNTIME": str(office.base / "run"),
-        }
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [BACKUPD, "serve", *args], env=environ, stderr=log, stdin=subprocess.DEVNULL
-            )
-        self.notes: list[str] = []
-
-    def heard(self, word: str, times: int = 1) -> bool:
-        try:
-            while True:
-                self.notes += self._ear.recv(4096).decode().split("\n")
-        except BlockingIOError:
-            return len([note for note in self.notes if note.startswith(word)]) >= times
-
-    def ready(self, times: int = 1) -> None:
-        until(lambda: self.process.poll() is not None or self.heard("READY=1", times), f"ready\n{self.log.read_text()}")
-        assert self.process.poll() is None, self.log.read_text()
-
-    def said(self) -> list[dict[str, Any]]:
-        """Whole lines: it may be writing one just now."""
-        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-    def refused(self) -> str:
-        """Why it did not take the newest files."""
-        return str([line for line in self.said() if line["event"] == "config-refused"][-1]["message"])
-
-    def ends(self, seconds: float = 240) -> int:
-        return self.process.wait(seconds)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._ear.close()
-        assert "Traceback" not in self.log.read_text()
+from tests.support.service.daemon import FAR, HOUR, looking, serving, until
+from tests.support.service.house import Office
 
 
 @pytest.fixture
@@ -108,25 +37,6 @@ def office(short_tmp: Path) -> Office:
     office = Office(short_tmp, policies={"gold": FAR})
     office.write()
     return office
-
-
-@contextmanager
-def serving(office: Office, *args: str, config: Path | None = None) -> Iterator[Service]:
-    service = Service(office, *args, config=config)
-    try:
-        yield service
-    finally:
-        service.close()
-
-
-@contextmanager
-def looking(office: Office) -> Iterator[Catalog]:
-    with open_catalog(office.catalog or f"sqlite:///{office.base}/catalog.db") as catalog:
-        yield catalog
-
-
-def is_begun(catalog: Catalog, job: JobRecord) -> bool:
-    return catalog.jobs.get(job.id).state is not JobState.QUEUED
 
 
 def test_it_says_when_it_is_ready_what_comes_next_and_ends_well(office: Office) -> None:
@@ -174,126 +84,6 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
         service.ready(4)
         assert "restart it" in service.refused()
         assert not (office.base / "other.db").exists()
-
-
-def test_a_file_of_servers_with_a_mistake_keeps_only_its_servers_from_being_served(office: Office) -> None:
-    folder = office.base / "servers.d"
-    folder.mkdir()
-    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
-    bad = folder / "b.yaml"
-    bad.write_text("db3: {policy: gold, socket: no.sock, nonsense: 1}\n")
-    with serving(office) as service:
-        service.ready()
-        assert f"without the servers of {bad}" in service.refused()
-        with looking(office) as catalog:
-            assert {server for server, _leg in catalog.schedules.all()} == {"", "db1", "db2"}
-            until(lambda: [one.kind for one in catalog.incidents.list(is_open=True)] == ["config-refused"], "told")
-            (event,) = catalog.events.list(kind="config-refused")
-            assert "nonsense" in event.detail
-            service.process.send_signal(signal.SIGHUP)
-            service.ready(2)
-            assert "was not reloaded" in catalog.events.list(kind="config-refused")[0].message, "it stays refused"
-            bad.write_text("db3: {policy: gold, socket: no.sock}\n")
-            service.process.send_signal(signal.SIGHUP)
-            service.ready(3)
-            assert {server for server, _leg in catalog.schedules.all()} == {"", "db1", "db2", "db3"}
-            until(lambda: catalog.incidents.list(is_open=True) == (), "closed")
-
-
-def test_servers_whose_folder_is_empty_at_the_start_are_told(office: Office) -> None:
-    folder = office.base / "servers.d"
-    folder.mkdir()
-    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
-    with serving(office) as service:
-        service.ready()
-    file = (folder / "a.yaml").rename(office.base / "a.yaml")  # as before it is mounted
-    with serving(office) as service:
-        service.ready()
-        assert f"db2, which the service backed up before, are not configured any more, and {folder} holds" in (
-            service.refused()
-        )
-        file.rename(folder / "a.yaml")
-        service.process.send_signal(signal.SIGHUP)
-        service.ready(2)
-        with looking(office) as catalog:
-            until(lambda: catalog.incidents.list(is_open=True) == (), "closed")
-
-
-@pytest.mark.parametrize("mistake", ["db3: [", None])
-def test_servers_that_could_not_be_read_at_the_start_are_not_taken_for_removed(
-    office: Office, mistake: str | None
-) -> None:
-    """With a mistake in their file, or with a folder that is not mounted yet: at the second start like that, too."""
-    file = office.base / "servers.d" / "b.yaml"
-    file.parent.mkdir()
-    file.write_text("db3: {policy: gold, socket: no.sock}\n")
-    whole = load_settings(office.file)
-    with serving(office) as service, looking(office) as catalog:
-        service.ready()
-        rows = {key: row.cadence for key, row in catalog.schedules.all().items()}
-        wiring = Wiring(whole, catalog)
-        wiring.alert(Key(STREAM, "db3", "process"), Severity.ERROR, "the binary log of db3 is not streamed")
-        until(lambda: len(catalog.incidents.list(is_open=True)) == 1, "opened")
-    with looking(office) as catalog:
-        job = queued(Wiring(whole, catalog), JobKind.VERIFY, "db3")
-        catalog.jobs.add(job)
-    if mistake is None:
-        file.unlink()
-    else:
-        file.write_text(mistake)
-    for _start in range(2):
-        with serving(office) as service, looking(office) as catalog:
-            service.ready()
-            assert "db3" in service.refused()
-            younger = queued(Wiring(whole, catalog), JobKind.VERIFY, "db1")
-            catalog.jobs.add(younger)
-            until(partial(is_begun, catalog, younger), "the queue goes on")
-            assert catalog.jobs.get(job.id).state is JobState.QUEUED
-            assert {key: row.cadence for key, row in catalog.schedules.all().items()} == rows
-            assert catalog.events.list(kind="schedule-ended") == ()
-    file.write_text("db3: {policy: gold, socket: no.sock}\n")
-    with serving(office) as service, looking(office) as catalog:
-        service.ready()
-        until(
-            lambda: catalog.incidents.list([""], is_open=True) == (),
-            "a start that reads every file ends it as a reload does",
-        )
-        assert "stream-failed" in [one.kind for one in catalog.incidents.list(is_open=True)]
-        until(partial(is_begun, catalog, job), "it waits no more")
-
-
-def test_a_reload_follows_the_files_of_servers(office: Office) -> None:
-    folder = office.base / "servers.d"
-    folder.mkdir()
-    (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\ndb3: {policy: gold, socket: no.sock}\n")
-    with serving(office) as service:
-        service.ready()
-        assert service.heard("STATUS=3 servers")
-        (folder / "b.yaml").write_text("db3: {policy: gold}\ndb4: {policy: gold}\n")
-        (folder / "c.yaml").symlink_to("/etc/passwd")
-        service.process.send_signal(signal.SIGHUP)
-        service.ready(2)
-        refused = service.refused()
-        assert f"server `db3` is in {folder / 'a.yaml'}, line 2, too" in refused
-        assert "'c.yaml' is a link to '/etc/passwd'" in refused
-        (folder / "a.yaml").write_text("db2: {policy: gold, socket: no.sock}\n")
-        (folder / "c.yaml").unlink()
-        service.process.send_signal(signal.SIGHUP)
-        service.ready(3)
-        with looking(office) as catalog:
-            (told,) = catalog.events.list(kind="config-reloaded")
-            assert "4 servers; new: db4" in told.message
-            assert ("db4", "physical.full") in catalog.schedules.all()
-        folder.rename(office.base / "elsewhere")  # or it is not mounted
-        service.process.send_signal(signal.SIGHUP)
-        service.ready(4)
-        lost = f"there is no file of servers in {folder} any more: db2, db3, db4 would not be backed up"
-        assert lost in service.refused()
-        office.write(servers=dict.fromkeys(("db1", "db2", "db3", "db4"), "gold"))
-        service.process.send_signal(signal.SIGHUP)
-        service.ready(5)
-        with looking(office) as catalog:
-            assert "4 servers" in catalog.events.list(kind="config-reloaded")[0].message, "they are in another file"
 
 
 def test_one_broken_policy_at_the_start_keeps_only_its_server_from_being_backed_up(office: Office) -> None:
@@ -450,13 +240,13 @@ def test_one_that_stands_by_takes_over_when_the_first_is_killed_with_the_files_a
             second.ready()
             assert second.heard("STATUS=standing by")
             office.write(
-                servers={"db1": "gold", "db2": "gold"}, gold=FAR.replace(f"0 {_HOUR} * * sun", f"30 {_HOUR} * * sun")
+                servers={"db1": "gold", "db2": "gold"}, gold=FAR.replace(f"0 {HOUR} * * sun", f"30 {HOUR} * * sun")
             )
             first.process.kill()
             until(lambda: any(line["event"] == "daemon-started" for line in second.said()), "it has taken over")
             second.ready(3)
             with looking(office) as catalog:
-                assert catalog.schedules.all()["db2", "physical.full"].cadence.startswith(f"30 {_HOUR} * * sun")
+                assert catalog.schedules.all()["db2", "physical.full"].cadence.startswith(f"30 {HOUR} * * sun")
                 (told,) = catalog.events.list(kind="config-reloaded")
                 assert told.message.endswith("2 servers; new: db2; other policies: gold; other settings: servers")
             second.process.send_signal(signal.SIGTERM)
