@@ -27,7 +27,7 @@ from tests.support.logs.streaming import (
 )
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB
-from tests.support.stores.places import runs_as_root
+from tests.support.stores.folders import runs_as_root
 
 _EVENT = struct.Struct("<IBIIIH")
 _ROTATE = 4
@@ -78,7 +78,7 @@ def test_a_rotate_event_writes_no_file_of_its_own_choice(server: Server, tmp_pat
     with Proxy(server.port or 0) as proxy:
         proxy.alters = rotating_to(name)
         with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
-            told = streaming.told(StreamEventKind.FAILED)
+            told = streaming.reported(StreamEventKind.FAILED)
             assert "a host between them" in told.message
             assert str(victim) in told.message
             assert "tls: verify-full" in told.hint
@@ -96,7 +96,7 @@ def test_a_name_that_is_not_of_this_log_stops_the_stream(server: Server, tmp_pat
     with Proxy(server.port or 0) as proxy:
         proxy.alters = rotating_to(name)
         with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
-            assert repr(name) in streaming.told(StreamEventKind.FAILED).message
+            assert repr(name) in streaming.reported(StreamEventKind.FAILED).message
             proxy.alters = None
             streaming.has_all(server)
             assert_identical(streaming.spool, server)

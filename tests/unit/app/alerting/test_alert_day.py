@@ -17,7 +17,7 @@ from backupd.app.alerting.sender import due, send_one
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import close
-from backupd.app.runtime import child_process as scribe
+from backupd.app.runtime import child_process
 from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.destinations import ReachWatch, destination_views
@@ -125,7 +125,7 @@ def box() -> Iterator[MailBox]:
 def test_a_day_of_troubles_is_one_mail_for_each_and_one_when_it_is_well(
     short_tmp: Path, box: MailBox, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(scribe, "PATIENCE", 240)  # a slow machine is no catalog that does not answer
+    monkeypatch.setattr(child_process, "PATIENCE", 240)  # a slow machine is no catalog that does not answer
     office, clock = Office(short_tmp), Clock(DAWN)
     mail = MAIL.format(url=box.url)
     settings = office.write(extra=mail, gold=POLICY)

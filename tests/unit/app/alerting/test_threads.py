@@ -16,7 +16,7 @@ import pytest
 
 from backupd.alerts.channels import TRIES, DeliveryError
 from backupd.alerts.ledger import MANY
-from backupd.app.alerting import notifier as newsdesk
+from backupd.app.alerting import notifier
 from backupd.app.alerting import sender as heartbeat
 from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.sender import Heartbeat, due, names, send_one
@@ -280,7 +280,7 @@ def test_an_event_whose_transaction_ends_late_is_not_lost(
     go(desk, clock, 10)
     assert len(subjects(wiring)) == 2
     shown.append(replace(third, number=third.number + 5, server="db3", at=clock.now))  # what is missing never came
-    go(desk, clock, newsdesk.IN_FLIGHT.total_seconds() + 70)
+    go(desk, clock, notifier.IN_FLIGHT.total_seconds() + 70)
     assert len(subjects(wiring)) == 3
 
 

@@ -21,7 +21,7 @@ from backupd.model.errors import KeyUnusableError, RefusedError
 from storage import layout
 from tests.support.catalog.samples import backup, proof
 from tests.support.keys import Keys, operator_keys, stop_agent
-from tests.support.logs.log_store import PLACES, SERVER, wired
+from tests.support.logs.log_store import DESTINATIONS, SERVER, wired
 from tests.support.stores.stock import Stock, backup_id
 
 
@@ -118,7 +118,7 @@ def test_copies_of_before_a_signing_key_was_named_are_put_anew_and_are_no_rot(ho
     file = house.settings.file
     file.write_text(file.read_text().replace("encryption: {", f"encryption: {{signing_key: {key}, "))
     found = read_copies(again(house), None)
-    assert {damage.destination for damage in found} == set(PLACES)
+    assert {damage.destination for damage in found} == set(DESTINATIONS)
     assert [str(damage) for damage in found if not (damage.aged and damage.repaired_from)] == []
     assert house.catalog.events.list(kind=REPAIRED) == ()
     assert read_copies(again(house), None) == ()

@@ -36,7 +36,7 @@ from storage.config import FilesystemConfig, S3Config, SftpConfig
 from storage.destination import Destination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.keys import Keys
-from tests.support.logs.log_store import PLACES, SERVER, wired
+from tests.support.logs.log_store import DESTINATIONS, SERVER, wired
 from tests.support.service.house import Clock, at
 from tests.support.stores.stock import Stock, backup_id
 
@@ -70,7 +70,7 @@ def test_every_destination_gets_the_catalog_the_configuration_and_what_to_do(wir
     told = write_copies(wiring)
     assert [
         (one.destination, bool(one.catalog), bool(one.configuration), one.recover, one.problem) for one in told
-    ] == [(place, True, True, True, "") for place in PLACES]
+    ] == [(place, True, True, True, "") for place in DESTINATIONS]
     for one in told:
         file = tmp_path / f"{one.destination}.db"
         file.write_bytes(opened(wiring, one.destination, one.catalog))
@@ -195,7 +195,7 @@ def test_what_a_rule_of_the_place_keeps_is_left_there(wiring: Wiring, monkeypatc
     def locked(_key: str) -> None:
         raise LockedError("locked until next year")
 
-    for place in PLACES:
+    for place in DESTINATIONS:
         monkeypatch.setattr(wiring.destination(place), "delete", locked)
     for number in range(3):
         wiring.catalog.backups.add(backup(number))
@@ -336,7 +336,7 @@ def test_copies_and_proofs_that_rot_are_replaced_before_they_go_and_that_is_told
     (owner,) = proofdoc.listed(wiring.destination("local"))
     whole = flip(wiring, "local", local.configuration)
     flip(wiring, "local", layout.proof_key(*owner))
-    for place in PLACES:  # nobody has it any more
+    for place in DESTINATIONS:  # nobody has it any more
         flip(wiring, place, local.catalog)
     assert not write_copies(wiring)[0].configuration, "a digest of what it was made of tells nothing"
     passes(wiring, HOUR)
@@ -351,11 +351,11 @@ def test_copies_and_proofs_that_rot_are_replaced_before_they_go_and_that_is_told
     with wiring.destination("local").get(local.configuration) as stream:
         assert stream.read() == whole
     assert proofdoc.load(wiring.destination("local"), *owner, wiring.unsealer()) is not None
-    for place in PLACES:
+    for place in DESTINATIONS:
         (key,) = names(wiring.destination(place), layout.CATALOGS)
         assert key != local.catalog
         assert opened(wiring, place, key).startswith(b"SQLite format 3")
-    assert kinds(wiring) == [("rot-repaired", place) for place in PLACES]
+    assert kinds(wiring) == [("rot-repaired", place) for place in DESTINATIONS]
     assert read_copies(wiring, None) == ()
 
 
@@ -384,16 +384,16 @@ def test_the_only_copy_of_a_lost_catalog_is_not_taken_away_because_it_is_damaged
         anew = replace(wiring, catalog=fresh)
         passes(wiring, HOUR)
         write_copies(anew)
-        for place in PLACES:
+        for place in DESTINATIONS:
             flip(wiring, place, old.catalog)
         for _time in range(2):
             assert {(one.key, one.repaired_from) for one in read_copies(anew, None)} == {(old.catalog, "")}
-        assert kinds(anew) == [("copies-damaged", place) for place in PLACES]
-        for place in PLACES:
+        assert kinds(anew) == [("copies-damaged", place) for place in DESTINATIONS]
+        for place in DESTINATIONS:
             assert old.catalog in names(wiring.destination(place), layout.CATALOGS)
             wiring.destination(place).delete(old.catalog)
         after_job(anew, turn=lambda _key: False)
-        assert kinds(anew)[2:] == [("copies-sound", place) for place in PLACES]
+        assert kinds(anew)[2:] == [("copies-sound", place) for place in DESTINATIONS]
 
 
 def test_what_somebody_puts_under_our_name_pushes_no_copy_out(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ GB = 10**9
 DAY = timedelta(days=1)
 
 
-class Shelf(MemoryDestination):
+class SizedDestination(MemoryDestination):
     free: int | None = 0
     total = 50 * GB
 
@@ -39,8 +39,8 @@ class Shelf(MemoryDestination):
 class House:
     """A server whose 8 GB have grown by a quarter each day for two weeks, all of it kept: 7 GB are stored."""
 
-    def __init__(self, wiring: Wiring, shelf: Shelf) -> None:
-        self.wiring, self.shelf = wiring, shelf
+    def __init__(self, wiring: Wiring, destination: SizedDestination) -> None:
+        self.wiring, self.destination = wiring, destination
         self.watch = FillingWatch()
         for number in range(14):
             start = NOW - (number + 1) * DAY
@@ -57,7 +57,7 @@ class House:
 
     def look(self, day: float, free: int | None) -> list[Event]:
         """The events that a look after ``day`` days adds, with so many bytes free."""
-        self.shelf.free = free
+        self.destination.free = free
         last = max((event.number for event in self.wiring.catalog.events.list()), default=0)
         self.watch.step(self.wiring, NOW + day * DAY)
         return list(self.wiring.catalog.events.list(after=last))
@@ -69,10 +69,10 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
         gold='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nretention: {local: {keep_fulls: 20}}\n'
     )
     upgrade(settings.catalog)
-    shelf = Shelf("local")
-    monkeypatch.setattr(Wiring, "destination", lambda _self, _name: shelf)
+    destination = SizedDestination("local")
+    monkeypatch.setattr(Wiring, "destination", lambda _self, _name: destination)
     with open_catalog(settings.catalog) as catalog:
-        yield House(Wiring(settings, catalog, Clock(NOW)), shelf)
+        yield House(Wiring(settings, catalog, Clock(NOW)), destination)
 
 
 def test_a_place_that_will_be_full_is_told_once_with_the_day_and_then_with_growing_pauses(house: House) -> None:
@@ -120,7 +120,7 @@ def test_room_again_is_told_once_and_the_next_time_begins_anew(house: House) -> 
 def test_a_place_that_something_else_fills_is_told_without_any_growth(house: House) -> None:
     for record in tuple(house.wiring.catalog.backups.every())[1:]:
         house.wiring.catalog.backups.remove(record.id)
-    house.shelf.total = 1000 * GB
+    house.destination.total = 1000 * GB
     assert house.look(0, 100 * GB) == []
     (event,) = house.look(0.1, 30 * GB)
     assert (event.kind, event.severity) == (FILLING.broken, Severity.ERROR)

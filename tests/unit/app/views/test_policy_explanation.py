@@ -197,7 +197,7 @@ def test_everything_wrong_in_the_file_is_said_at_once(tmp_path: Path) -> None:
 
 
 @dataclass
-class Shelf(MemoryDestination):
+class SizedDestination(MemoryDestination):
     """A destination that knows its room."""
 
     free: int = 0
@@ -290,8 +290,8 @@ def test_a_restore_time_that_was_never_kept_is_said(tmp_path: Path, wiring: Wiri
 # -- growth
 
 
-def shelved(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(Wiring, "destination", lambda _self, _name: Shelf(free))
+def with_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(Wiring, "destination", lambda _self, _name: SizedDestination(free))
 
 
 def test_a_repository_that_grows_by_a_quarter_each_day_is_full_on_a_day_that_check_names(
@@ -299,7 +299,7 @@ def test_a_repository_that_grows_by_a_quarter_each_day_is_full_on_a_day_that_che
 ) -> None:
     for number in range(14):
         taken(wiring, number + 1, 8 * GB * 1.25**-number, new=0.5 * GB)
-    shelved(monkeypatch, 49 * GB)  # 7 GB are stored: 56 / 7 = 8 = 1.25^9.3
+    with_free_space(monkeypatch, 49 * GB)  # 7 GB are stored: 56 / 7 = 8 = 1.25^9.3
     found = forecast(wiring, "local")
     assert found is not None
     assert (found.filling.day, found.filling.earliest) == (10, 10)
@@ -319,7 +319,7 @@ def test_a_repository_that_grows_by_a_quarter_each_day_is_full_on_a_day_that_che
 def test_one_that_keeps_everything_fills_up_without_growing(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         taken(wiring, number + 1, 10 * GB, new=GB, server="db2")
-    shelved(monkeypatch, 100 * GB)  # 13 of 20 were added in the last 14 days
+    with_free_space(monkeypatch, 100 * GB)  # 13 of 20 were added in the last 14 days
     found = forecast(wiring, "local")
     assert found is not None
     assert found.servers[0].added == pytest.approx(13 * GB / 14)
@@ -348,7 +348,7 @@ def test_an_empty_place_has_no_forecast_and_a_boundless_one_only_grows(
 def test_enough_room_is_said_as_such(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         taken(wiring, number + 1, GB)
-    shelved(monkeypatch, 100 * GB)
+    with_free_space(monkeypatch, 100 * GB)
     found = forecast(wiring, "local")
     assert found is not None
     assert found.text.startswith("93.1 GiB are free, enough for a year of growth at the recent rate")

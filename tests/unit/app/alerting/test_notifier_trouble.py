@@ -1,4 +1,4 @@
-"""What used to be told wrongly: things that come and go, clocks that are ahead, what is taken out of the configuration
+"""What used to be reported wrongly: things that come and go, clocks ahead, what is taken out of the configuration
 while it is broken."""
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Desk:
         self.wiring = replace(self.wiring, settings=settings)
         self.desk.reload(self.wiring)
 
-    def told(self) -> list[str]:
-        """What was said since the last time, oldest first."""
+    def notified(self) -> list[str]:
+        """Subjects of messages since the last time, oldest first."""
         found = [one for one in reversed(self.wiring.catalog.messages.list()) if one.id not in self.seen]
         self.seen |= {one.id for one in found}
         return [one.subject.removeprefix("[backupd] ") for one in found]
@@ -82,30 +82,30 @@ def test_a_stream_that_comes_and_goes_all_day_is_few_mails_and_mutes_nobody(desk
             severity=Severity.INFO if number % 2 else Severity.ERROR,
         )
         desk.go(timedelta(minutes=2), 2)
-    found = desk.told()
+    found = desk.notified()
     assert len(found) == 6, found
     assert found[-1].startswith("STILL ERROR")
     assert any("flapping" in one.content for one in desk.wiring.catalog.messages.list())
     desk.happen(RPO.broken)
     desk.go()
-    assert desk.told() == ["ERROR db1: recovery point objective (RPO) is not met"]
+    assert desk.notified() == ["ERROR db1: recovery point objective (RPO) is not met"]
     desk.go(HOUR)
-    assert desk.told() == ["RECOVERED db1: binary log is not streamed"]
+    assert desk.notified() == ["RECOVERED db1: binary log is not streamed"]
 
 
 def test_a_clock_that_is_ahead_for_a_minute_ends_nothing_and_puts_off_nothing(desk: Desk) -> None:
     desk.happen("retention-refused", "local")
     desk.happen("key-expiring", "K", server="")
     desk.go()
-    assert len(desk.told()) == 2
+    assert len(desk.notified()) == 2
     desk.clock.now += AHEAD
     desk.happen(STREAM.broken, "stream")
     desk.happen("binlog-gap", "branch")
     desk.go()
-    assert sorted(word.split()[0] for word in desk.told()) == ["ERROR", "ERROR"]
+    assert sorted(word.split()[0] for word in desk.notified()) == ["ERROR", "ERROR"]
     desk.clock.now -= AHEAD
     desk.go(6 * HOUR, 24)
-    assert "STILL ERROR db1: binary log is not streamed" in desk.told()
+    assert "STILL ERROR db1: binary log is not streamed" in desk.notified()
     assert len(desk.wiring.catalog.incidents.open()) == 4
     assert all(one.opened_at < desk.clock.now for one in desk.wiring.catalog.incidents.open())
     start = desk.clock.now
@@ -114,7 +114,7 @@ def test_a_clock_that_is_ahead_for_a_minute_ends_nothing_and_puts_off_nothing(de
     )
     desk.wiring.catalog.jobs.finish("j1", JobState.SUCCEEDED, start, token=1, result="backup-7")
     desk.go()
-    assert desk.told() == ["RECOVERED db1: binary logs are missing"]
+    assert desk.notified() == ["RECOVERED db1: binary logs are missing"]
 
 
 def test_a_server_that_is_taken_out_is_not_called_well_and_is_told_again_when_it_is_back(desk: Desk) -> None:
@@ -122,14 +122,14 @@ def test_a_server_that_is_taken_out_is_not_called_well_and_is_told_again_when_it
     broken = Condition(Key(RPO, "db1"), Severity.ERROR, "too much would be lost")
     assert incidents.settle(NOW, broken).opened
     desk.go()
-    assert desk.told() == ["ERROR db1: recovery point objective (RPO) is not met"]
+    assert desk.notified() == ["ERROR db1: recovery point objective (RPO) is not met"]
     desk.configure(servers=("db2",))
     desk.go()
-    assert desk.told() == ["NOT WATCHED db1: recovery point objective (RPO) is not met"]
+    assert desk.notified() == ["NOT WATCHED db1: recovery point objective (RPO) is not met"]
     desk.configure()
     assert incidents.settle(desk.clock.now, broken).opened
     desk.go()
-    assert desk.told() == ["ERROR db1: recovery point objective (RPO) is not met"]
+    assert desk.notified() == ["ERROR db1: recovery point objective (RPO) is not met"]
     assert not incidents.settle(NOW, broken).opened
 
 
@@ -139,11 +139,11 @@ def test_a_server_that_is_taken_out_while_it_is_out_of_rotation_stays_away_until
     desk.go()
     desk.configure(servers=("db2",))
     desk.go()
-    assert desk.told() == ["ERROR db1: the hook after fails"]
+    assert desk.notified() == ["ERROR db1: the hook after fails"]
     desk.wiring.catalog.absences.end("db1", "j1")
     desk.happen("hook-recovered", "after", severity=Severity.INFO)
     desk.go()
-    assert desk.told() == ["RECOVERED db1: the hook after fails"]
+    assert desk.notified() == ["RECOVERED db1: the hook after fails"]
 
 
 def test_what_leaves_the_configuration_is_over(desk: Desk, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_leaves_the_configuration_is_over(desk: Desk, tmp_path: Path) -> No
     assert [(one.kind, one.subject) for one in desk.wiring.catalog.incidents.open()] == [
         ("destination-unreachable", "local")
     ]
-    assert not [word for word in desk.told() if "RECOVERED" in word]
+    assert not [word for word in desk.notified() if "RECOVERED" in word]
 
 
 def test_every_topic_that_may_be_left_is_one(desk: Desk) -> None:
@@ -192,11 +192,11 @@ def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:
     desk.wiring.catalog.incidents.record((), (), {"alerts-muted": int(desk.clock.now.timestamp())})
     desk.clock.sleep(timedelta(minutes=1))
     desk.happen(STREAM.mended, "stream", severity=Severity.INFO)
-    desk.told()
+    desk.notified()
     desk.desk = AlertNotifier(desk.wiring, Pace(settle=0.0), desk.clock.passing)  # a new process
     desk.go(HOUR, 30)
     desk.go(HOUR, 30)
-    assert sorted(word.split(" db1")[0].split(" since")[0] for word in desk.told()) == [
+    assert sorted(word.split(" db1")[0].split(" since")[0] for word in desk.notified()) == [
         "ERROR summary",
         "RECOVERED",
     ]
@@ -221,13 +221,13 @@ def restored(desk: Desk, folder: str, state: JobState) -> None:
 def test_a_restore_that_goes_well_says_nothing_about_another_one(desk: Desk) -> None:
     restored(desk, "/srv/a", JobState.FAILED)
     restored(desk, "/srv/b", JobState.SUCCEEDED)
-    assert desk.told() == ["ERROR db1: restore failed"]
+    assert desk.notified() == ["ERROR db1: restore failed"]
     restored(desk, "/srv/a", JobState.SUCCEEDED)
-    assert desk.told() == ["RECOVERED db1: restore failed"]
+    assert desk.notified() == ["RECOVERED db1: restore failed"]
 
 
 def test_what_goes_on_being_told_though_nobody_should_look_is_no_storm(desk: Desk) -> None:
     for _ in range(30):
         desk.happen("job-failed", "verify", server="gone")
         desk.go(timedelta(minutes=2))
-    assert len(desk.told()) == 5
+    assert len(desk.notified()) == 5
