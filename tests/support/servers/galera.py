@@ -23,7 +23,7 @@ import pymysql
 from tests.support.servers.datadir import Options, ServerDiedError
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import drop_root, free_port
-from tests.support.stores.places import give_to_database
+from tests.support.stores.folders import give_to_database
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 SERVER_ID = 100

@@ -8,7 +8,7 @@ import pytest
 
 from policies.handed import Loaded, revived
 from policies.load import load
-from tests.support.catalog.places import CONFIGURATION, POLICY, problems, write
+from tests.support.catalog.configuration_files import CONFIGURATION, POLICY, problems, write
 
 MEMBERS = "  shop-db1: {host: db1, user: backup}\n  shop-db2: {host: db2, defaults_file: db2.cnf}\n"
 MEANT = "; did you mean `shop-db1` or `{}`?"
