@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from datetime import date
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -203,6 +204,7 @@ class PriceTable(Section):
         description="Prices by storage class. An entry replaces the built-in prices of its class completely.",
     )
 
+    @cached_property
     def as_prices(self) -> Prices:
         from backupd.model.thaw import Price, Prices  # few need them
 

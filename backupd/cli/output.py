@@ -192,7 +192,12 @@ def _straight(row: Sequence[str], widths: Iterable[int], right: Iterable[bool], 
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    from pydantic_core import to_json  # ten times as quick as the standard library, which indents in Python
+
+    try:
+        return to_json(value, indent=2).decode()
+    except ValueError:  # half of a surrogate pair, in a name that is no UTF-8
+        return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def complain(lines: Iterable[tuple[str, str]]) -> None:

@@ -200,7 +200,7 @@ def _archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
     holding = [run.destination for run in wiring.catalog.binlogs.runs(chosen.server)] if chosen.replay else []
     configured = wiring.settings.destinations
     names = [*chosen.destinations, *(name for name in holding if name in configured)]
-    retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
+    retrieval = wiring.settings.configuration.archive.prices.as_prices.retrieval
     ordered = sorted(
         dict.fromkeys(names),
         key=lambda name: (

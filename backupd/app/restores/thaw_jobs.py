@@ -137,7 +137,7 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
             f"{tier} is not faster than {job.arguments['tier']}, which was requested",
             hint="a thaw can only be raised to a faster tier; the requested tier is charged in any case",
         )
-    retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
+    retrieval = wiring.settings.configuration.archive.prices.as_prices.retrieval
     open_items = wiring.catalog.thaws.of(job_id, state=(*_TO_ASK, ThawState.THAWING))
     without = sorted({item.storage_class for item in open_items if tier not in retrieval.get(item.storage_class, {})})
     if without:
@@ -188,7 +188,7 @@ class _Look:
         self._slow = 0
         settings = wiring.settings.configuration.archive
         self._pace = TokenBucket(settings.requests_per_second)
-        self._retrieval = settings.prices.as_prices().retrieval
+        self._retrieval = settings.prices.as_prices.retrieval
 
     def go(self, items: Sequence[ThawItem]) -> None:
         now = self._wiring.clock()

@@ -67,7 +67,7 @@ def with_thaw(
     )
     if not objects:
         return made
-    thaw = ThawPlan(objects, options.days or archive.days, tier or archive.tier, archive.prices.as_prices())
+    thaw = ThawPlan(objects, options.days or archive.days, tier or archive.tier, archive.prices.as_prices)
     if not tier:
         thaw = thaw.at_any_tier()
     made = replace(made, thaw=thaw, steps=(thaw_step(thaw), *made.steps))
@@ -373,7 +373,7 @@ class JobThawWait(ThawWait):
         """A thawed copy went away while it was read, or a rule of the destination has archived what was not."""
         found = cold_of_part(self._wiring, self._chosen, part)
         if found:
-            prices = self._wiring.settings.configuration.archive.prices.as_prices()
+            prices = self._wiring.settings.configuration.archive.prices.as_prices
             self._begin(ThawPlan(found, self._days, self._tier, prices))
         return bool(found)
 

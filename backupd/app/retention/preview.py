@@ -255,7 +255,7 @@ def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:
     if copy.destination not in settings.destinations:
         return None
     storage_class = settings.destinations[copy.destination].kept_in(logs=False)
-    prices = settings.configuration.archive.prices.as_prices()
+    prices = settings.configuration.archive.prices.as_prices
     time = prices.minimum(storage_class)
     if not time:
         return None
@@ -270,7 +270,7 @@ def logs_minimum(wiring: Wiring, destination: str) -> tuple[str, timedelta] | No
     if destination not in settings.destinations:
         return None
     storage_class = settings.destinations[destination].kept_in(logs=True)
-    time = settings.configuration.archive.prices.as_prices().minimum(storage_class)
+    time = settings.configuration.archive.prices.as_prices.minimum(storage_class)
     return (storage_class, time) if time else None
 
 

@@ -549,7 +549,7 @@ def _begin(wiring: Wiring, archive: ArchiveDestination, server: str, cold: Colle
 
 def _ask(wiring: Wiring, archive: ArchiveDestination, server: str, key: str) -> str:
     settings = wiring.settings.configuration.archive
-    prices = settings.prices.as_prices()
+    prices = settings.prices.as_prices
     found = archive.coldness(key)
     known = prices.retrieval.get(found.storage_class, {})
     tier = next((one for one in TIERS if one in known), settings.tier)

@@ -480,7 +480,7 @@ class Stage:
             )
             for number in range(3)
         )
-        thaw = ThawPlan(cold, 7, "standard", self._wiring.settings.configuration.archive.prices.as_prices())
+        thaw = ThawPlan(cold, 7, "standard", self._wiring.settings.configuration.archive.prices.as_prices)
         found = Plan(
             SHOP,
             "latest",
