@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
-from backupd.model.document import Document
+from backupd.model.document import Document, json_key
 
 
 class Flavour(StrEnum):
@@ -45,9 +45,12 @@ class Version:
 
 
 class Role(StrEnum):
+    """``node``: of a Galera cluster. A node that follows a source outside of its cluster besides is a ``replica``."""
+
     STANDALONE = "standalone"
     SOURCE = "source"
     REPLICA = "replica"
+    NODE = "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,115 @@ class Receipts(Document):
     tool_version: str
     server_version: str
     replica_of: str = ""
+
+
+UNKNOWN_SEQNO = -1
+"""Of a node that has no position in its cluster, or of which nobody knows it."""
+SYNCED = "Synced"
+"""The state of a node that takes part: any other one lags behind its cluster on purpose, or is not in it."""
+PRIMARY = "Primary"
+"""The status of the part of a cluster that goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPosition(Document):
+    """A position in the history of a Galera cluster: ``UUID:seqno``. The nodes of one cluster have the same ``uuid``,
+    and each of their transactions has the same ``seqno`` on all of them."""
+
+    uuid: str
+    seqno: int
+
+    def __str__(self) -> str:
+        return f"{self.uuid}:{self.seqno}"
+
+
+@dataclass(frozen=True, slots=True)
+class WsrepState(Document):
+    """A node of a Galera cluster at a moment, in the words of its status and variables (``wsrep_...``).
+
+    ``position``: the cluster's uuid and the last transaction that was committed here, -1 where it has none. ``name``,
+    ``node``: of the cluster, of the node. ``size``: nodes in its part of the cluster. ``status``: ``Primary`` where
+    that part goes on. ``state``: ``Synced``, ``Donor/Desynced`` and so on. ``cached_downto``: the oldest seqno that its
+    gcache holds, None where it holds none. ``gcache_bytes``: the size of that cache, 0 where it does not say;
+    ``written_bytes``: what passed through it since the server's start. ``gtid_mode``: is wsrep_gtid_mode on, with
+    ``gtid_domain``. ``desync_count``: how often it was asked to leave flow control to the others. ``recv_queue``,
+    ``send_queue``: write sets that wait there. ``flow_paused_ns``: how long flow control has stopped the cluster since
+    the start, ``flow_sent``: how often this node asked for it. ``incoming``: addresses for clients of all nodes.
+    """
+
+    position: ClusterPosition
+    name: str
+    node: str
+    size: int
+    status: str
+    state: str
+    cached_downto: int | None
+    gcache_bytes: int
+    written_bytes: int
+    gtid_mode: bool
+    gtid_domain: int
+    desync_count: int
+    recv_queue: int
+    send_queue: int
+    flow_paused_ns: int
+    flow_sent: int
+    provider: str = ""
+    sst_method: str = ""
+    incoming: tuple[str, ...] = ()
+
+    @property
+    def is_synced(self) -> bool:
+        """Does it take part in its cluster, so that clients may be sent to it?"""
+        return self.status == PRIMARY and self.state == SYNCED
+
+    @property
+    def words(self) -> str:
+        """``node2 of lab is Donor/Desynced (Primary, 3 nodes)``"""
+        return (
+            f"{self.node or 'the node'} of {self.name} is {self.state or 'unknown'} ({self.status}, {self.size} nodes)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad(Document):
+    """What a backup made of a node, by what was seen while it ran. ``desynced_seconds``: how long it was not Synced.
+    ``recv_queue``: most write sets that waited there. ``flow_control_seconds``: how long flow control stopped the
+    cluster meanwhile; ``flow_control_sent``: how often this node asked for it. ``samples``: how often it was asked."""
+
+    desynced_seconds: float = field(metadata=json_key(digits=1))
+    recv_queue: int
+    flow_control_seconds: float = field(metadata=json_key(digits=3))
+    flow_control_sent: int
+    samples: int
+
+
+class Evidence(StrEnum):
+    """By what the seqno of a backup is known: ``lock``, the node's own word while the backup's lock kept it still;
+    ``proof``, what a prepare found in InnoDB."""
+
+    LOCK = "lock"
+    PROOF = "proof"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts(Document):
+    """What a backup of a Galera node records of its cluster. ``uuid`` and ``seqno``: the backup's position, -1 as long
+    as nobody knows it; ``evidence``: by what it is known, "" for nothing. ``cluster``, ``node``: their names.
+    ``load``: None where nobody looked."""
+
+    cluster: str
+    node: str
+    uuid: str
+    seqno: int
+    evidence: str
+    gtid_mode: bool
+    gtid_domain: int
+    load: NodeLoad | None = None
+
+    @property
+    def position(self) -> ClusterPosition | None:
+        """Where the backup is in the history of its cluster."""
+        return ClusterPosition(self.uuid, self.seqno) if self.seqno != UNKNOWN_SEQNO else None
 
 
 STRANGER = "another server answers under this name"

@@ -27,6 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from backupd.engine.server.wsrep import is_node
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.engine.sql.tables import Table, list_tables
@@ -476,7 +477,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         "binlog_do_db": str(log.get("Binlog_Do_DB") or ""),
         "binlog_ignore_db": str(log.get("Binlog_Ignore_DB") or ""),
     }
-    role = _role(session, dialect, denied)
+    role = _role(session, dialect, denied, variables)
     census = take_census(session, dialect, variables, replica=role is Role.REPLICA, denied=denied if tolerant else None)
     info = ServerInfo(
         flavour=flavour,
@@ -523,13 +524,15 @@ def position_of(session: Session, dialect: Dialect, log: Mapping[str, object]) -
     return Position(file=str(log["File"]), pos=int(str(log["Position"])), gtid=gtid)
 
 
-def _role(session: Session, dialect: Dialect, denied: list[str]) -> Role:
+def _role(session: Session, dialect: Dialect, denied: list[str], variables: Mapping[str, str]) -> Role:
     """Without the right to ask, a replica is known by its running threads, which PROCESS shows."""
     if _ask(session.records, dialect.replica_status, denied):
         return Role.REPLICA
     threads = session.records("SHOW PROCESSLIST", shown=True)
     if any(row["User"] == "system user" and row["Command"] in _REPLICA_THREADS for row in threads):
         return Role.REPLICA
+    if is_node(variables):
+        return Role.NODE
     dumps = [row for row in threads if str(row["Command"]).startswith("Binlog Dump")]
     return Role.SOURCE if dumps else Role.STANDALONE
 
