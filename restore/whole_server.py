@@ -211,7 +211,7 @@ def execute(spec: RestoreSpec, sources: Sources, context: RunContext) -> Restore
     KeyUnusableError, ToolError; what was fetched is kept for the next attempt.
     """
     with contextlib.ExitStack() as held:
-        return _Restore(spec, sources, context).run(held)
+        return WholeRestore(spec, sources, context).run(held)
 
 
 def listed(connection: Connection, last: Loaded) -> Check:
@@ -225,7 +225,9 @@ def listed(connection: Connection, last: Loaded) -> Check:
     return Check(LISTED, PASSED, "; ".join((f"{len(last.body.facts.inventory)} tables", *besides)))
 
 
-class _Restore:
+class WholeRestore:
+    """One restore. What another kind does otherwise are its methods without an underscore."""
+
     def __init__(self, spec: RestoreSpec, sources: Sources, context: RunContext) -> None:
         self._spec, self._sources = spec, sources
         self._phase_done = context.watch.add
@@ -241,37 +243,58 @@ class _Restore:
         held.enter_context(exclusive(site.datadir, site.folder))
         refuse_foreign_staging(site)
         remove_dead_folders()
-        if self._is_finished():
+        if self.is_finished():
             return self._again()
         with workable(site.datadir):
-            placed = self._resume()
+            placed = self.resume()
         started = running(run_folder(self._state.restore_id)) if placed else None
         if started is None:
             _await_free(site.datadir, seconds=_DYING if placed else 0.0)
             self._warnings += not_looked_at(site.datadir)
         if not placed:
-            refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
+            self.refuse_filled((*site.ours, *self._state.moves))
         chain = self._load()
         facts = chain[-1].body.facts
-        replays = self._spec.replay is not None
-        programs = find_programs(facts, start=self._spec.start or replays, paths=self._context.programs)
+        needs_server = self._spec.start or self._spec.replay is not None
+        programs = find_programs(facts, start=needs_server, paths=self._context.programs)
         self._warnings += remarks(facts.server)
         if not placed:
             with workable(site.datadir):
                 self._warnings += refuse_no_room(chain, site)
                 self._open(held)
             self._stage(chain, programs)
+            self.before_place(chain, programs)
             self._context.report(Progress("place"))
             with self._context.watch.phase("restored", data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
+        if SELINUX.exists():
+            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
+        return self.complete(chain, programs, started)
+
+    def refuse_filled(self, ours: tuple[str, ...]) -> None:
+        """Raises RefusedError where something besides ``ours`` is in the data directory."""
+        refuse_non_empty(self._site.datadir, ours=ours)
+
+    def before_place(self, chain: Sequence[Loaded], programs: Programs) -> None:
+        """Called with a copy that is as it is to be put in place; again after a kill."""
+
+    def rolled(self, rolled: RolledForward, chain: Sequence[Loaded], program: Tool) -> None:
+        """Called with a copy that was rolled forward, before that is remembered: after a kill it is rebuilt."""
+
+    def cleared(self) -> None:
+        """The staging folder is gone."""
+        site = self._site
         clear(site)
         if site.folder.is_dir():
             self._warnings.append(f"{site.folder} is still there: it contains a file that backupd did not create")
+
+    def complete(self, chain: Sequence[Loaded], programs: Programs, started: Started | None) -> RestoreOutcome:
+        """What is done with the copy in its place. ``started``: the server of an earlier attempt that still runs."""
+        site = self._site
+        self.cleared()
         if self._spec.replica:
-            self._warnings += replica_remarks(facts, self._position(chain[-1]))
-        if SELINUX.exists():
-            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
+            self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
         outcome = self._outcome(chain[-1])
         if started is not None:
             self._warnings.append(
@@ -284,7 +307,7 @@ class _Restore:
         write_marker(site.datadir, self._state)
         return replace(outcome, phases=in_order(self._state.phases, STEP_NAMES))
 
-    def _is_finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
         marker = read_marker(self._site.datadir)
         if marker is None or marker.stage != "finished":
@@ -341,7 +364,7 @@ class _Restore:
             store=self._site.final_store,
         )
 
-    def _resume(self) -> bool:
+    def resume(self) -> bool:
         """Take up what an earlier attempt left. True when it was already put in place."""
         marker = read_marker(self._site.datadir)
         if marker is not None and marker.stage == "placed" and marker.same_work(self._state):
@@ -402,16 +425,18 @@ class _Restore:
         if self._state.stage == "fetching":
             self._build(chain, programs)
         if work is not None:
-            self._roll_forward(work, logs or self._logs(work), chain, programs.needed_server)
+            self.roll_forward(work, logs or self._logs(work), chain, programs.needed_server)
 
     def _logs(self, work: Replaying) -> Logs:
         folder = self._site.folder / "binlogs"
         return read_when_thawed(self._sources.thaw, LOGS, lambda: work.logs(folder), self._context)
 
-    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], program: Tool) -> None:
+    def roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], program: Tool) -> None:
+        """Replay the fetched ``logs`` onto the prepared copy."""
         site, state = self._site, self._state
         self._remember(replace(state, stage="replaying"))
         rolled = work.roll_staged(site, logs, chain, program, state, look_folder(state.restore_id))
+        self.rolled(rolled, chain, program)
         shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))

@@ -63,7 +63,8 @@ class State(Document):
     ``stage``: ``fetching``, ``prepared``, ``replaying``, ``replayed``, ``placing`` (in the staging folder), ``placed``,
     ``finished`` (in the marker). ``goal``: where binary logs are replayed to and what is left out, "" without a replay;
     until ``replayed`` another attempt may have another one. ``replay``: what the replay did, once it is over.
-    ``position``: the binary log position of the prepared files by their own record. ``moves``: names to move while
+    ``position``: the binary log position of the prepared files by their own record. ``node``: of a node of a cluster,
+    what its restore has to know: see ``restore.galera.rejoin``. ``moves``: names to move while
     placing inside, in order. ``phases``: what is over, with time spent by all attempts. ``mode``: the data directory's,
     to be given back. ``options``: what a server needs to read these files.
     """
@@ -81,6 +82,7 @@ class State(Document):
     goal: str = field(default="", metadata=json_key(later=True))
     replay: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
     position: Position | None = field(default=None, metadata=json_key("place", later=True))
+    node: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
 
     def with_phase(self, phase: Phase) -> Self:
         """``phase`` added, or its time added to what earlier attempts spent on it."""

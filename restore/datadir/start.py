@@ -190,6 +190,7 @@ _DETACH = """setsid --fork sh -c 'echo $$; exec "$@" < /dev/null > /dev/null 2>>
 
 
 _PID_LIMIT = 64
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,16 @@ def forget_replication(connection: Connection, info: ServerInfo) -> None:
         dialect_of(info.flavour, info.version).remove_replication(session)
 
 
+def detached(
+    argv: Sequence[str], *, log: Path, folder: Path, account: Account, env: Mapping[str, str] = NO_VARIABLES
+) -> int:
+    """Start a program that nothing ends when this process ends; gives its process id. What it prints is added to
+    ``log``, which ``account`` may write; it works in ``folder``."""
+    user = account.name if os.geteuid() == 0 else None
+    command = Command(("sh", "-c", _DETACH, str(log), *argv), cwd=folder, user=user, env=env)
+    return int(run(command, timeout=60).stdout)
+
+
 def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:
     """Start a server that outlives this process, with its own accounts, and wait until it answers.
 
@@ -255,9 +266,8 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     config = replace(config, skip_grants=False, options=named(config.options, config.key_files))
     _lay_out(config)
     options = config.directory / "my.cnf"
-    argv = ("sh", "-c", _DETACH, str(config.error_log), config.program, f"--defaults-file={options}")
-    user = config.user if os.geteuid() == 0 else None
-    pid = int(run(Command(argv, cwd=config.datadir, user=user), timeout=60).stdout)
+    argv = (config.program, f"--defaults-file={options}")
+    pid = detached(argv, log=config.error_log, folder=config.datadir, account=find_account(config.user))
     deadline = time.monotonic() + seconds
     while (started := running(config.directory)) is None:
         if not _lives(pid) or time.monotonic() > deadline:

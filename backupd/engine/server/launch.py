@@ -38,6 +38,7 @@ from backupd.process import folders
 from backupd.process.command import Child, Command, family, spawn, stop
 from backupd.process.folders import open_plain, open_to_append, write_anew
 from backupd.process.output import redact
+from backupd.process.pipeline import Completed, run
 from backupd.process.runtime import render_options
 
 _SYSTEM = "SYSTEM"
@@ -167,7 +168,8 @@ class ServerConfig:
 
     ``own_account``: ask as an account of ours that exists from the start of the server to its clean stop, instead of
     as root; with ``skip_grants`` off everything works that has to do with accounts and events. ``server_id`` 0: any.
-    ``zone``: its system time zone.
+    ``zone``: its system time zone. ``cluster``: options that make it the only node of a Galera cluster of its own; none
+    for a server without one, as all others are.
     """
 
     program: str
@@ -182,6 +184,7 @@ class ServerConfig:
     own_account: bool = False
     server_id: int = 0
     zone: Zone = HERE
+    cluster: Options = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:
@@ -252,6 +255,9 @@ def option_text(config: ServerConfig) -> str:
     if not config.datadir.is_dir() or (config.datadir / _LOST_AND_FOUND).is_dir():
         rule["loose_ignore_db_dirs"] = _LOST_AND_FOUND  # MySQL does not know it, and writes so into its log
     rule |= {"skip_networking": None, "skip_log_bin": None}
+    if config.cluster:
+        del rule["loose_wsrep_on"]
+        rule |= config.cluster
     if config.skip_grants:
         rule["skip_grant_tables"] = None
     if config.own_account:
@@ -319,22 +325,34 @@ class LaunchedServer:
             self._start(replace(config, options=options))
         return self
 
-    def _start(self, config: ServerConfig) -> None:
+    def once(self, *words: str, seconds: float = START_SECONDS) -> Completed:
+        """Run the program with ``words`` with which it ends by itself. Raises ToolError when it does not within
+        ``seconds``, CancelledError, and RefusedError as ``start`` does."""
+        config = self.config
+        _prepare_directory(config)
+        with handed(config.options, config.key_files, config.directory, _owner(config.user)) as options:
+            command = self._command(replace(config, options=options), *words)
+            return run(command, check=False, timeout=seconds, cancel=self._cancel)
+
+    def _command(self, config: ServerConfig, *words: str) -> Command:
         write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
+        plain = Command(
+            (config.program, f"--defaults-file={config.directory / 'my.cnf'}", *words),
+            env={"TZ": config.zone.name} if config.zone.name else {},
+            cwd=config.datadir,
+            user=config.user if os.geteuid() == 0 else None,
+        )
+        writable = [config.datadir, config.directory, *config.writable]
+        return confine(plain, writable=writable) if self.sandboxed else plain
+
+    def _start(self, config: ServerConfig) -> None:
+        command = self._command(config)
         if config.own_account:
             write_anew(
                 config.init_file,
                 "".join(f"{line};\n" for line in self._first_statements()).encode(),
                 owner=_owner(config.user),
             )
-        plain = Command(
-            (config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
-            env={"TZ": config.zone.name} if config.zone.name else {},
-            cwd=config.datadir,
-            user=config.user if os.geteuid() == 0 else None,
-        )
-        writable = [config.datadir, config.directory, *config.writable]
-        command = confine(plain, writable=writable) if self.sandboxed else plain
         log = open_to_append(config.error_log, owner=_owner(config.user))
         try:
             with Path(os.devnull).open("rb") as nothing:
