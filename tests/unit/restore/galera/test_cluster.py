@@ -1,0 +1,75 @@
+"""Which members can send what a node lacks, and when a node has what they lack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import RefusedError
+from backupd.model.server_facts import ClusterPosition, WsrepState
+from restore.galera.cluster import Cluster, look
+from restore.galera.position import prepared_position
+
+UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
+OTHER = "1b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
+STATE = WsrepState(
+    ClusterPosition(UUID, 60800), "lab", "node1", 2, "Primary", "Synced", 60698, 0, 0, True, 10, 0, 0, 0, 0, 0
+)  # fmt: skip
+
+
+def cluster(*downto: int | None) -> Cluster:
+    members = {f"node{number}": replace(STATE, cached_downto=value) for number, value in enumerate(downto, start=1)}
+    return Cluster("lab", members, {})
+
+
+@pytest.mark.parametrize(("seqno", "donors"), [(60697, ("node1",)), (60696, ()), (60800, ("node1", "node2"))])
+def test_a_member_can_send_what_is_behind_its_oldest_seqno_exactly(seqno: int, donors: tuple[str, ...]) -> None:
+    assert cluster(60698, 60790, None).donors(seqno) == donors
+
+
+def test_a_member_that_is_no_synced_one_sends_nothing() -> None:
+    assert Cluster("lab", {"node1": replace(STATE, state="Joined")}, {}).donors(60790) == ()
+
+
+def test_a_node_with_more_than_the_cluster_is_refused_with_the_number() -> None:
+    cluster(1).refuse_ahead(ClusterPosition(UUID, 60800), "the node")
+    with pytest.raises(RefusedError, match="the node has 17 transactions that the cluster lacks"):
+        cluster(1).refuse_ahead(ClusterPosition(UUID, 60817), "the node")
+
+
+def test_a_cluster_of_which_nobody_answers_is_refused_by_name() -> None:
+    with pytest.raises(RefusedError) as caught:
+        look("lab", {"node2": Connection(socket="/nowhere/s.sock", user="x")})
+    assert "no member of the cluster lab" in caught.value.message
+    assert "node2" in caught.value.detail
+
+
+def prepared(folder: Path, *lines: str) -> ClusterPosition:
+    for number, line in enumerate(lines, start=1):
+        (folder / f"prepare-{number}.log").write_text(line)
+    return prepared_position(folder, UUID)
+
+
+def step(seqno: int, uuid: str = UUID) -> str:
+    return f"mariabackup: Recovered WSREP position: {uuid}:{seqno} domain_id: 0\n"
+
+
+def test_the_last_step_of_a_prepare_says_where_the_copy_is(short_tmp: Path) -> None:
+    assert prepared(short_tmp, step(1192), step(6343), step(6343)) == ClusterPosition(UUID, 6343)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([step(6343), step(1192)], "do not follow each other"),
+        ([step(1192), step(6343, OTHER)], f"{UUID}:1192, then {OTHER}:6343"),
+        ([step(1192, OTHER)], "of another cluster"),
+        (["completed OK!"], "not a backup of a Galera node"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused_with_both_positions(lines: list[str], words: str, short_tmp: Path) -> None:
+    with pytest.raises(RefusedError, match=words):
+        prepared(short_tmp, *lines)

@@ -1,0 +1,63 @@
+"""What a joiner's log says together; the lines are MariaDB 10.11.19's with Galera 26.4.23."""
+
+from __future__ import annotations
+
+import pytest
+
+from backupd.model.server_facts import ClusterPosition
+from restore.galera.join import Ending, Markers
+
+UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
+OURS = ClusterPosition(UUID, 8203)
+BOTH = """
+WSREP: Prepared IST receiver for 8204-34888, listening at: tcp://127.0.0.1:6568
+WSREP_SST: [INFO] mariabackup SST started on joiner
+WSREP: SST received: {stored}
+WSREP: Recovered position from storage: {stored}
+"""
+IST = BOTH.format(stored=f"{UUID}:8203") + (
+    "WSREP_SST: [INFO] 'xtrabackup_ist' received from donor: Running IST\n"
+    "WSREP: Receiving IST: 26685 writesets, seqnos 8204-34888\n"
+    "WSREP: IST received: {uuid}:34888\n"
+)
+SST = (
+    "WSREP_SST: [INFO] Proceeding with SST.........\n"
+    + BOTH.format(stored=f"{UUID}:34880")
+    + "WSREP_SST: [INFO] mariabackup SST completed on joiner\nWSREP: Receiving IST... 100.0% (1/1 events) complete.\n"
+)
+SYNCED = "WSREP: Synchronized with group, ready for connections\n"
+
+
+def ended(text: str) -> Ending | None:
+    markers = Markers()
+    for piece in (text[at : at + 7] for at in range(0, len(text), 7)):  # whatever the reads cut
+        markers.take(piece)
+    return markers.ending(OURS)
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        (IST + SYNCED, Ending.IST),
+        (SST + SYNCED, Ending.SST),
+        (IST, None),
+        (SST, None),
+        (SYNCED, Ending.IST),
+        (BOTH.format(stored=f"{UUID}:34880") + SYNCED, Ending.SST),
+        (
+            BOTH.format(stored=f"{UUID}:8203") + "WSREP: Receiving IST: 9 writesets, seqnos 9000-9008\n" + SYNCED,
+            Ending.SST,
+        ),
+        (IST + "[ERROR] WSREP: Receiving IST failed, node restart required: (22)\n", Ending.FAILED),
+        (IST + SYNCED + "WSREP: Inconsistency detected: Failed on preordered\n", Ending.FAILED),
+        ("gcs_group.cpp:453: Reversing history: 99999999 -> 60805, this member\n", Ending.FAILED),
+    ],
+)
+def test_an_ending_is_told_by_all_markers_together(text: str, ending: Ending | None) -> None:
+    assert ended(text) is ending
+
+
+def test_what_was_received_is_kept() -> None:
+    markers = Markers()
+    markers.take(IST)
+    assert (markers.writesets, markers.first, markers.last, markers.stored) == (26685, 8204, 34888, OURS)
