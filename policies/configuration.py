@@ -275,6 +275,7 @@ REACH = frozenset(
         "password_file",
         "password_env",
         "restore_defaults_file",
+        "server_defaults_file",
     }
 )
 """Fields of a server that say how to reach it: of a group, its members have them."""
@@ -330,6 +331,11 @@ class Server(Section):
         examples=["/etc/backupd/shop-db1-restore.cnf"],
         description="An option file with the [client] group of an account that may write, for restores of tables into "
         "this server (`--into`). By default the account of the backups, which as a rule may only read.",
+    )
+    server_defaults_file: LocalPath | None = optional(
+        examples=["/etc/mysql/my.cnf"],
+        description="The option file that the server itself is started with. `restore --mode galera --start` starts a "
+        "node with it. By default the files that a server reads without one: /etc/my.cnf and /etc/mysql/my.cnf.",
     )
     policy: Name = Field(
         description="The policy that it follows: the name of a file in the folder of policies. May be left out where "

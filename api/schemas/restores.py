@@ -34,7 +34,8 @@ _TABLES: dict[str, Any] = {
 
 class RestoreRequest(Asked):
     """What to restore, to which moment, and where to: a whole server into an empty folder (`new-server`, `replica`),
-    or tables into a running server or SQL files (`tables`)."""
+    a node of a Galera cluster that comes back to it (`galera`), or tables into a running server or SQL files
+    (`tables`)."""
 
     model_config = example(_WHOLE, _TABLES)
 
@@ -45,8 +46,22 @@ class RestoreRequest(Asked):
         description="latest | a time with its offset | gtid:... | before-gtid:... | FILE:POS | "
         "backup:ID; any of them may end in @BRANCH.",
     )
-    mode: Literal["new-server", "replica", "tables"] = Field(
-        "new-server", description="`new-server` forgets the replication of the source; `replica` resets nothing."
+    mode: Literal["new-server", "replica", "galera", "tables"] = Field(
+        "new-server",
+        description="`new-server` forgets the replication of the source; `replica` resets nothing; `galera`: a node "
+        "that comes back to its `cluster` by IST.",
+    )
+    cluster: Text | None = Field(
+        None,
+        max_length=200,
+        examples=["shop"],
+        description="Of a node: its cluster, a configured group of servers or the wsrep_cluster_name of configured "
+        "ones.",
+    )
+    allow_sst: bool = Field(
+        False,
+        description="Of a node that is started: also where no member can send what it lacks by IST, so that it takes a "
+        "full copy of a donor.",
     )
     datadir: Folder | None = Field(None, description="Of a whole restore: an empty folder, or one that does not exist.")
     start: bool = Field(False, description="Of a whole restore: start a database server on it afterwards.")
@@ -116,7 +131,9 @@ class KeptRequest(Shape):
 
     server: str
     target: str
-    mode: Literal["new-server", "replica", "tables"] = "new-server"
+    mode: Literal["new-server", "replica", "galera", "tables"] = "new-server"
+    cluster: str = ""
+    allow_sst: bool = False
     datadir: str = ""
     start: bool = False
     tables: list[str] = Field([])

@@ -219,6 +219,9 @@ def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
             ("restore", outcome["id"]),
             ("backup", outcome["backup"]),
             ("datadir", outcome["datadir"]),
+            ("old datadir", outcome.get("aside", "")),
+            ("position", "{uuid}:{seqno}".format_map(outcome["node"]) if outcome.get("node") else ""),
+            ("joined by", outcome["join"]["outcome"] if outcome.get("join") else ""),
             ("server", f"runs as process {server['pid']}, socket {server['socket']}" if server else ""),
         )
     )

@@ -116,4 +116,6 @@ def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
     marker = read_marker(datadir)
     if marker is not None and marker.server == request.server and request.start:
         return  # one that is finished: its server is asked for again
+    if request.of_node:
+        return  # the old data directory of a dead node is moved aside, and looked at first
     refuse_non_empty(datadir, ours=(INSIDE,))

@@ -15,6 +15,7 @@ from typing import Any
 from backupd.app.context.keys import require_keys
 from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
+from backupd.app.restores.cluster_members import galera_spec
 from backupd.app.restores.plan import foresee, moment_of, sources, statements
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import WHOLE_MODES, RestoreOptions, RestoreRequest
@@ -41,6 +42,7 @@ from restore.cutover.plan import Pending, Triggers
 from restore.cutover.staging_schema import Staging, drop_staging, stagings
 from restore.cutover.table_swap import LostError
 from restore.fetch.sources import NO_THAW_WAIT, ThawWait
+from restore.galera import rejoin
 from restore.planning.plan import Plan
 from restore.planning.starting_backup import same_gtid
 from restore.planning.table_plan import Source, TablePlan
@@ -155,23 +157,25 @@ class _Server(_Restore):
         wiring, request, run, chosen = self._wiring, self._request, self._run, self.base
         server = wiring.settings.server(request.server)
         record = wiring.catalog.backups.get(chosen.backup_id)
-        outcome = execute(
-            RestoreSpec(
-                restore_id=self.row.id,
-                server=server.name,
-                target=request.target,
-                chain=chosen.chain,
-                replay=chosen.replay,
-                moment=moment_of(chosen, record),
-                datadir=Path(request.datadir),
-                owner=server.owner,
-                start=request.start,
-                replica=request.mode == "replica",
-                checks=statements(server),
-                witness=_witness_at_the_end(wiring, chosen, record),
-            ),
-            sources(wiring, chosen, thaw),
-            run.context(wiring, self._phase_done),
+        spec = RestoreSpec(
+            restore_id=self.row.id,
+            server=server.name,
+            target=request.target,
+            chain=chosen.chain,
+            replay=chosen.replay,
+            moment=moment_of(chosen, record),
+            datadir=Path(request.datadir),
+            owner=server.owner,
+            start=request.start,
+            replica=request.mode == "replica",
+            checks=statements(server),
+            witness=_witness_at_the_end(wiring, chosen, record),
+        )
+        read_from, context = sources(wiring, chosen, thaw), run.context(wiring, self._phase_done)
+        outcome = (
+            rejoin.execute(spec, galera_spec(wiring, request), read_from, context)
+            if request.of_node
+            else execute(spec, read_from, context)
         )
         self._succeeded(outcome.phases)
         return outcome

@@ -4,7 +4,7 @@ together. It can be kept, shown, asked for again, and written as a command."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,14 +18,17 @@ from restore.planning.table_plan import Renaming, Source, TableGoal
 from restore.planning.target import one_gtid, parse_target
 
 TABLES = "tables"
-WHOLE_MODES = ("new-server", "replica")
+GALERA = "galera"
+WHOLE_MODES = ("new-server", "replica", GALERA)
 MODES = (*WHOLE_MODES, TABLES)
 _JSON_NAMES = {"rename": "as", "exclude": "exclude_gtid"}
 """Fields that have another name in JSON."""
 _OPTION_NAMES = {"target": "--to", "source": "--from"}
 """Fields whose command-line option is not their JSON name."""
 _OF_TABLES = ("tables", "into", "rename", "sql", "compare", "confirm", "keys", "triggers", "source")
-_OF_WHOLE = ("datadir", "start", "mode", "replay_with")
+_OF_WHOLE = ("datadir", "start", "mode", "replay_with", "cluster", "allow_sst")
+_OF_NODES = ("cluster", "allow_sst")
+"""Of a node of a cluster (mode galera)."""
 _OF_LIVE = ("rename", "compare", "confirm", "keys", "triggers")
 """Of tables that go into a running server."""
 _ALWAYS_SET = ("mode", "triggers")
@@ -118,8 +121,9 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """A whole server goes into the folder ``datadir`` (``mode`` new-server or replica), tables (``mode`` tables) into
-    the running server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
+    """A whole server goes into the folder ``datadir`` (``mode`` new-server, replica, or galera: a node that comes back
+    to its ``cluster``, by ``allow_sst`` also as a full copy of a donor), tables (``mode`` tables) into the running
+    server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
 
     ``rename``: other names for the tables. ``compare``: only show how they differ. ``source``: the kind of backup they
     are taken out of. ``thaw``: the tier. ``accept_older``, ``accept_inexact``: see ``RestoreOptions``."""
@@ -141,6 +145,13 @@ class RestoreRequest:
     source: str = ""
     accept_older: bool = False
     accept_inexact: bool = False
+    cluster: str = ""
+    allow_sst: bool = False
+
+    @property
+    def of_node(self) -> bool:
+        """Does a node come back to its cluster?"""
+        return self.mode == GALERA
 
     @property
     def of_tables(self) -> bool:
@@ -208,6 +219,10 @@ class RestoreRequest:
         ]
         apart, whose = (_OF_WHOLE, "a whole server") if self.of_tables else (_OF_TABLES, "tables")
         found = [f"{name(one)}: only for {whose}" for one in given if one in apart]
+        if self.of_node:
+            found += self._not_for_nodes(name)
+        else:
+            found += [f"{name(one)}: only with mode {GALERA}" for one in given if one in _OF_NODES and one not in apart]
         if self.of_tables and not self.tables:
             found.append(f"{name('tables')}: no tables given")
         if self.into and self.sql:
@@ -215,6 +230,17 @@ class RestoreRequest:
         if self.sql and (live := [name(one) for one in given if one in _OF_LIVE]):
             found.append(f"{', '.join(live)}: not with {name('sql')}, which touches no server")
         return found
+
+    def _not_for_nodes(self, name: Callable[[str], str]) -> Iterator[str]:
+        if not self.cluster:
+            yield f"{name('cluster')}: mode {GALERA} needs the name of the node's cluster"
+        kind, _, branch = self.target.partition("@")
+        if not (kind == "latest" or kind.startswith("backup:")) or branch:
+            yield f"{name('target')}: a node comes back from latest or from backup:ID; the cluster brings it further"
+        if self.exclude:
+            yield f"{name('exclude')}: what the cluster has executed cannot be left out on one node"
+        if self.allow_sst and not self.start:
+            yield f"{name('allow_sst')}: only together with {name('start')}"
 
     def check_target_folder(self, name: Callable[[str], str] = json_name) -> None:
         """Raises UsageError where neither a folder nor a server to restore into is given. ``name``: see ``mixed``."""

@@ -164,7 +164,7 @@ def parse_datadir(text: str) -> Path:
     return Path(text)
 
 
-_MODES = ("new-server", "replica")
+_MODES = ("new-server", "replica", "galera")
 """What the restored server becomes."""
 Exclude = Annotated[
     list[str] | None,
@@ -202,6 +202,26 @@ AcceptInexact = Annotated[
         "--accept-inexact",
         "Replay even if statements use temporary tables that were open at the backup position. Rows may be "
         "missing or differ from the source.",
+    ),
+]
+
+
+Cluster = Annotated[
+    str | None,
+    option(
+        "--cluster",
+        "NAME",
+        "With --mode galera: the node's cluster: a configured group of servers, or the wsrep_cluster_name of "
+        "configured servers.",
+    ),
+]
+
+AllowSst = Annotated[
+    bool,
+    flag(
+        "--allow-sst",
+        "With --mode galera --start: start the node even if no member can send what it lacks by IST. It then takes a "
+        "full copy of a donor (SST), and the command ends with 1.",
     ),
 ]
 
@@ -263,8 +283,15 @@ def restore(
     start: Annotated[bool, flag("--start", "Start a database server on it afterwards.")] = False,
     mode: Annotated[
         str,
-        one_of(_MODES, "--mode", "new-server: clears the replication settings of the source; replica: keeps them."),
+        one_of(
+            _MODES,
+            "--mode",
+            "new-server: clears the replication settings of the source; replica: keeps them; galera: a node that comes "
+            "back to its cluster by IST (with --cluster; --start lets it join).",
+        ),
     ] = _MODES[0],
+    cluster: Cluster = None,
+    allow_sst: AllowSst = False,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
     tables: Tables = None,
@@ -288,6 +315,8 @@ def restore(
         server,
         target,
         mode=mode,
+        cluster=cluster,
+        allow_sst=allow_sst,
         datadir=datadir,
         start=start,
         tables=tables,
