@@ -33,7 +33,7 @@ from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import CLIENTS, XTRABACKUP, Row, row_for
 from backupd.model.backup_record import BackupRecord
 from backupd.model.manifest import Body, Header
-from backupd.model.server_facts import ServerInfo, Tool
+from backupd.model.server_facts import Role, ServerInfo, Tool
 from backupd.model.table import DumpFacts
 from backupd.model.text import format_size, format_time
 from backupd.process.command import Command
@@ -185,6 +185,7 @@ def render_runbook(
         number={name: number for number, name in enumerate(script, start=1)},
         zone=info.variables.get("system_time_zone", "") or "not known",
         service=row.server[0].removesuffix("d"),
+        node=info.role is Role.NODE and "prepare" in script,
         config=layout.config_key(header.server, header.backup_id) if header.config else "",
     )
 
