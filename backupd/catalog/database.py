@@ -9,6 +9,7 @@ Its revision is asked here without alembic, the library that changes it: importi
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sqlite3
 import threading
@@ -16,12 +17,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     Column,
+    ColumnElement,
     Connection,
+    Dialect,
     Engine,
     Executable,
     Integer,
@@ -30,13 +34,14 @@ from sqlalchemy import (
     Table,
     create_engine,
     event,
+    func,
     inspect,
     text,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from backupd.catalog.row_mapping import first_record, metadata, put_row, records
 from backupd.model.errors import BackupdError, CatalogError
@@ -123,14 +128,14 @@ class Database:
         return engine
 
     def _postgresql_engine(self) -> Engine:
-        # pre_ping: a PostgreSQL that was restarted must not fail the first record after it.
         engine = create_engine(
             self.url,
-            pool_pre_ping=True,
             hide_parameters=True,
             connect_args={"connect_timeout": 10, "application_name": "backupd", "tcp_user_timeout": 30_000},
         )
         event.listen(engine, "do_connect", _connect_patiently)
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", partial(_meet_again, engine.dialect))
         return engine
 
     @contextmanager
@@ -165,6 +170,10 @@ class Database:
             return now
         moment: datetime = connection.scalar(text("SELECT clock_timestamp()"))
         return moment.astimezone(UTC)
+
+    def stamp(self, now: datetime) -> datetime | ColumnElement[datetime]:
+        """The same time, as what a statement writes: it need not be asked for first."""
+        return now if self.sqlite else SERVER_TIME
 
     def close(self) -> None:
         """Close every connection of the pool."""
@@ -238,6 +247,49 @@ _SQLITE = {
 }
 
 
+class _Watchdog:
+    """Shuts connections to PostgreSQL that have waited for an answer for too long, from one thread for all of them: a
+    thread for each wait would cost more than the statement. It ends when nothing waits any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[_Patient, float] = {}
+        self._used = False
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, connection: _Patient) -> Iterator[None]:
+        """Shut ``connection`` when the block takes longer than PATIENCE, but never once it is over."""
+        with self._lock:
+            self._waiting[connection], self._used = time.monotonic() + PATIENCE, True
+            if self._thread is None or not self._thread.is_alive():  # a process that was forked has none of its threads
+                self._thread = threading.Thread(target=self._look, name="catalog-watchdog", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(connection, None)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(_LOOK)
+            with self._lock:
+                now = time.monotonic()
+                for one in [one for one, until in self._waiting.items() if now >= until]:
+                    del self._waiting[one]
+                    one.shut()
+                if not self._used and not self._waiting:
+                    self._thread = None
+                    return
+                self._used = False
+
+
+_LOOK = 1.0
+"""Seconds between looks at what waits."""
+_watchdog = _Watchdog()
+
+
 class _Patient:
     """A connection to PostgreSQL that waits a limited time for an answer; ``hurried`` False: as long as it takes.
 
@@ -254,35 +306,43 @@ class _Patient:
         wait: Any = super().wait  # type: ignore[misc]  # psycopg's, which is imported only where it is needed
         if not self.hurried:
             return wait(*arguments, **options)
-        guard = _Guard(self._shut)
-        try:
+        with _watchdog.over(self):
             return wait(*arguments, **options)
-        finally:
-            guard.over()
 
-    def _shut(self) -> None:
+    def shut(self) -> None:
+        """End whatever waits on it."""
         with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
             ours.shutdown(socket.SHUT_RDWR)
 
 
-class _Guard:
-    """Calls ``act`` after the time, but never once it is ``over``."""
+_RESTED = 10.0
+"""A connection to PostgreSQL that was not used for so many seconds is asked whether it works before it is used; of any
+other its socket says whether the server has closed it."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act, self._open, self._lock = act, True, threading.Lock()
-        self._timer = threading.Timer(PATIENCE, self._due)
-        self._timer.daemon = True
-        self._timer.start()
 
-    def over(self) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._open = False
+def _note_use(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.info["used"] = time.monotonic()
 
-    def _due(self) -> None:
-        with self._lock:
-            if self._open:
-                self._act()
+
+def _meet_again(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
+    """A PostgreSQL that was restarted must not fail the first record after it. Raises InvalidatePoolError, upon which
+    the pool connects anew."""
+    used = record.info.get("used")
+    if used is None or (time.monotonic() - used < _RESTED and not _has_news(connection)):
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError from error
+
+
+def _has_news(connection: Any) -> bool:
+    """Is there something to read that nobody has asked for, such as the end?"""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _connect_patiently(
@@ -408,6 +468,8 @@ def current(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
+SERVER_TIME: ColumnElement[datetime] = func.clock_timestamp()
+"""On PostgreSQL."""
 R = TypeVar("R")
 
 
@@ -441,10 +503,10 @@ class Rows:
         with self._database.read() as connection:
             return connection.scalar(query)
 
-    def _do(self, statement: Executable) -> int:
-        """In one transaction; gives how many rows it changed."""
+    def _do(self, statement: Executable, values: Sequence[Mapping[str, Any]] | None = None) -> int:
+        """In one transaction, once for each of ``values``; gives how many rows it changed."""
         with self._database.write() as connection:
-            return connection.execute(statement).rowcount
+            return connection.execute(statement, values).rowcount
 
     def _put(self, table: Table, values: Mapping[str, Any]) -> None:
         """Insert a row; one that has the same key gives way."""

@@ -26,6 +26,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    not_,
     select,
     update,
 )
@@ -34,7 +35,17 @@ from sqlalchemy.engine import RowMapping
 from backupd.catalog.backups import Owner, Placed, placed_at
 from backupd.catalog.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, put_row, record_of, records, row_of
+from backupd.catalog.row_mapping import (
+    FreeText,
+    UtcTime,
+    among,
+    metadata,
+    narrowed,
+    put_row,
+    record_of,
+    records,
+    row_of,
+)
 from backupd.catalog.tables.backups import backups, copies
 from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.document import Document, json_key
@@ -168,6 +179,11 @@ class Replications(Rows):
         """Of the backups of one server, but for foreign ones, in the same order."""
         query = _WAITING.join(backups, backups.c.id == _R.backup_id).where(~backups.c.foreign)
         return self._records(Replication, narrowed(query, (backups.c.server, server), (_R.destination, destination)))
+
+    def servers_due(self, now: datetime) -> frozenset[str]:
+        """Those of whose backups one is to be tried again by now."""
+        query = select(backups.c.server).join(replications, backups.c.id == _R.backup_id).where(_R.not_before <= now)
+        return frozenset(self._scalars(query))
 
     def of_backup(self, backup_id: str) -> tuple[Replication, ...]:
         """Of one backup, by destination."""
@@ -537,7 +553,9 @@ class Inventory(Rows):
         """The first copies, by id ``after`` this one, that are known there, and not on their way out, of other servers
         than these; stored ``before`` then."""
         query = placed_at(destination).where(
-            *_alive_at(destination), backups.c.server.not_in(sorted(servers)), copies.c.backup_id > after
+            *_alive_at(destination),
+            not_(among(backups.c.server, servers, self._database.engine.dialect.name)),
+            copies.c.backup_id > after,
         )
         if before is not None:
             query = query.where(copies.c.stored_at < before)

@@ -41,13 +41,14 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.alerts import events as events_table
-from backupd.catalog.database import Rows
+from backupd.catalog.database import SERVER_TIME, Rows
 from backupd.catalog.row_mapping import (
     EVER,
     FreeText,
     Listed,
     Span,
     UtcTime,
+    among,
     first_record,
     insert_all,
     metadata,
@@ -124,6 +125,8 @@ _CLAIMING = 0x6261636B75706A
 _SWEEPING = 0x6261636B757073
 """Key of the advisory lock under which sweeps are queued: the letters ``backups``."""
 
+_destination = jobs.c.arguments["destination"].as_string()
+"""That a job names; null in one of none."""
 _HOSTS = table("hosts", column("name"))
 """As ``catalog.hosts`` has it, which is built on this module."""
 
@@ -193,11 +196,11 @@ class Jobs(Rows):
                     "owner": owner,
                     "token": job.token + 1,
                     "started_at": now,
-                    "heartbeat_at": self._database.clock(connection, now),
                     "message": "",
                     "hint": "",
+                    **({"heartbeat_at": now} if self._database.sqlite else {}),
                 }
-                row = connection.execute(_TAKE, taken).mappings().first()
+                row = connection.execute(_TAKE[self._database.sqlite], taken).mappings().first()
                 if row is not None:  # else it was cancelled in this very moment
                     return record_of(JobRecord, row)
         return None
@@ -292,15 +295,24 @@ class Jobs(Rows):
             self._do(queued.values(queued_at=now, not_before=None))
         return found
 
-    def say_waiting(self, job_id: str, message: str, hint: str) -> None:
-        """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
-        self._do(_changed(job_id, JobState.QUEUED, message=message, hint=hint))
+    def say_waiting(self, reasons: Mapping[str, str], hint: str) -> None:
+        """Write beside queued jobs (id: why) why they have not started, in one transaction: there may be a thousand.
+        Nothing happens to one that is not queued any more."""
+        if reasons:
+            said = [{"of_job": job_id, "why": why, "what_to_do": hint} for job_id, why in reasons.items()]
+            self._do(_SAY, said)
 
     def late(self, before: datetime, limit: int) -> tuple[JobRecord, ...]:
         """Queued jobs that could have started at ``before``, those that have waited longest first."""
         due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= before)
         query = _in_state(JobState.QUEUED).where(jobs.c.queued_at <= before, due)
         return self._records(JobRecord, query.order_by(jobs.c.queued_at, jobs.c.id).limit(limit))
+
+    def open_copies(self) -> frozenset[tuple[str, str]]:
+        """Servers and destinations of which a job that replicates is not over."""
+        open_now = jobs.c.state.in_([str(state) for state in OPEN])
+        query = select(jobs.c.server, _destination).where(open_now, jobs.c.kind == JobKind.REPLICATE)
+        return frozenset((row[0], row[1] or "") for row in self._rows(query))
 
     def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
         """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
@@ -345,14 +357,13 @@ class Jobs(Rows):
 
     def _write(self, job_id: str, token: int, values: dict[str, Any], now: datetime) -> JobRecord:
         """Change a running job that is the caller's, which is a sign of life."""
+        beat = {"heartbeat_at": self._database.stamp(now)}
+        ours = _changed(job_id, JobState.RUNNING, **beat, **values).where(jobs.c.token == token)
         with self._database.write() as connection:
-            beat = self._database.clock(connection, now)
-            ours = _changed(job_id, JobState.RUNNING, heartbeat_at=beat, **values).where(jobs.c.token == token)
-            changed = connection.execute(ours).rowcount
-            record = _one(connection, job_id)
-            if not changed:
-                raise _taken_over(record)
-            return record
+            row = connection.execute(ours.returning(*jobs.c)).mappings().first()
+            if row is None:
+                raise _taken_over(_one(connection, job_id))
+            return record_of(JobRecord, row)
 
     def get(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
@@ -439,7 +450,8 @@ def _waiting(
 ) -> Iterator[JobRecord]:
     """Queued jobs whose time has come, the oldest first, but those of ``bars``, which is asked again now and then."""
     query, values = _QUEUE_FIRST, {"host": runs_on, "moment": now}
-    while found := records(connection, JobRecord, _without(query, bars()), values):
+    name = connection.dialect.name
+    while found := records(connection, JobRecord, _without(query, bars(), name), values):
         yield from found
         query, values = _QUEUE_AFTER, {**values, "last": found[-1].queued_at, "last_id": found[-1].id}
 
@@ -450,20 +462,18 @@ def _queue() -> Select[Any]:
     return query.order_by(jobs.c.queued_at, jobs.c.id)
 
 
-def _without(query: Select[Any], bars: Sequence[Bar]) -> Select[Any]:
-    return query.where(*(not_(_fits(bar)) for bar in bars)) if bars else query
+def _without(query: Select[Any], bars: Sequence[Bar], dialect: str) -> Select[Any]:
+    return query.where(*(not_(_fits(bar, dialect)) for bar in bars)) if bars else query
 
 
-def _fits(bar: Bar) -> ColumnElement[bool]:
+def _fits(bar: Bar, dialect: str) -> ColumnElement[bool]:
     """As a condition on a row of ``jobs``."""
     found = [jobs.c.leg != ""] if bar.scheduled else []
-    for one, values in (
-        (jobs.c.kind, bar.kinds),
-        (jobs.c.server, bar.servers),
-        (jobs.c.arguments["destination"].as_string(), bar.destinations),
-    ):
+    for one, values in ((jobs.c.kind, bar.kinds), (_destination, bar.destinations)):
         if values is not None:
             found.append(one.in_(sorted(values)))
+    if bar.servers is not None:
+        found.append(among(jobs.c.server, bar.servers, dialect))
     if bar.but is not None:
         found.append(jobs.c.kind.not_in(sorted(bar.but)))
     return func.coalesce(and_(*found), false())
@@ -492,7 +502,7 @@ def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
 
 def _waits_like(sweep: JobRecord) -> Select[Any]:
     """A queued sweep of the same destination, for the same host."""
-    same = jobs.c.arguments["destination"].as_string() == str(sweep.arguments["destination"])
+    same = _destination == str(sweep.arguments["destination"])
     return _in_state(JobState.QUEUED).where(jobs.c.runs_on == sweep.runs_on, jobs.c.kind == JobKind.SWEEP, same)
 
 
@@ -534,13 +544,13 @@ def _movable(columns: Any, state: JobState) -> tuple[ColumnElement[bool], ...]:
     return columns.id == bindparam("of_job"), columns.token == bindparam("of_token"), columns.state.in_(sources)
 
 
-def _take() -> Update:
+def _take(beat: ColumnElement[datetime]) -> Update:
     """A claim passes over a job that somebody else changes in this moment (it is being cancelled): it waits for
     nobody."""
     one = jobs.alias("one")
     free = select(one.c.id).where(*_movable(one.c, JobState.RUNNING)).with_for_update(skip_locked=True)
-    changed = ("owner", "token", "started_at", "heartbeat_at", "message", "hint")
-    return _move(JobState.RUNNING, *changed).where(jobs.c.id == free.scalar_subquery())
+    moved = _move(JobState.RUNNING, "owner", "token", "started_at", "message", "hint")
+    return moved.values(heartbeat_at=beat).where(jobs.c.id == free.scalar_subquery())
 
 
 def _in_state(*states: JobState) -> Select[Any]:
@@ -548,13 +558,19 @@ def _in_state(*states: JobState) -> Select[Any]:
 
 
 # A claim and an end are asked for with each job: their statements are made once.
-_TAKE = _take()
+_TAKE = {True: _take(bindparam("heartbeat_at")), False: _take(SERVER_TIME)}
+"""On SQLite, where the caller says the time; on PostgreSQL, where the server does (see ``Database.stamp``)."""
 _ENDED = ("finished_at", "message", "detail", "hint", "result", "bytes", "phases")
 _END = {state: _move(state, *_ENDED) for state, moves in JOB_MOVES.items() if not moves}
 _SKIP = (
     update(jobs)
     .where(jobs.c.id == bindparam("of_job"), jobs.c.state == str(JobState.QUEUED))
     .values(state=str(JobState.SKIPPED), finished_at=bindparam("at"), message=bindparam("reason"), hint="")
+)
+_SAY = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("of_job"), jobs.c.state == str(JobState.QUEUED))
+    .values(message=bindparam("why"), hint=bindparam("what_to_do"))
 )
 _RUNNING = _in_state(JobState.RUNNING)
 _QUEUE_FIRST = _queue().limit(_FIRST)

@@ -93,6 +93,11 @@ class Standings(Rows):
         rows = self._rows(select(_C.changes, _C.losses).where(_C.server == server))
         return Count(*rows[0]) if rows else Count()
 
+    def counts(self) -> Mapping[str, Count]:
+        """The same of every server that something was ever recorded of."""
+        rows = self._rows(select(_C.server, _C.changes, _C.losses))
+        return {server: Count(changes, losses) for server, changes, losses in rows}
+
     def servers(self) -> tuple[str, ...]:
         """Every server that something was ever recorded of, by name."""
         return tuple(self._scalars(select(_C.server).order_by(_C.server)))

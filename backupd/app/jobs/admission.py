@@ -183,9 +183,8 @@ class QueueWatch:
     def look(self, wiring: Wiring, now: datetime) -> None:
         """Raises CatalogError."""
         late = waiting(wiring, now, NOTED)
+        wiring.catalog.jobs.say_waiting({job.id: why for job, why in late if job.message != why}, _HINT)
         for job, message in late:
-            if job.message != message:
-                wiring.catalog.jobs.say_waiting(job.id, message, _HINT)
             if now - _since(job) >= LONG and job.id not in self._reported:
                 trouble = BackupdError(_sentence(job, message, now), hint=_HINT)
                 wiring.catalog.events.add(event_of(job, now, "job-waiting", trouble, Severity.WARNING))

@@ -46,6 +46,8 @@ _MANY = 16
 """More young backups than these are looked for by listing all, rather than one by one."""
 _SHOWN = 10
 """Missing backups that are named of servers of which nothing is at the destination."""
+_AT_ONCE = 500
+"""Rows of such backups that are read at once while they are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +278,16 @@ def _others_missing(
     meanwhile, and are looked for until one is missing: one is as bad as all, and the rest only counts."""
     if not count:
         return Missing()
-    look = partial(wiring.catalog.inventory.others, destination.name, servers, limit=_SHOWN)
-    if old := look(before=now - DAY):
+    look = partial(wiring.catalog.inventory.others, destination.name, servers)
+    if old := look(before=now - DAY, limit=_SHOWN):
         return Missing(count, frozenset(one.owner for one in old))
-    looked, batch = 0, look()
+    looked, batch = 0, look(limit=_AT_ONCE)
     while batch:
         for one in batch:
             if not exists(destination, layout.manifest_key(*one.owner)):
                 return Missing(max(count - looked, 1), frozenset({one.owner}))
             looked += 1
-        batch = look(after=batch[-1].id)
+        batch = look(after=batch[-1].id, limit=_AT_ONCE)
     return Missing()
 
 

@@ -9,10 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 
 import psycopg
 import pytest
+from sqlalchemy import event
 
 from backupd.catalog.database import Database
 from backupd.catalog.jobs import FRESH
@@ -160,6 +162,36 @@ def test_a_long_queue_is_read_as_far_as_the_first_job_that_may_start(catalog: Ca
     assert claimed is not None
     assert claimed.id == "job-0110"
     assert seen == [f"job-{number:04}" for number in range(111)]  # each once, none left out, over several reads
+
+
+def test_a_claim_and_an_end_ask_the_same_few_statements_however_many_servers_are_barred(url: str) -> None:
+    """Each database's driver keeps statements that it was given: one for each number of servers would fill memory."""
+    asked: list[str] = []
+    with open_catalog(url) as catalog:
+        for number in range(40):
+            catalog.jobs.enqueue(queued(number, server=f"s{number}"))
+        event.listen(catalog.database.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        most, ends = [], []
+        for number in range(30):
+            bars = [Bar(servers=[f"s{one}" for one in range(number)], but=[JobKind.RESTORE])]
+            asked.clear()
+            job = catalog.jobs.claim("me", LATER, bars=partial(_given, bars))
+            assert job is not None
+            assert job.server == f"s{number}"
+            most.append(tuple(asked))
+            asked.clear()
+            catalog.jobs.finish(job.id, JobState.SUCCEEDED, LATER, token=job.token)
+            ends.append(tuple(asked))
+    turn = [] if url.startswith("sqlite") else ["SELECT pg_advisory_xact_lock"]
+    begin = ["BEGIN IMMEDIATE"] if url.startswith("sqlite") else []
+    assert len({*most}) == len({*ends}) == 1
+    wanted = [*begin, *turn, "SELECT", "SELECT", "UPDATE"]
+    assert [one[: len(first)] for one, first in zip(most[0], wanted, strict=True)] == wanted
+    assert len(ends[0]) == len(begin) + 1
+
+
+def _given(bars: list[Bar], _running: object) -> list[Bar]:
+    return bars
 
 
 def test_threads_that_claim_at_once_never_get_the_same_job_nor_pass_a_limit(url: str) -> None:
@@ -372,6 +404,7 @@ def test_a_host_whose_clock_is_wrong_neither_kills_nor_saves_the_jobs_of_another
 
 def test_a_job_of_another_host_lives_by_its_heartbeat(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database, "clock", lambda _self, _connection, now: now)  # a fake clock
+    monkeypatch.setattr(Database, "stamp", lambda _self, now: now)
     catalog.jobs.add(samples.job(1, owner="elsewhere"))
     catalog.jobs.heartbeat("job-1", 1, LATER)
 

@@ -383,6 +383,58 @@ def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) 
         assert len(tuple(catalog.backups.every())) == 2
 
 
+def test_a_statement_costs_neither_a_thread_nor_a_question_whether_the_connection_works(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def counting(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    with closing(Database(postgresql.create("cheap"))) as database:
+        with database.read() as connection:
+            ours = connection.scalar(text("SELECT pg_backend_pid()"))
+        monkeypatch.setattr(threading.Thread, "start", counting)
+        pings = _pings(database, monkeypatch)
+        for _ in range(20):
+            with database.write() as connection:
+                assert connection.scalar(text("SELECT pg_backend_pid()")) == ours
+        assert len(started) <= 1
+        assert pings == []
+        monkeypatch.setattr(revision, "_RESTED", 0.0)
+        with database.read() as connection:
+            assert connection.scalar(text("SELECT pg_backend_pid()")) == ours
+        assert pings == [True]
+
+
+def test_a_connection_that_was_just_used_and_was_closed_by_the_server_is_replaced_at_once(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Database(postgresql.create("closed"))) as database:
+        monkeypatch.setattr(revision, "_RESTED", 3600.0)
+        with database.read() as connection:
+            ours = connection.scalar(text("SELECT pg_backend_pid()"))
+        with closing(Database(postgresql.create("other"))) as other, other.write() as connection:
+            assert connection.scalar(text(f"SELECT pg_terminate_backend({ours}, 5000)"))
+        with database.write() as connection:
+            assert connection.scalar(text("SELECT pg_backend_pid()")) != ours
+
+
+def _pings(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Every question whether a connection works, from now on."""
+    asked: list[bool] = []
+    ping = database.engine.dialect.do_ping
+
+    def noting(connection: object) -> bool:
+        asked.append(True)
+        return ping(connection)  # type: ignore[arg-type]  # it is handed on
+
+    monkeypatch.setattr(database.engine.dialect, "do_ping", noting)
+    return asked
+
+
 def test_a_catalog_that_was_moved_away_is_missed_and_no_empty_one_takes_its_place(tmp_path: Path) -> None:
     path = tmp_path / "catalog #1 (old).db"
     for opened in (open_catalog, upgrade):

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.admission import QueueWatch, findings
@@ -78,15 +79,27 @@ def test_a_job_that_waits_for_another_says_so_in_its_row_and_after_an_hour_loudl
     clock.sleep(timedelta(hours=1))
     for _ in range(2):
         watch.look(wiring, clock())
-    (event,) = wiring.catalog.events.list(kind="job-waiting")
-    assert (event.severity, event.job_id) == (Severity.WARNING, job.id)
-    assert event.message == f"physical.full of db1 (job {job.id}) has not started for 1h 2m: {reason}"
+    (said,) = wiring.catalog.events.list(kind="job-waiting")
+    assert (said.severity, said.job_id) == (Severity.WARNING, job.id)
+    assert said.message == f"physical.full of db1 (job {job.id}) has not started for 1h 2m: {reason}"
     (finding,) = findings(wiring)
-    assert finding.message == event.message
+    assert finding.message == said.message
     wiring.catalog.jobs.finish(other.id, JobState.SUCCEEDED, clock(), token=1)
     taken = wiring.catalog.jobs.claim("worker", clock())
     assert taken is not None
     assert (taken.id, taken.message) == (job.id, "")
+
+
+def test_the_reasons_of_a_long_queue_are_written_in_one_transaction(wiring: Wiring, clock: Clock) -> None:
+    """They name the jobs that run, so they change all the time; a disk takes a hundred transactions in a second."""
+    running(wiring, "db1")
+    waiting = [queued(wiring) for _ in range(40)]
+    clock.sleep(timedelta(minutes=2))
+    written: list[object] = []
+    event.listen(wiring.catalog.database.engine, "commit", written.append)
+    QueueWatch().look(wiring, clock())
+    assert len(written) < 10, "those that only read count, too"
+    assert all(wiring.catalog.jobs.get(job.id).message.startswith("waits: ") for job in waiting)
 
 
 def test_a_destination_or_a_pause_can_be_the_reason_and_a_repetition_whose_time_has_not_come_waits_for_nothing(
