@@ -7,7 +7,7 @@ when the service has started, and each hour in any case; one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -16,6 +16,7 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
+from backupd.app.copies.protection import sites_of
 from backupd.app.jobs.jobs import queued
 from backupd.app.retention.decisions import NOTHING
 from backupd.app.retention.preview import stock_of
@@ -24,6 +25,7 @@ from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.backup.preflight import EMPTIED_HINT
 from backupd.catalog.jobs import OPEN
+from backupd.catalog.standings import Count
 from backupd.model.backup_record import BackupRecord, BackupState, HoldKind
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.job import JobKind, JobRecord
@@ -180,17 +182,53 @@ LEG = "replicate/"
 """What the leg of its jobs begins with; the name of the destination follows."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """At one server. ``changes``: those that were counted before it. ``again``: when time alone may call for another
+    one. ``held``: destinations whose job was not over, so that no further one was queued."""
+
+    changes: Count
+    again: datetime
+    held: frozenset[str]
+
+    def calls_for_another(self, changes: Count, busy: Collection[tuple[str, str]], server: str, now: datetime) -> bool:
+        """``busy``: servers and destinations whose jobs are not over now."""
+        if changes != self.changes or not now < self.again <= now + HOURLY:  # later than that: the clock was ahead
+            return True
+        return any((server, destination) not in busy for destination in self.held)
+
+
 class ReplicaWatch(PeriodicCheck):
-    """Looks at every server."""
+    """Looks at every server once it has begun, and later at those that something calls for: a change of what is
+    recorded of the server, a job that is over, a moment that has come. There may be a thousand, with a thousand backups
+    each."""
 
     def __init__(self) -> None:
         super().__init__("replication", EVERY)
         self._seen: dict[tuple[str, str], frozenset[str]] = {}
         self._queued: dict[tuple[str, str], datetime] = {}
+        self._looks: dict[str, _Look] = {}
+        self._changes: Mapping[str, Count] = {}
+        self._basis: object = None
         self._incidents: Incidents | None = None
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
-        return wiring.settings.servers
+        catalog, now = wiring.catalog, wiring.clock()
+        paused = {hold.server for hold in catalog.holds.all() if hold.kind is HoldKind.PAUSE}
+        basis = (wiring.settings, sites_of(wiring), paused)
+        if basis != self._basis:
+            self._basis = basis
+            self._looks.clear()
+        self._changes = catalog.standings.counts()
+        busy = catalog.jobs.open_copies() if any(look.held for look in self._looks.values()) else ()
+        due = catalog.replications.servers_due(now)
+        return [
+            name
+            for name in wiring.settings.servers
+            if (last := self._looks.get(name)) is None
+            or last.calls_for_another(self._changes.get(name, Count()), busy, name, now)
+            or (name in due and not last.held)
+        ]
 
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
         server = wiring.settings.server(name)
@@ -198,20 +236,29 @@ class ReplicaWatch(PeriodicCheck):
             return
         if self._incidents is None:
             self._incidents = Incidents(wiring.catalog)
+        self._looks.pop(name, None)
         known = wiring.catalog.backups.list(server.name)
         _forget_former(wiring, server)
+        again, held = [now + HOURLY], set()
         if not wiring.catalog.holds.of(server.name, HoldKind.PAUSE):
-            for destination in server.required:
-                self._consider(wiring, server.name, destination, _unverified(known, destination), now, always=False)
-            for destination in server.others:
-                missing = _unverified(known, destination) | _absent(known, destination)
-                self._consider(wiring, server.name, destination, missing, now, always=True)
-        look_at_protection(wiring, self._incidents, server.name, now)
+            for destination in (*server.required, *server.others):
+                others = destination in server.others
+                missing = _unverified(known, destination)
+                missing |= _absent(known, destination) if others else frozenset()
+                if self._waits(wiring, server.name, destination, missing, now, always=others):
+                    held.add(destination)
+                elif (last := self._queued.get((server.name, destination))) is not None:
+                    again.append(last + HOURLY)
+        if (moment := look_at_protection(wiring, self._incidents, server.name, now)) is not None:
+            again.append(moment)
+        later = min((moment for moment in again if moment > now), default=now + HOURLY)
+        self._looks[name] = _Look(self._changes.get(name, Count()), later, frozenset(held))
 
-    def _consider(
+    def _waits(
         self, wiring: Wiring, server: str, destination: str, missing: frozenset[str], now: datetime, *, always: bool
-    ) -> None:
-        """``always``: also when nothing is known to be missing, since binary logs may be."""
+    ) -> bool:
+        """Queue a job where one is due; True: the one before is not over. ``always``: also when nothing is known to be
+        missing, since binary logs may be."""
         pair = (server, destination)
         last = self._queued.get(pair)
         hourly = (always or bool(missing)) and (last is None or abs(now - last) >= HOURLY)
@@ -219,14 +266,15 @@ class ReplicaWatch(PeriodicCheck):
         retry = _retry_at(wiring, server, destination) if always else None
         again = retry is not None and retry <= now
         if not (hourly or news or again):
-            return
+            return False
         if any(
             job.arguments.get("destination") == destination
             for job in wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=OPEN)
         ):
-            return  # it may have begun before the news: they stay news until it is over
+            return True  # it may have begun before the news: they stay news until it is over
         wiring.catalog.jobs.enqueue(job_for(wiring, server, destination))
         self._queued[pair], self._seen[pair] = now, missing
+        return False
 
 
 def job_for(wiring: Wiring, server: str, destination: str) -> JobRecord:

@@ -124,23 +124,24 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
     return Protection.model_validate({})
 
 
-def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
-    """Report, once, that backups of a server do not become protected in time, and when they are again. Raises
-    CatalogError."""
+def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> datetime | None:
+    """Report, once, that backups of a server do not become protected in time, and when they are again. Gives the next
+    moment at which another backup has waited for too long; None without one. Raises CatalogError."""
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
     wanted, sites = protection_of(wiring, server), sites_of(wiring)
     walk = verified(records, sites)
     newest = sorted(records, key=lambda one: (one.finished_at, one.id), reverse=True)
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
     good = next((one for one in newest if is_protected(one, walk, wanted, sites)), None)
+    following = min((moment for one in newest if (moment := one.finished_at + wanted.within) > now), default=None)
     key = Key(PROTECTION, server)
     if due is None:
         incidents.settle(now, looked={key: f"no backup of {server} has waited too long for its protection any more"})
-        return
+        return following
     if good is not None and good.finished_at >= due.finished_at:
         well = f"backups of {server} are protected again: {good.id} is verified at enough destinations"
         incidents.settle(now, looked={key: well})
-        return
+        return following
     repositories = walk.of(due).destinations
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
@@ -157,6 +158,7 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
             hint=f"backupd replicate {server} copies and verifies now; protection: in the policy sets the requirement",
         ),
     )
+    return following
 
 
 def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:

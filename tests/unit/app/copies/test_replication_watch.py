@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
+import pytest
+
+from backupd.alerts.rules import PROTECTION
+from backupd.app.copies import missing_copies
 from backupd.app.copies.missing_copies import ReplicaWatch, job_for
+from backupd.app.copies.protection import protection_of
 from backupd.app.jobs.admission import obstacle
 from backupd.catalog.destinations import FAILING
 from backupd.model.backup_record import HoldKind
@@ -75,6 +81,55 @@ def test_what_failed_is_tried_again_when_its_time_has_come_and_everything_each_h
     finish(one)
     one.clock.move(minutes=3)
     assert look(one, watch) == ["offsite"]
+
+
+def test_a_server_is_looked_at_again_only_when_something_calls_for_it(
+    shop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, watch = shop(), ReplicaWatch()
+    one.add(1, days=0.01)
+    looked: list[str] = []
+    monkeypatch.setattr(missing_copies, "look_at_protection", lambda _wiring, _known, name, _now: looked.append(name))
+
+    def looks() -> int:
+        looked.clear()
+        look(one, watch)
+        return len(looked)
+
+    assert looks() == 1, "at the beginning"
+    assert looks() == 0, "its jobs wait, and nothing else is to be done"
+    finish(one)
+    assert looks() == 0
+    one.clock.move(minutes=59)
+    assert looks() == 0
+    one.clock.move(minutes=1)
+    assert looks() == 1, "each hour"
+    finish(one)
+    name = one.add(2, days=0.01)
+    assert looks() == 1, "a backup has come"
+    one.catalog.backups.mark_copy_verified(name, "local", one.clock())
+    assert looks() == 1, "a copy was verified, and jobs of before wait"
+    one.catalog.holds.set(SERVER, HoldKind.PAUSE, "moving", "anna", one.clock())
+    assert (looks(), looks()) == (1, 0)
+    one.catalog.holds.release(SERVER, HoldKind.PAUSE)
+    assert looks() == 1
+    one.wiring = replace(one.wiring, settings=replace(one.wiring.settings, files={"other": Path("other.yaml")}))
+    assert (looks(), looks()) == (1, 0), "other settings"
+    one.clock.move(hours=-5)
+    assert looks() == 1, "the clock was ahead"
+
+
+def test_a_backup_that_stays_unprotected_is_reported_when_its_time_is_over(shop: Make) -> None:
+    one, watch = shop(), ReplicaWatch()
+    name = one.add(1, days=0.01, places=("local",))
+    ends = one.catalog.backups.get(name).finished_at + protection_of(one.wiring, SERVER).within
+    one.clock.move(seconds=(ends - one.clock()).total_seconds() - 60)
+    look(one, watch)
+    assert one.catalog.events.list(kind=PROTECTION.broken) == ()
+    one.clock.move(minutes=2)
+    look(one, watch)
+    (event,) = one.catalog.events.list(kind=PROTECTION.broken)
+    assert name in event.message
 
 
 def test_nothing_is_expected_any_more_at_a_place_that_the_policy_does_not_name(shop: Make) -> None:
