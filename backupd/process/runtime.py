@@ -27,8 +27,8 @@ from pathlib import Path
 
 from backupd.model.errors import RefusedError
 
-_MMAP_THRESHOLD = -3
-"""The parameter of glibc's ``mallopt``."""
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+"""Parameters of glibc's ``mallopt``."""
 _LARGE = 1024 * 1024
 _PR_SET_DUMPABLE = 4
 
@@ -54,6 +54,17 @@ def return_large_blocks() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
+def share_arenas() -> None:
+    """From now on threads take memory from two arenas, where there are no more yet.
+
+    By default glibc gives each thread one of its own, up to eight for each core, and what is freed in one is not used
+    by another: a service of 300 servers, whose checks begin in new threads all the time, kept 15 MiB in them for
+    nothing after ten minutes. Its threads wait for one another anyway, as all of Python's do.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 2)
 
 
 _LOCK_NAME = ".lock"

@@ -67,6 +67,7 @@ from backupd.model.errors import BackupdError, CatalogError, Problem, RefusedErr
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord
 from backupd.model.text import few, format_duration, format_time
+from backupd.process.runtime import share_arenas
 
 TICK = 5.0
 """Seconds between looks at the clock when nothing happens."""
@@ -104,6 +105,7 @@ def serve(config: Path, manner: Manner) -> int:
     ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
     whose policy is broken, and files of servers with mistakes, are left out, and reported."""
     notifier = SystemdNotifier()
+    share_arenas()  # before there are threads
     with Waker() as waker:
         asked = SignalRequests(waker)
         with Signals(asked.handlers()):  # before anything that takes its time: a reload may be asked for at once
