@@ -10,6 +10,7 @@ The events come from libyaml, which PyYAML brings along: it takes a twentieth of
 from __future__ import annotations
 
 import math
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The second one is in Python: of a PyYAML that was built without libyaml."""
 
 MAX_BYTES = 1024 * 1024
+_PIECE = 64 * 1024
+"""Bytes that are read at once."""
 MAX_DEPTH = 32
 MAX_OPEN = 1000
 """Brackets that are open at once, before the parser looks at them: it takes seconds for one line of 50,000. Texts in
@@ -95,13 +98,19 @@ def parse_document(text: str, file: str) -> tuple[Node | None, list[Problem]]:
 
 def _read(path: Path) -> bytes:
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise UnreadableError(None, "is a folder, not a file")
-        if not stat.S_ISREG(mode):
-            raise UnreadableError(None, "is not a regular file")
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        # Opened before it is looked at, so that it is the same file; the flags keep that from waiting for who writes.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise UnreadableError(None, "is a folder, not a file")
+            if not stat.S_ISREG(mode):
+                raise UnreadableError(None, "is not a regular file")
+            raw = b""
+            while len(raw) <= MAX_BYTES and (more := os.read(descriptor, _PIECE)):
+                raw += more
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise UnreadableError(None, "does not exist") from None
     except (OSError, ValueError) as error:

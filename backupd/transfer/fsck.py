@@ -233,12 +233,13 @@ def _forgotten(view: _View, *, waiting: bool, blind: bool) -> Iterator[Finding]:
 
 def _unfinished(view: _View, busy: set[tuple[str, str]]) -> Iterator[Finding]:
     gone = [*view.trees, *(info.key for info in view.sides)]
+    dying = set(marks(view.destination)) if gone else set()
     for subject in gone:
         owner = layout.backup_of(subject)
         if owner is not None and owner not in busy and owner not in view.references.backups:
-            yield Finding(
-                Invariant.NO_PARTIAL_TREE, subject, "belongs to a backup that was never committed", repairable=True
-            )
+            # A removal takes the mark last.
+            why = "whose removal was interrupted" if owner in dying else "that was never committed"
+            yield Finding(Invariant.NO_PARTIAL_TREE, subject, f"belongs to a backup {why}", repairable=True)
 
 
 def _sides(view: _View, header: Header) -> Iterator[Finding]:

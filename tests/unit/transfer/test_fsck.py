@@ -120,6 +120,18 @@ def test_objects_present(house: House) -> None:
     assert "3 bytes" in next(item.message for item in found if item.subject == shared)
 
 
+def test_what_an_interrupted_removal_has_left_is_called_that(house: House) -> None:
+    mark(house.place, "shop", FIRST, house.clock())
+    for name in (FIRST, SECOND):
+        house.place.delete(layout.manifest_key("shop", name))
+    found = [one for one in examine(house.place, [], clock=house.clock) if one.invariant is Invariant.NO_PARTIAL_TREE]
+    said = {FIRST in one.subject: one.message for one in found}
+    assert said == {
+        True: "belongs to a backup whose removal was interrupted",
+        False: "belongs to a backup that was never committed",
+    }
+
+
 def test_no_orphan_object(house: House) -> None:
     item = named(b"nobody's")
     objects.store(house.place, item, sealed(b"nobody's"))
