@@ -33,6 +33,8 @@ from backupd.model.text import format_size, format_time, parse_time
 
 _MOST = 100
 """Fields of a form; ours have far fewer."""
+_OLD = timedelta(minutes=10)
+"""What was found out longer ago is shown with when."""
 _TYPE = "application/x-www-form-urlencoded"
 
 
@@ -270,6 +272,12 @@ def _ago(context: Context, moment: datetime | None) -> str:
 
 
 @pass_context
+def _is_old(context: Context, moment: datetime) -> bool:
+    """Is a figure of then to say that it is of then?"""
+    return bool(context["now"] - moment >= _OLD)
+
+
+@pass_context
 def _allowed(context: Context, role: str) -> bool:
     actor: Actor | None = context["actor"]
     return actor is not None and actor.has(Role(role))
@@ -301,6 +309,7 @@ def _environment() -> Environment:
         "moment": moment_text,
         "iso": format_time,
         "ago": _ago,
+        "is_old": _is_old,
         "kind_word": kind_word,
         "state_word": state_word,
         "progress": progress_words,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,17 +159,20 @@ class Run:
         row: Callable[[Any], Sequence[str]],
         *,
         right: Sequence[str] = (),
+        limit: int | None = None,
     ) -> None:
         """Show the documents of a list while it is read; for people a table with a row of each, or the sentence
-        ``nothing``."""
+        ``nothing``. ``limit``: so many of ``found`` are shown, and a warning says when there are more."""
+        every = iter(found)
+        shown = islice(every, limit)
         if self.screen.as_json:
-            self.screen.documents(one.as_json() for one in found)
-            return
-        rows = map(row, found)
-        if (first := next(rows, None)) is not None:
+            self.screen.documents(one.as_json() for one in shown)
+        elif (first := next(rows := map(row, shown), None)) is not None:
             self.screen.table(columns, chain([first], rows), right=right)
         else:
             self.screen.line(nothing)
+        if limit is not None and next(every, None) is not None:
+            self.screen.warn(f"only the newest {limit} are listed; for more: --limit NUMBER")
 
     def follow_up(self) -> None:
         """Do what follows from the jobs of this command, if nobody else does. What goes wrong is reported, and changes

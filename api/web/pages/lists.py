@@ -144,10 +144,18 @@ overview_routes = APIRouter(include_in_schema=False, dependencies=[Depends(allow
 
 
 @overview_routes.get("/")
-def servers(request: Request, service: Acting, q: str = "", status: str = "", page: int = 1) -> HTMLResponse:
+def servers(
+    request: Request, service: Acting, q: str = "", status: str = "", label: str = "", page: int = 1
+) -> HTMLResponse:
+    """``label``: KEY=VALUE, of those that have it."""
     everyone = service.servers.overview()
     counts = Counter(str(server.status) for server in everyone)
-    wanted = [server for server in everyone if q.lower() in server.name.lower() and status in ("", server.status)]
+    labels = {server.name: {f"{key}={value}" for key, value in server.labels.items()} for server in everyone}
+    wanted = [
+        server
+        for server in everyone
+        if q.lower() in server.name.lower() and status in ("", server.status) and label in ("", *labels[server.name])
+    ]
     pages = max(-(-len(wanted) // SERVERS_OF_A_PAGE), 1)
     page = min(max(page, 1), pages)
     proofs = [server.last_proof.finished_at for server in everyone if server.last_proof is not None]
@@ -160,6 +168,8 @@ def servers(request: Request, service: Acting, q: str = "", status: str = "", pa
         names=_NAMES,
         q=q,
         wanted_status=status,
+        wanted_label=label,
+        labels=sorted(set().union(*labels.values())),
         page=page,
         pages=pages,
         nothing=sum(server.latest is None for server in everyone),

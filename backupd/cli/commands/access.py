@@ -90,7 +90,7 @@ def audit(
 ) -> None:
     """Show the audit log: every requested backup, restore, deletion, token and change, and who requested it."""
     if not verify:
-        found = run.service.access.audit(actor=actor, action=action, server=server, limit=limit)
+        found = run.service.access.audit(actor=actor, action=action, server=server, limit=limit + 1)
         run.show_list(
             found,
             "nothing",
@@ -106,6 +106,7 @@ def audit(
                 entry.outcome,
                 entry.detail,
             ),
+            limit=limit,
         )
         return
     verified = run.service.access.verify_audit()

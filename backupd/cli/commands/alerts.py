@@ -31,10 +31,10 @@ def list_(
 ) -> None:
     """List open incidents, newest first (also without the word `list`)."""
     alerts = run.labelled(label, server).alerts
-    found = alerts.list(server, is_open=None if everything else True, limit=limit)
+    found = alerts.list(server, is_open=None if everything else True, limit=limit + 1)
     nothing = "no incidents" if everything else "no open incidents"
-    run.show_list(found, nothing, ("ID", "SINCE", "OVER", "WHAT", "WHY"), _incident)
-    for incident in [one for one in found if one.is_open and one.hint][:5]:
+    run.show_list(found, nothing, ("ID", "SINCE", "OVER", "WHAT", "WHY"), _incident, limit=limit)
+    for incident in [one for one in found[:limit] if one.is_open and one.hint][:5]:
         run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
 
 
@@ -45,9 +45,9 @@ def messages(
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """List messages, newest first: sent, waiting to be sent (and why), given up."""
-    found = run.service.alerts.messages(state=state, limit=limit)
+    found = run.service.alerts.messages(state=state, limit=limit + 1)
     columns = ("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE")
-    run.show_list(found, "no messages", columns, _message, right=("TRIES",))
+    run.show_list(found, "no messages", columns, _message, right=("TRIES",), limit=limit)
 
 
 @app.command("test")

@@ -32,9 +32,9 @@ def list_(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
 ) -> None:
     """List jobs, newest first (also without the word `list`)."""
-    records = run.labelled(label, server).jobs.list(server, kind=kind, state=state, limit=limit)
+    records = run.labelled(label, server).jobs.list(server, kind=kind, state=state, limit=limit + 1)
     columns = ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY")
-    run.show_list(records, "no jobs", columns, _row, right=("TOOK", "DATA"))
+    run.show_list(records, "no jobs", columns, _row, right=("TOOK", "DATA"), limit=limit)
 
 
 def _row(record: JobRecord) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class Jobs:
 
     calls: MutableSequence[tuple[Any, ...]] = field(default_factory=list)
     found: JobRecord = RUNNING
+    rows: int = 1
 
     def open(
         self, _path: Path, _held: Path | None = None, _opening: str = "reads", *, new_catalog: bool = False
@@ -63,7 +64,7 @@ class Jobs:
 
     def list(self, server: str | None, **wanted: Any) -> tuple[JobRecord, ...]:
         self.calls.append(("jobs", server, wanted))
-        return (self.found,)
+        return (self.found,) * self.rows
 
     def get(self, job_id: str) -> JobRecord:
         if job_id != ID:
@@ -91,13 +92,27 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 def test_jobs_are_listed_with_progress_or_reason(service: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "shop-db1", "--state", "running", "--kind", "physical-full", "--limit", "5"]) == 0
-    assert service.calls == [("jobs", "shop-db1", {"state": JobState.RUNNING, "kind": JobKind.FULL, "limit": 5})]
+    assert service.calls == [("jobs", "shop-db1", {"state": JobState.RUNNING, "kind": JobKind.FULL, "limit": 6})]
     shown = capsys.readouterr().out
     assert ID in shown
     assert "copy: 1.0 MiB of 2.0 MiB, 3 files, 12.5s left" in shown
     service.found = replace(RUNNING, state=JobState.FAILED, finished_at=START, message="gpg exited with 2")
     assert main(["jobs"]) == 0
     assert "gpg exited with 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_list_that_is_longer_than_what_is_shown_says_so(
+    form: tuple[str, ...], service: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.rows = 3
+    assert main(["jobs", "--limit", "2", *form]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count(ID) == 2
+    assert "only the newest 2 are listed; for more: --limit NUMBER" in shown.err
+    assert main(["jobs", "--limit", "3", *form]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out.count(ID), shown.err) == (3, "")
 
 
 def test_answers_in_json_do_not_name_processes(service: Jobs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,6 +222,38 @@ def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
     assert "No server is configured that you may see" in words(page(viewer, "/"))
 
 
+def test_servers_are_shown_with_their_labels_and_by_one(viewer: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = (
+        ServerOverview("db1", "gold", Status.GOOD, labels={"env": "prod", "site": "a & b"}),
+        ServerOverview("db2", "gold", Status.GOOD, labels={"env": "test"}),
+        ServerOverview("db3", "gold", Status.GOOD),
+    )
+    monkeypatch.setattr(Servers, "overview", lambda _self: some)
+    text = page(viewer, "/")
+    assert re.findall(r'<a class="chip" href="([^"]+)">', text) == [
+        "/?label=env%3Dprod",
+        "/?label=site%3Da+%26+b",
+        "/?label=env%3Dtest",
+    ]
+    assert re.findall(r'<option value="([^"]*=[^"]*)">', text) == ["env=prod", "env=test", "site=a &amp; b"]
+    only = page(viewer, "/?label=env%3Dprod")
+    assert re.findall(r'class="server-name" href="([^"]+)"', only) == ["/servers/db1"]
+    assert '<option value="env=prod" selected>' in only
+    assert "No server matches" in words(page(viewer, "/?label=env%3Dnone"))
+
+
+def test_an_estimate_that_was_made_long_ago_says_when(viewer: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    hour = timedelta(hours=1)
+    some = (
+        ServerOverview("fresh", "gold", Status.GOOD, rto=hour, looked_at=NOW - timedelta(minutes=2)),
+        ServerOverview("old", "gold", Status.GOOD, rto=hour, looked_at=NOW - 2 * hour),
+        ServerOverview("unknown", "gold", Status.GOOD, looked_at=NOW - 2 * hour),
+    )
+    monkeypatch.setattr(Servers, "overview", lambda _self: some)
+    rows = re.findall(r'<tbody class="server">.*?</tbody>', page(viewer, "/"), re.DOTALL)
+    assert ["as of 2h ago" in words(row) for row in rows] == [False, True, False]
+
+
 def test_a_moment_is_chosen_by_a_link_of_the_drawing_or_by_the_form_without_any_script(viewer: httpx.Client) -> None:
     text = page(viewer, f"/servers/{SHOP}")
     slices = re.findall(r'<a href="(/servers/[^"]*?to=[^"]+)#moment" tabindex="-1">', text)
