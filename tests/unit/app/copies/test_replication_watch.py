@@ -121,7 +121,7 @@ def test_a_server_is_looked_at_again_only_when_something_calls_for_it(
 
 def test_a_backup_that_stays_unprotected_is_reported_when_its_time_is_over(shop: Make) -> None:
     one, watch = shop(), ReplicaWatch()
-    name = one.add(1, days=0.01, places=("local",))
+    name = one.add(1, days=0.01, destinations=("local",))
     ends = one.catalog.backups.get(name).finished_at + protection_of(one.wiring, SERVER).within
     one.clock.move(seconds=(ends - one.clock()).total_seconds() - 60)
     look(one, watch)
