@@ -471,9 +471,15 @@ class Approach:
 
     def _placed(self, fork: Fork, newest: Spooled, state: SourceState) -> Fork:
         """For another server: with which of its files the branch begins, and what both share."""
-        if fork.reason is not BranchReason.FAILOVER:
+        if fork.reason not in (BranchReason.FAILOVER, BranchReason.NODE_CHANGED):
             return fork
         tail = self._tail(newest)
+        if fork.reason is BranchReason.NODE_CHANGED and not state.cluster_gtids:
+            return replace(
+                fork,
+                number=state.logs[-1].number,
+                note=f"{fork.note}; wsrep_gtid_mode is OFF, so the GTIDs of both are their own",
+            )
         if not tail.after or not state.history:
             return replace(fork, number=state.logs[-1].number)
         has = holder_of_each(state.history, mariadb=state.mariadb)

@@ -15,7 +15,7 @@ import mmap
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from backupd.engine.binlog.events import clear_flag
 from backupd.engine.receiver.connection import HIGHEST_START
 from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import MAGIC, BranchReason, Ending, covers, same
-from backupd.model.document import Document
+from backupd.model.document import Document, json_key
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.recovery.runs import holder_of_each
@@ -48,7 +48,7 @@ class Seen(Document):
     """What a server was when its stream was last known to be whole.
 
     ``at``: by our clock. ``lsn``: on its disk then, None where the account may not know. ``marker``: of the restore its
-    datadir came from, "" for none. ``gtids``: executed then.
+    datadir came from, "" for none. ``gtids``: executed then. ``cluster``: of which it was a node, "" for none.
     """
 
     at: datetime
@@ -57,6 +57,7 @@ class Seen(Document):
     lsn: int | None
     marker: str
     gtids: str
+    cluster: str = field(default="", metadata=json_key(later=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,15 @@ _LSN_SLACK = 4096
 
 def seen_now(source: SourceState, now: datetime) -> Seen:
     """What is to be remembered of a server whose history goes on."""
-    return Seen(now, source.server_uuid, source.server_id, source.durable_lsn, source.marker, source.position.gtid)
+    return Seen(
+        now,
+        source.server_uuid,
+        source.server_id,
+        source.durable_lsn,
+        source.marker,
+        source.position.gtid,
+        source.cluster,
+    )
 
 
 def restored(seen: Seen | None, source: SourceState) -> str:
@@ -356,6 +365,8 @@ def with_file(
         return _other_file(tail, seen, source, previous)
     if not compared.lost:
         return GoOn(tail.number)  # only half a transaction is here and not there
+    if compared.transactions == 0 and (node := _other_node(seen, source)) is not None:
+        return node
     position = f"{compared.common.file}:{compared.common.pos}"
     if why := restored(seen, source):
         return Fork(BranchReason.RESTORE, tail.number, f"{why}; its binary log is another one from {position} on")
@@ -369,6 +380,8 @@ def _other_file(
     tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
 ) -> Fork | None:
     """The newest file that is here is not at the server."""
+    if (node := _other_node(seen, source)) is not None:
+        return node
     renumbered = seen is not None and bool(source.server_uuid) and source.server_uuid == seen.server_uuid
     if seen is not None and another(seen, source) and not renumbered:
         if source.mariadb and source.server_id == seen.server_id:
@@ -386,6 +399,24 @@ def _other_file(
     if why := restored(seen, source):
         return _anew(BranchReason.RESTORE, source, tail, previous, why)
     return None
+
+
+def _other_node(seen: Seen | None, source: SourceState) -> Fork | None:
+    """Another node of the same cluster, or the same one with the data of a donor (SST): never a restore, whatever its
+    log sequence number is, and its server_id is that of the others as a rule. What it shares with what is here is found
+    as with a failover."""
+    if seen is None or not source.cluster or source.cluster != seen.cluster:
+        return None
+    if another(seen, source):
+        what = (
+            f"another node of the cluster {source.cluster} answers: {_identity(source.server_uuid, source.server_id)}, "
+            f"before it was {_identity(seen.server_uuid, seen.server_id)}"
+        )
+    elif restored(seen, source) and source.marker == seen.marker:
+        what = f"the node has the data of another one of the cluster {source.cluster} now (SST)"
+    else:
+        return None
+    return Fork(BranchReason.NODE_CHANGED, source.logs[0].number, what)
 
 
 def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fork:

@@ -389,6 +389,8 @@ class BranchReason(StrEnum):
     RESET = "reset"
     FAILOVER = "failover"
     LOST_TAIL = "lost-tail"
+    NODE_CHANGED = "node-changed"
+    """Another node of the same Galera cluster answers: one history, in another node's files."""
     UNKNOWN = "unknown"
     """The source's files do not go on from those that were archived; the branch's note says what is known."""
 

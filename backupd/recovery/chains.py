@@ -197,7 +197,9 @@ class Met:
     not known. ``same_log``: its binary log holds the bytes that ours held right before the position of the newest
     backup, or those that the stream copied last, and it answers where ours did. ``forked``: its binary log was compared
     with the archived one, and the position where both part is known.
-    ``kin``: of MariaDB, its binary log holds transactions that are here, with the same tables and commit times."""
+    ``kin``: of MariaDB, its binary log holds transactions that are here, with the same tables and commit times.
+    ``same_cluster``: it is a node of the Galera cluster whose node was here before, and has committed all that is
+    known of that."""
 
     uuid: str
     server_id: int
@@ -207,6 +209,7 @@ class Met:
     same_log: bool = False
     forked: bool = False
     kin: bool = False
+    same_cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,7 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
                 (not ours, "the first server that answered under this name"),
                 (met.restored_from == server, f"its data directory was restored from a backup of {server}"),
                 (met.same_log, "its binary log holds what was backed up or streamed last"),
+                (met.same_cluster, "it is a node of the same Galera cluster, and nodes of one cluster are one history"),
             )
             if holds
         ),

@@ -157,7 +157,7 @@ def _entered(
             continue
         at = Position(entry.file(replayable_from(run)[0]), FIRST_EVENT, fork.gtid)
         from_birth = first_of(run) == (entry.first_number, 0)
-        if entry.reason is BranchReason.FAILOVER:
+        if entry.reason in (BranchReason.FAILOVER, BranchReason.NODE_CHANGED):
             if run.gtids_before and run.first_pos == 0 and executed(fork.gtid, run.gtids_before):
                 return at, False
             if not run.gtids_before and from_birth and "," not in fork.gtid:

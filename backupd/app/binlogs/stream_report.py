@@ -53,6 +53,7 @@ _REASONS: Mapping[BranchReason, str] = {
     BranchReason.RESTORE: "the server was restored",
     BranchReason.RESET: "the server's binary logs were reset",
     BranchReason.FAILOVER: "another server answers at its address",
+    BranchReason.NODE_CHANGED: "another node of the same Galera cluster answers",
     BranchReason.LOST_TAIL: "the server has lost the end of its binary log, which is archived",
     BranchReason.UNKNOWN: "the server's binary logs do not continue the archived ones",
 }
@@ -193,11 +194,12 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
             hint="take a full backup now: earlier backups cannot be rolled forward past this point",
         )
     known = branch.parent is None or branch.fork is not None
+    is_node = branch.reason is BranchReason.NODE_CHANGED  # one history, which goes on at a known GTID
     why = branch.note if branch.reason is BranchReason.UNKNOWN and known else _REASONS[branch.reason]
     return Event(
         now,
         "branch-begun",
-        Severity.INFO if branch.reason is BranchReason.FIRST else Severity.WARNING,
+        Severity.INFO if branch.reason is BranchReason.FIRST or (is_node and known) else Severity.WARNING,
         f"a branch of {branch.server}'s history begins with {branch.file(branch.first_number)}: {why}",
         server=branch.server,
         subject=branch.id,

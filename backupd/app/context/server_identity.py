@@ -20,7 +20,16 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Severity
-from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, Verdict
+from backupd.model.server_facts import (
+    PRIMARY,
+    STRANGER,
+    Flavour,
+    Identity,
+    Role,
+    ServerInfo,
+    Verdict,
+    WsrepState,
+)
 from backupd.model.text import format_time
 from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
@@ -54,6 +63,7 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
 
     Raises CatalogError, ServerError; RefusedError for a copy of our data directory: its backups would say to be ours.
     """
+    from backupd.engine.server.wsrep import probe_wsrep
     from backupd.engine.sql.dialect import dialect_of
     from restore.datadir.staging import restored_by
 
@@ -85,6 +95,7 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
         kin=kin,
         restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
         same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)),
+        same_cluster=info.role is Role.NODE and _is_same_cluster(wiring, server, probe_wsrep(session)),
     )
     return _keep(wiring, server, known, met, address)
 
@@ -121,6 +132,7 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
         forked=forked,
         same_log=goes_on,
         restored_from=_restored_from(wiring, state.marker),
+        same_cluster=branch.reason is BranchReason.NODE_CHANGED,
     )
     return _keep(wiring, server, known, met, address)
 
@@ -132,7 +144,9 @@ def took_over(branch: Branch, uuid: str, *, is_at_home: bool) -> bool:
     that was made from the same image, whose log is equal up to where the two part."""
     if branch.server_uuid != uuid or branch.fork is None:
         return False
-    return branch.reason is BranchReason.FAILOVER or (branch.reason is BranchReason.LOST_TAIL and is_at_home)
+    return branch.reason in (BranchReason.FAILOVER, BranchReason.NODE_CHANGED) or (
+        branch.reason is BranchReason.LOST_TAIL and is_at_home
+    )
 
 
 def known_of(wiring: Wiring, server: str) -> tuple[Identity, ...]:
@@ -165,6 +179,16 @@ def recall(wiring: Wiring, server: str) -> None:
                 evidence=strange.get(uuid, f"there are backups or binary logs of it under the name {server}"),
             )
         )
+
+
+def _is_same_cluster(wiring: Wiring, server: str, node: WsrepState | None) -> bool:
+    """Is it a node of the cluster whose node was backed up last, which goes on (Primary) and has committed all that the
+    backup holds?"""
+    backed_up = [one.node for one in wiring.catalog.backups.list(server) if one.node is not None and not one.apart]
+    if node is None or not backed_up or node.status != PRIMARY:
+        return False
+    last = backed_up[0]
+    return node.position.uuid == last.uuid and node.position.seqno >= last.seqno
 
 
 def _is_at_home(known: Sequence[Identity], address: str) -> bool:

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from backupd.engine.server.probe import flavour_of, kept_for, position_of, read_dialect
 from backupd.engine.server.semi_sync import SemiSync, has_dump, moment, read_semi_sync
+from backupd.engine.server.wsrep import is_node, wsrep_status
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import covers, is_log_name, plus
@@ -94,6 +95,12 @@ def log_digest(info: ServerInfo, position: Position) -> str:
         raise ValueError(f"{path} ends before {position.pos}")
     head[_IN_USE] = bytes(len(head[_IN_USE]))
     return hashlib.sha256(head + tail).hexdigest()
+
+
+def gtid_at(session: Session, position: Position) -> str:
+    """What a MariaDB server had executed at a position of its binary log; "" where it does not say. Raises
+    ServerError."""
+    return str(session.scalar("SELECT BINLOG_GTID_POS(%s, %s)", position.file, position.pos) or "")
 
 
 def mute(info: ServerInfo) -> str:
@@ -259,7 +266,8 @@ class SourceState:
     ``position``: where it writes, with what is executed; ``lsn``: how far InnoDB has written, ``durable_lsn``: how far
     its log is on the disk, None where the account may not know. ``marker``: of the restore its datadir came from.
     ``history``: the last GTID of every server in each of MariaDB's domains, what is executed elsewhere.
-    ``semi_sync``: where it was asked for, read last."""
+    ``semi_sync``: where it was asked for, read last. ``cluster``: the uuid of the Galera cluster that it is a node of,
+    "" for none; ``cluster_gtids``: do its nodes give a transaction the same GTID (wsrep_gtid_mode)?"""
 
     server_time: datetime
     server_uuid: str
@@ -274,6 +282,8 @@ class SourceState:
     history: str = ""
     marker: str = ""
     semi_sync: SemiSync | None = None
+    cluster: str = ""
+    cluster_gtids: bool = False
 
     @property
     def mariadb(self) -> bool:
@@ -330,7 +340,15 @@ class BinlogSource:
             # The clock first: what is true of this moment is true of the position that is read after it.
             server_time = moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
             variables = session.variables(
-                "version", "version_comment", "server_id", "server_uuid", "server_uid", "datadir"
+                "version",
+                "version_comment",
+                "server_id",
+                "server_uuid",
+                "server_uid",
+                "datadir",
+                "wsrep_on",
+                "wsrep_provider",
+                "wsrep_gtid_mode",
             )
             flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
             version = Version.parse(variables["version"])
@@ -350,6 +368,8 @@ class BinlogSource:
                 history=_history(session, flavour, position),
                 marker=self._marker(variables.get("datadir", "")),
                 semi_sync=read_semi_sync(session, dump) if self._semi_sync else None,
+                cluster=wsrep_status(session).get("wsrep_cluster_state_uuid", "") if is_node(variables) else "",
+                cluster_gtids=variables.get("wsrep_gtid_mode", "").upper() in ("ON", "1"),
             )
 
     def look_again(self, known: SourceState) -> SourceState | None:
