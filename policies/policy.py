@@ -341,6 +341,18 @@ class Limits(Section):
         description="Pause while a statement of another account than the service's has been running for longer than "
         "this; go on when it has ended. Statements are never killed.",
     )
+    recv_queue: int | None = optional(
+        ge=1,
+        examples=[500],
+        description="Pause while more write sets than this wait on the server, as a node of a Galera cluster that "
+        "takes part in it (Synced); go on below half of it. While the backup blocks commits the node is desynced, and "
+        "what waits then does not count.",
+    )
+    flow_control: Percent | None = optional(
+        examples=["10%"],
+        description="Pause while flow control has stopped the server's Galera cluster for more than this share of the "
+        "last two seconds; go on below half of it.",
+    )
     max_pause: Duration = written(
         "30m",
         description="Give up when the pauses of one run add up to more than this. In a pause the redo log is not "

@@ -267,6 +267,7 @@ def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], cop
         tool_version=str(facts.tool.version) if facts else "",
         warnings=warnings,
         copies=copies,
+        node=facts.node if facts else None,
     )
 
 

@@ -27,7 +27,7 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server_facts import Receipts, ServerInfo, Tool
+from backupd.model.server_facts import NodeFacts, Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
 from backupd.model.text import Clock
 from backupd.process.throttle import Throttle, Unlimited
@@ -87,7 +87,7 @@ class BackupSpec:
 @dataclass(frozen=True, slots=True)
 class Captured:
     """What was captured, besides the entries. ``parent``: the backup that it builds on. ``lost``: how many tables it
-    leaves out that no other backup has. ``inventory``, ``missing``: see ``BodyFacts``."""
+    leaves out that no other backup has. ``inventory``, ``missing``, ``node``: see ``BodyFacts``."""
 
     kind: BackupKind
     tool: Tool
@@ -99,6 +99,7 @@ class Captured:
     inventory: tuple[BaseTable, ...] | None = None
     missing: tuple[TableName, ...] = ()
     warnings: tuple[str, ...] = ()
+    node: NodeFacts | None = None
 
 
 class Making:
@@ -179,6 +180,7 @@ class Making:
             dump=dump,
             inventory=captured.inventory,
             missing=captured.missing,
+            node=captured.node,
         )
         body = Body(facts, packed.entries)
         stats = Stats(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.server_checks import lost_words, rocks_words
+from backupd.engine.cluster_load import NodeWatch
 from backupd.engine.physical.capture import (
     Capture,
     CaptureRequest,
@@ -27,14 +28,24 @@ from backupd.engine.physical.capture import (
 )
 from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.physical.tablefiles import table_of
-from backupd.engine.server.binary_logs import current_lsn, keyed, layout_of, log_digest, mute
+from backupd.engine.server.binary_logs import current_lsn, gtid_at, keyed, layout_of, log_digest, mute
 from backupd.engine.server.probe import ROCKSDB
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import TablesChangedError, ToolError
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import BodyFacts, Entry, Header, Landmarks
-from backupd.model.server_facts import Receipts, Role, ServerInfo
+from backupd.model.server_facts import (
+    UNKNOWN_SEQNO,
+    Evidence,
+    Flavour,
+    NodeFacts,
+    NodeLoad,
+    Receipts,
+    Role,
+    ServerInfo,
+    WsrepState,
+)
 from backupd.model.table import TableName
 from backupd.model.text import few, format_duration, format_size
 from backupd.process.run_context import RunContext, Stopwatch
@@ -223,20 +234,22 @@ def execute(
     with making(spec, parents=spec.parent.chain if spec.parent else (), clock=context.clock) as made:
         waited = Stopwatch()
         before = current_position(spec.connection) if spec.tool.takes_increments else None
-        capture, packed = _capture(spec, made.fanout, waited, context, on_stderr)
-        stock = capture.stock()
+        with NodeWatch(spec.connection) as watch:
+            capture, packed = _capture(spec, made.fanout, waited, context, on_stderr)
+        stock, receipts = capture.stock(), with_gtid(spec, capture.receipts())
         refuse_incomplete(stock, increment=spec.parent is not None, repeats=spec.repeats)
         context.report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
         captured = Captured(
             spec.kind,
             capture.tool,
-            capture.receipts(),
+            receipts,
             parent=spec.parent.backup_id if spec.parent else None,
             landmarks=_landmarks(spec, capture, before) if before else None,
             lost=sum(map(len, spec.lost.values())),
             inventory=stock.inventory,
             missing=tuple(table.name for table in stock.missing),
             warnings=(*(lost_words(engine, names) for engine, names in spec.lost.items()), *words_of(stock)),
+            node=node_facts(watch.first, stock.node, watch.load) if watch.first is not None else None,
         )
         header, facts = made.commit(captured, packed, context.fence)
         return PhysicalOutcome(
@@ -244,6 +257,33 @@ def execute(
             facts,
             Speeds(packed.size, waited.waited, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads),
         )
+
+
+def with_gtid(spec: PhysicalSpec, receipts: Receipts) -> Receipts:
+    """With the GTID of the backup's position. A node of a Galera cluster whose nodes have server ids of their own knows
+    none of its own (gtid_current_pos), so that the tool tells none: its log does. Raises ServerError."""
+    position, info = receipts.position, spec.info
+    if info.role is not Role.NODE or info.flavour is not Flavour.MARIADB or position.gtid or not position.file:
+        return receipts
+    with spec.connection.connect() as session:
+        return replace(receipts, position=replace(position, gtid=gtid_at(session, position)))
+
+
+def node_facts(node: WsrepState, locked: WsrepState | None, load: NodeLoad | None) -> NodeFacts:
+    """Of a backup of ``node``, which was as ``locked`` says while its provider was paused; None: nobody asked then, and
+    a proof will find out where the backup is."""
+    found = locked is not None and locked.position.seqno != UNKNOWN_SEQNO
+    position = locked.position if locked is not None and found else node.position
+    return NodeFacts(
+        cluster=node.name,
+        node=node.node,
+        uuid=position.uuid,
+        seqno=position.seqno if found else UNKNOWN_SEQNO,
+        evidence=str(Evidence.LOCK) if found else "",
+        gtid_mode=node.gtid_mode,
+        gtid_domain=node.gtid_domain,
+        load=load,
+    )
 
 
 def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:

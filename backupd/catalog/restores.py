@@ -11,8 +11,10 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Column,
     Connection,
+    Float,
     Index,
     String,
     Table,
@@ -46,6 +48,7 @@ from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase
 from backupd.model.text import format_time
+from backupd.recovery.ist import Rejoin
 
 restores = Table(
     "restores",
@@ -80,6 +83,42 @@ plans = Table(
     Column("document", JSON, nullable=False),
 )
 """Plans that somebody was shown, and may start by their id until they expire."""
+
+
+rejoins = Table(
+    "rejoins",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("node", FreeText, nullable=False),
+    Column("uuid", String(64), nullable=False),
+    Column("seqno", BigInteger, nullable=False),
+    Column("forecast", String(32), nullable=False),
+    Column("donor", String(64), nullable=False),
+    Column("until", UtcTime),
+    Column("predicted_seconds", Float),
+    Column("began_at", UtcTime, nullable=False),
+    Column("came", String(32), nullable=False),
+    Column("ended_at", UtcTime),
+    Index(None, "server", "began_at"),
+)
+
+
+class Rejoins(Rows):
+    """How nodes came back to their clusters, beside what was predicted of that."""
+
+    def put(self, rejoin: Rejoin) -> None:
+        """Record what is predicted, or what came of it; an earlier row of the restore gives way."""
+        self._put(rejoins, row_of(rejoins, rejoin))
+
+    def find(self, restore_id: str) -> Rejoin | None:
+        """Of a restore."""
+        return self._record(Rejoin, select(rejoins).where(rejoins.c.id == restore_id))
+
+    def list(self, server: str, limit: int = 10) -> tuple[Rejoin, ...]:
+        """The newest ones of a server, newest first."""
+        query = select(rejoins).where(rejoins.c.server == server)
+        return self._records(Rejoin, query.order_by(rejoins.c.began_at.desc()).limit(limit))
 
 
 class Restores(Rows):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from backupd.catalog.overview import Glances
     from backupd.catalog.people import Audit, Challenges, Holds, Requests, Sessions, Tokens
     from backupd.catalog.proofs import Proofs, Witnesses
-    from backupd.catalog.restores import Plans, Rates, Restores
-    from backupd.catalog.standings import Standings
+    from backupd.catalog.restores import Plans, Rates, Rejoins, Restores
+    from backupd.catalog.standings import Nodes, Standings
 
 
 class _Rows:
@@ -74,6 +74,8 @@ class Catalog:
     hosts: Hosts = _of("hosts")
     glances: Glances = _of("overview")
     standings: Standings = _of("standings")
+    nodes: Nodes = _of("standings")
+    rejoins: Rejoins = _of("restores")
     incidents: IncidentRows = _of("alerts")
     messages: Messages = _of("alerts")
     cursors: Cursors = _of("alerts")

@@ -1,7 +1,7 @@
-"""The status of each server, by the last look at it.
+"""The status of each server, by the last look at it; and looks at nodes of Galera clusters.
 
-A row says up to which change it was made (see ``backupd.catalog.tables.changes``), so one that was overtaken is known
-by it.
+A row of a status says up to which change it was made (see ``backupd.catalog.tables.changes``), so one that was
+overtaken is known by it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Column, Connection, String, Table, bindparam, func, select, text
+from sqlalchemy import BigInteger, Column, Connection, String, Table, bindparam, delete, func, insert, select, text
 
 from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed
+from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, narrowed, row_of
 from backupd.catalog.tables.binlogs import binlog_branches, binlog_confirmed
 from backupd.catalog.tables.changes import server_changes
+from backupd.recovery.ist import NodeSample
 
 server_standings = Table(
     "server_standings",
@@ -29,6 +30,23 @@ server_standings = Table(
 )
 """``changes``, ``losses``: those that were counted before the look began. ``basis``: of which configuration it was
 made."""
+
+node_samples = Table(
+    "node_samples",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("at", UtcTime, primary_key=True),
+    Column("uuid", String(64), nullable=False),
+    Column("name", FreeText, nullable=False),
+    Column("node", FreeText, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("state", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+    Column("downto", BigInteger),
+    Column("written_bytes", BigInteger, nullable=False),
+    Column("gcache_bytes", BigInteger, nullable=False),
+)
 
 Confirmed = Mapping[str, datetime]
 """By destination."""
@@ -142,4 +160,29 @@ class Standings(Rows):
             connection.execute(_KEEP, {**values, "made_at": at, "document": document})
 
 
+class Nodes(Rows):
+    """What nodes of Galera clusters were seen to be."""
+
+    def add(self, sample: NodeSample) -> None:
+        """One more look at a node; two within one microsecond are one. Raises CatalogError at once while another
+        process writes for long: the next look comes soon."""
+        with self._database.write(waits=False) as connection:
+            connection.execute(delete(node_samples).where(_N.server == sample.server, _N.at == sample.at))
+            connection.execute(insert(node_samples).values(row_of(node_samples, sample)))
+
+    def of(self, server: str, since: datetime) -> tuple[NodeSample, ...]:
+        """Of a server since then, the oldest first."""
+        query = select(node_samples).where(_N.server == server, _N.at >= since).order_by(_N.at)
+        return self._records(NodeSample, query)
+
+    def servers(self) -> tuple[str, ...]:
+        """Every server that was seen to be a node and not forgotten since, by name."""
+        return tuple(self._scalars(select(_N.server).distinct().order_by(_N.server)))
+
+    def forget(self, before: datetime) -> None:
+        """Remove looks of earlier than then."""
+        self._do(delete(node_samples).where(_N.at < before))
+
+
+_N = node_samples.c
 _C, _S, _F = server_changes.c, server_standings.c, binlog_confirmed.c

@@ -480,11 +480,11 @@ _LEAVE_SECONDS = 5.0
 
 
 class Judge:
-    """Compares readings with one limit (seconds), with hysteresis: ``resume`` is the share of it below which it is well
-    again."""
+    """Compares readings with one limit (seconds, unless ``show`` writes it otherwise), with hysteresis: ``resume`` is
+    the share of it below which it is well again."""
 
-    def __init__(self, limit: float, resume: float = RESUME) -> None:
-        self._limit, self._resume = limit, resume
+    def __init__(self, limit: float, resume: float = RESUME, show: Callable[[float], str] | None = None) -> None:
+        self._limit, self._resume, self._show = limit, resume, show or _limit
         self._over = False
 
     def judge(self, reading: Reading) -> str:
@@ -497,8 +497,8 @@ class Judge:
         if not self._over:
             return ""
         if was and reading.value <= self._limit:
-            return f"{reading.text}, more than half of {_limit(self._limit)}"
-        return f"{reading.text} > {_limit(self._limit)}"
+            return f"{reading.text}, more than half of {self._show(self._limit)}"
+        return f"{reading.text} > {self._show(self._limit)}"
 
 
 def _limit(seconds: float) -> str:

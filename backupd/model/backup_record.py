@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from backupd.model.document import HIDDEN, Document, computed, json_key
-from backupd.model.server_facts import Position
+from backupd.model.server_facts import NodeFacts, Position
 from backupd.model.text import format_time
 
 
@@ -115,6 +115,8 @@ class BackupRecord(Document):
     foreign: bool = False
     """It is at a destination, but was neither taken nor adopted by this installation. Retention and test restores
     ignore it; only ``backup:ID`` restores it, and nothing removes it."""
+    node: NodeFacts | None = field(default=None, metadata=json_key("galera", later=True))
+    """Of a physical backup of a Galera node: its position in the cluster, and the load that it made; null otherwise."""
     copies: tuple[Copy, ...] = ()
 
     @property

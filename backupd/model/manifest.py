@@ -29,7 +29,7 @@ from typing import Any
 from backupd.model.backup_record import Stats
 from backupd.model.document import DOCUMENT_LIMIT, HIDDEN, Document, check_fields, json_key, parsed
 from backupd.model.errors import DamagedError, NewerFormatError
-from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
+from backupd.model.server_facts import NodeFacts, Position, Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
 
 FORMAT = "backupd-manifest/"
@@ -162,7 +162,7 @@ class BodyFacts(Document):
     to the backup that it builds on. ``dump``: of a logical backup. ``inventory``: of a physical one, every table that
     the server had at its position; None where no list could be made, and in manifests that are older than it.
     ``missing``: those of them that the backup does not hold. ``header``: the digest of the header that belongs to it,
-    "" in version 1."""
+    "" in version 1. ``node``: of a physical backup of a Galera node."""
 
     backup_id: str = field(metadata=json_key("backup"))
     position: Position
@@ -176,11 +176,16 @@ class BodyFacts(Document):
     inventory: tuple[BaseTable, ...] | None = field(default=None, metadata=json_key(later=True))
     missing: tuple[TableName, ...] = field(default=(), metadata=HIDDEN)
     header: str = field(default="", metadata=HIDDEN)
+    node: NodeFacts | None = field(default=None, metadata=json_key(later=True))
 
     @property
     def version(self) -> int:
         """Of the format."""
         return VERSION if self.header else 1
+
+
+_OPTIONAL = ("dump", "inventory", "node")
+"""Facts that are left out where there are none: then the document is the one that earlier versions wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +310,7 @@ def bound(header: Header, body: Body) -> tuple[Header, bytes]:
 
 def encode_facts(facts: BodyFacts, entries: int) -> bytes:
     first = {"format": f"{FORMAT}{facts.version}", **facts.as_json(), "entries": entries}
-    for name in ("dump", "inventory"):
+    for name in _OPTIONAL:
         if first[name] is None:
             del first[name]
     if facts.missing:
@@ -326,7 +331,7 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
         with io.BytesIO(raw) as stream:
             stream.readline()
             entries = tuple(decode_entry(parsed(line)) for line in stream)
-        if empty := [name for name in ("dump", "inventory") if first.get(name, True) is None]:
+        if empty := [name for name in _OPTIONAL if first.get(name, True) is None]:
             raise ValueError(f"its {empty[0]} is empty")
         facts = replace(
             BodyFacts.from_json(first),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
+from backupd.engine.cluster_load import FlowGauge, QueueGauge, node_gauges
 from backupd.engine.server_load import (
     RESUME,
     Gauge,
@@ -131,8 +132,8 @@ def throttled(
     watched: list[tuple[Gauge, Judge]] = []
     warnings: list[str] = []
 
-    def add(gauges: Gauges, limit: float, resume: float = RESUME) -> None:
-        watched.extend((gauge, Judge(limit, resume)) for gauge in gauges.found)
+    def add(gauges: Gauges, limit: float, resume: float = RESUME, show: Callable[[float], str] | None = None) -> None:
+        watched.extend((gauge, Judge(limit, resume, show)) for gauge in gauges.found)
         warnings.extend(gauges.warnings)
 
     if limits.replica_lag:
@@ -141,6 +142,10 @@ def throttled(
         add(disk_gauges(datadir_of(connection)), limits.disk_latency.total_seconds())
     if limits.long_queries:  # the age of a statement does not go up and down: over is when it has ended
         add(query_gauges(connection), limits.long_queries.total_seconds(), resume=1.0)
+    if limits.recv_queue:
+        add(node_gauges(connection, "recv_queue", QueueGauge), limits.recv_queue, show="{:.0f}".format)
+    if limits.flow_control:
+        add(node_gauges(connection, "flow_control", FlowGauge), limits.flow_control, show="{:.0%}".format)
 
     bound = format_duration(limits.max_pause.total_seconds())
 

@@ -1,7 +1,8 @@
 """Taking a server out of rotation while it is backed up, and bringing it back whatever happens.
 
 The catalog says that it is away before the program that takes it out is started, and until the one that brings it
-back has succeeded. If the process of the backup dies, the service runs that program, again where necessary.
+back has succeeded. If the process of the backup dies, the service runs that program, again where necessary. A node of
+a Galera cluster is brought back only when it is Synced: until then what it answers is old, and it catches up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.backups import Absence
-from backupd.model.errors import BackupdError, CatalogError, ToolError
+from backupd.engine.server.wsrep import probe_wsrep
+from backupd.model.errors import BackupdError, CatalogError, ServerError, ToolError
 from backupd.model.event import Severity
 from backupd.model.job import JobState
 from backupd.model.text import format_time
@@ -33,6 +35,9 @@ FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=10)
 """Between two tries to bring a server back; each pause is twice as long as the one before."""
 _DEFAULT_TIMEOUT = timedelta(minutes=5)
+SYNCING = timedelta(seconds=30)
+"""How long a backup waits until its node is Synced; then the service goes on waiting."""
+_LOOK_SECONDS = 0.5
 
 
 def presence(wiring: Wiring, server: str) -> tuple[bool, str]:
@@ -69,6 +74,16 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
     """Run the program that brings the server back, and end its absence; False, and an event, when it fails."""
     server, job_id = absence.server, absence.job_id
     key = Key(HOOK, server, AFTER)
+    if why := _not_synced(wiring, server):
+        say("hook-waits", why, level=logging.WARNING, server=server, job=job_id)
+        wiring.alert(
+            key,
+            Severity.WARNING,
+            f"{server} is not back in rotation: {why}",
+            hint=f"it returns by itself when it is Synced; to see its cluster: backupd cluster {server}",
+            job_id=job_id,
+        )
+        return False
     if absence.after:
         try:
             _run_hook(Path(absence.after), AFTER, absence, kind, timeout, None, log=log)
@@ -87,6 +102,25 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
     if wiring.catalog.absences.end(server, job_id):
         wiring.settle(looked={key: f"{server} is back in rotation"}, job_id=job_id)
     return True
+
+
+def _not_synced(wiring: Wiring, server: str, *, wait: timedelta = SYNCING) -> str:
+    """Why a node cannot be sent clients yet; "" of one that is Synced, and of a server that is no node. Raises
+    CatalogError."""
+    deadline = time.monotonic() + wait.total_seconds()
+    while True:
+        try:
+            with wiring.settings.server(server).connection().connect() as session:
+                state = probe_wsrep(session)
+        except ServerError as error:
+            return f"the node does not answer: {error.message}" if server in wiring.catalog.nodes.servers() else ""
+        except BackupdError:
+            return ""  # a server or policy that is gone, or is broken by now
+        if state is None or state.is_synced:
+            return ""
+        if time.monotonic() >= deadline:
+            return state.words
+        time.sleep(_LOOK_SECONDS)
 
 
 def _run_hook(

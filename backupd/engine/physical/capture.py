@@ -21,7 +21,7 @@ from typing import Protocol
 
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import OTHER_BACKUP, CancelledError, DamagedError, ToolError
-from backupd.model.server_facts import Receipts, Tool
+from backupd.model.server_facts import Receipts, Tool, WsrepState
 from backupd.model.table import BaseTable, TableName
 from backupd.process.command import Command
 
@@ -110,13 +110,15 @@ class Stock:
     """What is known of the tables that a backup should hold. ``inventory``: all of them, at the backup's position; None
     where that is not known, and ``problem`` says why. ``missing``: tables that the server had at that position and of
     which a file is not in the backup. ``fetched``: tables whose files the tool left out and that were read from the
-    server instead. ``swapped``: stems of tables of InnoDB that took each other's names while the tool ran."""
+    server instead. ``swapped``: stems of tables of InnoDB that took each other's names while the tool ran. ``node``: of
+    a Galera node, as it was at the backup's position; None where that is not known."""
 
     inventory: tuple[BaseTable, ...] | None = None
     missing: tuple[BaseTable, ...] = ()
     fetched: tuple[TableName, ...] = ()
     swapped: tuple[str, ...] = ()
     problem: str = ""
+    node: WsrepState | None = None
 
 
 class Capture(AbstractContextManager["Capture"], Protocol):

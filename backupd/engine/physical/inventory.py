@@ -42,11 +42,12 @@ from backupd.engine.physical.imported_tables import ImportWatch
 from backupd.engine.physical.tablefiles import OF_ENGINE, decode_file_name, part_name, stem_of, table_of
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.snapshot import position_now
+from backupd.engine.server.wsrep import probe_wsrep
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, table_names
 from backupd.model.errors import ServerError
-from backupd.model.server_facts import Flavour, Position, Version
+from backupd.model.server_facts import Flavour, Position, Version, WsrepState
 from backupd.model.table import BaseTable, TableName
 from backupd.process.folders import open_plain, read_plain
 
@@ -209,6 +210,9 @@ class Stocktaking:
         self.is_whole = True
         self.fetched: list[TableName] = []
         self.imports: ImportWatch | None = None
+        self.node: WsrepState | None = None
+        """A Galera node at the moment: then its provider is paused, and what it committed last is the backup's seqno.
+        None once it is known that it was asked at another moment."""
         self.unread: tuple[TableName, ...] = ()
         """Of which the tool does not know that they were changed (``unread_changes``)."""
         self.copied: dict[str, AriaPosition] = {}
@@ -249,6 +253,8 @@ class Stocktaking:
         """The tool has ended and recorded ``position``: is the list of that moment?"""
         if self._go.is_set():
             self.pause()
+        if self.node is not None and (self.node.is_synced or not self._was_at(position)):
+            self.node = None
         if self.tables is None:
             self.problem = self.problem or "the tool did not report that it blocked changes of definitions"
             return
@@ -268,6 +274,12 @@ class Stocktaking:
             self.tables = tuple(table for table in self.tables if not any(_names(text, table.name) for text in changes))
             self.is_whole = False
             self.problem = f"tables were changed while they were listed: {changes[0][:200]}"
+
+    def _was_at(self, position: Position) -> bool:
+        """Was the server still at ``position`` of its binary log, where it writes one, after the node was asked?"""
+        return bool(self._positions) and (
+            not position.file or (self._positions[0].file, self._positions[0].pos) == (position.file, position.pos)
+        )
 
     @property
     def due(self) -> tuple[BaseTable, ...]:
@@ -359,6 +371,7 @@ class Stocktaking:
                 session.ping()
             if self._leave.is_set():
                 return
+            self.node = probe_wsrep(session) if self._moment is not None else None
             before = position_now(session, dialect)
             self._hold()
             held = position_now(session, dialect)

@@ -307,6 +307,7 @@ class StreamingCapture(CaptureRun):
             tuple(stock.fetched),
             swapped(contents.renamed),
             stock.problem,
+            stock.node,
         )
 
     def stock(self) -> Stock:
