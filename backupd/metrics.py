@@ -66,6 +66,13 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_server_held", "1 while a hold suspends deletions of the server.", _S),
     Gauge("backupd_server_paused", "1 while scheduled jobs of the server are suspended (pause).", _S),
     Gauge("backupd_server_absent", "1 while a backup has taken the server out of rotation.", _S),
+    Gauge(
+        "backupd_server_ist_window_seconds",
+        "For how long the newest backup of the Galera node still lets a node come back by IST at the present rate of "
+        "writes; 0: it needs an SST.",
+        _S,
+    ),
+    Gauge("backupd_server_ist_restore_seconds", "Estimated time of that restore.", _S),
     Gauge("backupd_server_next_run_timestamp_seconds", "When the next run of a schedule starts.", ("server", "leg")),
     Gauge("backupd_backup_last_success_timestamp_seconds", "When the newest complete backup of a kind ended.", _B),
     Gauge("backupd_backup_last_age_seconds", "The age of the newest complete backup of a kind.", _B),

@@ -15,6 +15,7 @@ from api.schemas.backups import ApplyRequest, Decisions
 from api.schemas.base import Name, Rated, Whole
 from api.schemas.jobs import Accepted
 from api.schemas.servers import (
+    Cluster,
     Destination,
     Found,
     Held,
@@ -53,6 +54,13 @@ def show_server(server: ServerName, service: Acting) -> JSONResponse:
 def show_timeline(server: ServerName, service: Acting) -> JSONResponse:
     """Which moments can be restored, what interrupts them, and whether the objectives are kept."""
     return one(service.servers.timeline(server))
+
+
+@router.get("/clusters/{server}", dependencies=[VIEWER], response_model=Cluster)
+def show_cluster(server: ServerName, service: Acting) -> JSONResponse:
+    """The Galera cluster that a server is a node of: every configured node is asked now. For each backup: would a node
+    that is restored from it come back by IST, from which donor and until when, or by SST."""
+    return one(service.servers.cluster(server))
 
 
 @router.get("/servers/{server}/retention", dependencies=[VIEWER], response_model=list[Decisions])

@@ -25,6 +25,19 @@ class Copy(Shape):
     """A backup at one destination."""
 
 
+@of(server_facts.NodeLoad)
+class NodeLoad(Shape):
+    """What a backup made of a Galera node, by what was seen while it ran. `desynced_seconds`: for how long it was not
+    Synced. `recv_queue`: most write sets that waited there. `flow_control_seconds`: how long flow control stopped the
+    cluster meanwhile; `flow_control_sent`: how often this node asked for it."""
+
+
+@of(server_facts.NodeFacts)
+class NodeFacts(Shape):
+    """Where a backup of a Galera node is in the history of its cluster: `uuid` and `seqno`, -1 if unknown. `evidence`:
+    `lock`, the node's own word under the lock of the backup, or `proof`, what a prepare found in InnoDB."""
+
+
 @of(backup_record.BackupRecord)
 class Backup(Shape):
     """A backup. Sizes are bytes: of the data, as stored, and of it what no earlier backup had stored."""

@@ -9,10 +9,10 @@ from pydantic import Field
 from api.schemas.backups import Position, Proof
 from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Shape, Text, Time, example, of
 from backupd.app.retention import holds
-from backupd.app.views import destinations, server_status
+from backupd.app.views import clusters, destinations, server_status
 from backupd.model import acknowledged, backup_record, server_facts
 from backupd.model.binlog import ChangeKind
-from backupd.recovery import timeline, windows
+from backupd.recovery import ist, timeline, windows
 
 
 @of(windows.Window)
@@ -192,6 +192,47 @@ class Destination(Shape):
     """A destination at a glance, as it was when somebody looked last (`checked_at`)."""
 
     status: str = Field(pattern="^(good|warning|bad)$")
+
+
+@of(server_facts.ClusterPosition)
+class ClusterPosition(Shape):
+    """A position in the history of a Galera cluster."""
+
+
+@of(ist.Forecast)
+class Forecast(Shape):
+    """How a node comes back that is restored to this position. `ist`: incremental state transfer; `late`: possible now,
+    and not any more when the restore has ended; `sst`: a donor copies all its data; `foreign`: it must not join, its
+    history is another one. `until`: null if unknown, or as good as for ever; `seconds`: of the restore, predicted."""
+
+    outcome: str = Field(pattern="^(ist|late|sst|foreign)$")
+
+
+@of(ist.NodeSample)
+class NodeSample(Shape):
+    """A node of a Galera cluster, as it was seen."""
+
+
+@of(ist.Donor)
+class Donor(Shape):
+    """A node of a Galera cluster as a source of IST. `downto`: the oldest seqno in its gcache; `room`: bytes that it
+    holds; `window_seconds`: for how long it holds what is written now, null if nothing was measured."""
+
+
+@of(clusters.BackupForecast)
+class BackupForecast(Shape):
+    """How a node comes back that is restored from this backup now."""
+
+
+@of(ist.Rejoin)
+class Rejoin(Shape):
+    """What was predicted of a node that joined its cluster again, and what came."""
+
+
+@of(clusters.Cluster)
+class Cluster(Shape):
+    """A Galera cluster, and whether backups of it let a node come back without a copy of all data. `advice`: what has
+    to be otherwise for the newest one; empty if nothing."""
 
 
 @of(server_facts.Identity)

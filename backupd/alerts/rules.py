@@ -66,6 +66,7 @@ ACKNOWLEDGE = Kind(
 PURGE = Kind("purge-alarm", "purge-over", "binary logs are about to be lost", needs=Need.STREAM)
 RPO = Kind("rpo-broken", "rpo-kept", "recovery point objective (RPO) is not met")
 RTO = Kind("rto-broken", "rto-kept", "recovery time objective (RTO) is not met")
+IST_WINDOW = Kind("ist-window", "ist-window-kept", "a restored Galera node would need a full copy (SST)")
 PLACE_RPO = Kind(
     "destination-rpo-broken",
     "destination-rpo-kept",

@@ -40,6 +40,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bring-back": ("catalog.bring_back", {"hidden": True}),  # its name until 2026-11, for good
     "run-job": ("serve.run_job", {"hidden": True}),
     "timeline": ("binlog.timeline", {}),
+    "cluster": ("clusters.cluster", {}),
     "run-stream": ("serve.run_stream", {"takes": ("config",), "hidden": True}),
     "audit": ("access.audit", {}),
     "run-api": ("serve.run_api", {"takes": ("config",), "hidden": True}),

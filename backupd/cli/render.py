@@ -73,6 +73,20 @@ def _missing_text(record: BackupRecord) -> str:
     return f"{record.tables_missing} tables {why}"
 
 
+def _cluster_text(record: BackupRecord) -> str:
+    """Where it is in the history of its Galera cluster, and what it did to the node."""
+    if record.node is None:
+        return ""
+    node, load = record.node, record.node.load
+    words = str(node.position) if node.position is not None else f"{node.uuid}, seqno unknown until a test restore"
+    if load is not None:
+        words += (
+            f"; {node.node} was desynced for {format_duration(load.desynced_seconds)}, at most {load.recv_queue} write "
+            f"sets waited, flow control {format_duration(load.flow_control_seconds)}"
+        )
+    return words
+
+
 def show_backup(screen: Screen, record: BackupRecord) -> None:
     """What a finished backup was, and what to watch in it."""
     stats = record.stats
@@ -98,6 +112,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ),
             ("reused", linked),
             ("position", position_text(record.position.file, record.position.pos, record.position.gtid)),
+            ("cluster", _cluster_text(record)),
             ("copies", ", ".join(f"{copy.destination} ({copy.state})" for copy in record.copies)),
             ("protected", "yes: enough verified copies at enough places" if record.protected else ""),
             ("kept", "yes: it is not deleted by any rule" if record.pinned else ""),

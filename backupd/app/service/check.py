@@ -24,6 +24,7 @@ from backupd.app.jobs import admission as queuewatch
 from backupd.app.retention import holds
 from backupd.app.views.capacity import room
 from backupd.backup.acknowledgement_checks import ACKNOWLEDGEMENT
+from backupd.backup.cluster_checks import NodeLook, examine_cluster, look_at_node
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.backup.server_checks import BINLOG, Streaming
@@ -42,6 +43,8 @@ from policies.policy import Policy
 from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
+_MOST_ASKED = 20
+"""Servers that are asked whether they are nodes of the same cluster."""
 _NO_STREAM = "check that the service runs (backupd serve) and that the server is not paused (backupd hold)"
 
 
@@ -64,6 +67,7 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
+    found += _clusters(wiring, names)
     found += _catalog(wiring)
     found += file_rights.findings(wiring.settings)
     found += keys.findings(wiring)
@@ -134,6 +138,35 @@ def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Findi
         return []
     except RefusedError as refused:
         return [error("identity", f"{refused.message}: {refused.detail}", refused.hint)]
+
+
+def _clusters(wiring: Wiring, names: Sequence[str]) -> Iterator[Finding]:
+    """Of each Galera cluster that one of ``names`` is a node of. Others report a server that does not answer."""
+    asked = [name for name in names if (node := _node(wiring, name)) is not None]
+    if not asked:
+        return
+    known = wiring.catalog.nodes.servers() if not is_bare(wiring.catalog) else ()
+    candidates = dict.fromkeys([*asked, *known, *wiring.settings.servers])
+    nodes: dict[str, list[NodeLook]] = {}
+    for name in list(candidates)[:_MOST_ASKED]:
+        if (node := _node(wiring, name)) is not None:
+            nodes.setdefault(node.state.position.uuid, []).append(node)
+    for found in nodes.values():
+        if any(node.server in asked for node in found):
+            yield from examine_cluster(sorted(found, key=lambda node: node.server))
+
+
+def _node(wiring: Wiring, name: str) -> NodeLook | None:
+    if name not in wiring.settings.servers:
+        return None
+    server = wiring.settings.server(name)
+    physical = server.usable and server.policy.physical is not None
+    hooks = server.policy.hooks is not None if physical else None
+    try:
+        with server.connection().connect() as session:
+            return look_at_node(session, name, hooks)
+    except BackupdError:
+        return None
 
 
 def _catalog(wiring: Wiring) -> list[Finding]:

@@ -60,6 +60,7 @@ from backupd.app.service.api_process import ApiWatch
 from backupd.app.service.worker import Worker
 from backupd.app.verify.missing_tables import look_back
 from backupd.app.views.capacity import FillingWatch
+from backupd.app.views.clusters import ClusterWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.server_status import timeline
 from backupd.app.views.standings import StandingsWatch, glances
@@ -138,6 +139,7 @@ class Daemon:
         self._absences = AbsenceWatch()
         self._objectives = ObjectivesWatch(timeline, glances)
         self._filling = FillingWatch()
+        self._clusters = ClusterWatch()
         self._standings = StandingsWatch()
         self._replicas = ReplicaWatch()
         self._refreshed = 0.0
@@ -324,6 +326,7 @@ class Daemon:
         self._housekeeper.look(self._wiring, now)
         self._objectives.look(self._wiring, now)
         self._filling.look(self._wiring, now)
+        self._clusters.look(self._wiring, now)
         self._standings.look(self._wiring, now)
         self._replicas.look(self._wiring, now)
 

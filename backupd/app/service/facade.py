@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from backupd.app.service.follow_ups import FollowUps
     from backupd.app.service.requests import Jobs, Requests
     from backupd.app.verify.verification import FsckOutcome
+    from backupd.app.views.clusters import Cluster
     from backupd.app.views.destinations import DestinationView
     from backupd.app.views.listing import Listings
     from backupd.app.views.policies import Explanation
@@ -149,6 +150,14 @@ class Servers(Facade):
         from backupd.app.views.overview import overview
 
         return overview(self._wiring, self._wiring.clock(), servers)
+
+    def cluster(self, server: str) -> Cluster:
+        """The Galera cluster that it is a node of, asked now, and how a restored node would come back. Raises
+        NotFoundError, RefusedError where no node of one answers."""
+        from backupd.app.views.clusters import cluster
+
+        self._see_server(server)
+        return cluster(self._wiring, server)
 
     def timeline(self, server: str) -> Timeline:
         """Which moments are recoverable, by branch, with gaps. Raises NotFoundError."""

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from backupd.app.context.wiring import Wiring
+from backupd.app.views.clusters import window
 from backupd.app.views.destinations import DestinationView, destination_views
 from backupd.app.views.overview import overview
 from backupd.app.views.server_status import ServerOverview
@@ -31,6 +32,7 @@ def measure(wiring: Wiring, now: datetime, *, everything: bool = True) -> Values
     for server in servers:
         _server(found, server, now)
     _jobs(found, wiring, now, servers, everything=everything)
+    _nodes(found, wiring, now, servers)
     if everything:
         _installation(found, wiring, now)
         for destination in destination_views(wiring, now):
@@ -129,6 +131,16 @@ def _jobs(found: Values, wiring: Wiring, now: datetime, servers: Sequence[Server
     for (name, kind, state), count in glances.ended_jobs(now - _DAY).items():
         if name in known:
             found.set("backupd_jobs_ended_last_day", count, name, kind, state)
+
+
+def _nodes(found: Values, wiring: Wiring, now: datetime, servers: Sequence[ServerOverview]) -> None:
+    """Of servers that were seen to be nodes of a Galera cluster."""
+    known = set(wiring.catalog.nodes.servers())
+    for name in sorted(server.name for server in servers if server.name in known):
+        seen = window(wiring, name, now)
+        if seen is not None:
+            found.set("backupd_server_ist_window_seconds", _seconds(seen.left), name)
+            found.set("backupd_server_ist_restore_seconds", seen.verdict.seconds, name)
 
 
 def _destination(found: Values, destination: DestinationView) -> None:

@@ -1,0 +1,146 @@
+"""Nodes of a Galera cluster as sources of IST: each as it is now, with how much is written there, and what that means
+for a node that is restored from a backup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.usable_backups import measured_rates
+from backupd.engine.server.wsrep import probe_wsrep
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.recovery.chains import chain_of
+from backupd.recovery.ist import Donor, Forecast, NodeSample, donor_of, forecast
+from restore.planning.plan import DEFAULT_RATES, bytes_of
+
+MEASURED = timedelta(hours=1)
+"""Over how long it is measured what is written."""
+FRESH = timedelta(minutes=10)
+"""A look that is older says nothing of now."""
+_PHASES = ("fetched", "prepared", "restored", "started")
+_FEW = 20
+"""Up to so many servers all are asked whether they are nodes of the cluster; of more, those that were seen to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """``donors``: the nodes that were asked, by name of their server. ``troubles``: why others were not."""
+
+    donors: tuple[Donor, ...]
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def uuid(self) -> str:
+        """Of the cluster that the first of them is in; "" without one."""
+        return self.donors[0].sample.uuid if self.donors else ""
+
+
+def look(wiring: Wiring, server: str, now: datetime) -> NodeSample | None:
+    """The server as a node, now; None of one that is none. Raises ServerError, ConfigurationError."""
+    with wiring.settings.server(server).connection().connect() as session:
+        state = probe_wsrep(session)
+    return NodeSample.of(server, now, state) if state is not None else None
+
+
+def donors(wiring: Wiring, server: str) -> Looked:
+    """The nodes of the cluster that ``server`` is of, asked now. Where it does not answer, its cluster is the one that
+    it was seen in last, or that of its newest backup. Raises NotFoundError for a server that is not configured."""
+    now, troubles = wiring.clock(), []
+    wiring.settings.server(server)
+    known = set(wiring.catalog.nodes.servers())
+    names = list(wiring.settings.servers)
+    if len(names) > _FEW:
+        names = [name for name in names if name in known or name == server]
+    found: dict[str, NodeSample] = {}
+    for name in names:
+        try:
+            sample = look(wiring, name, now)
+        except BackupdError as error:
+            if name in known or name == server:
+                troubles.append(f"{name} does not answer: {error.message}")
+            continue
+        if sample is not None:
+            found[name] = sample
+    uuid = found[server].uuid if server in found else cluster_of(wiring, server)
+    return Looked(
+        tuple(_measured(wiring, one) for one in _of_cluster(found.values(), uuid)),
+        tuple(troubles),
+    )
+
+
+def seen_donors(wiring: Wiring, server: str, now: datetime) -> Looked:
+    """The same as they were seen last by the service, where that is not long ago: nobody is asked. Raises
+    CatalogError."""
+    uuid, found = cluster_of(wiring, server), []
+    for name in wiring.catalog.nodes.servers():
+        samples = wiring.catalog.nodes.of(name, now - MEASURED)
+        if samples and samples[-1].uuid == uuid and now - samples[-1].at <= FRESH:
+            found.append(donor_of(samples))
+    return Looked(tuple(found))
+
+
+def cluster_of(wiring: Wiring, server: str) -> str:
+    """The uuid of the cluster that a server was last seen in, or of its newest backup; "" where neither says. Raises
+    CatalogError."""
+    seen = wiring.catalog.nodes.of(server, wiring.clock() - timedelta(days=2))
+    if seen:
+        return seen[-1].uuid
+    newest = newest_of(wiring.catalog.backups.list(server))
+    return newest.node.uuid if newest is not None and newest.node is not None else ""
+
+
+def newest_of(records: Iterable[BackupRecord]) -> BackupRecord | None:
+    """Of the usable physical backups that know their position in their cluster the one that is furthest."""
+    usable = [
+        one
+        for one in records
+        if one.kind is not BackupKind.LOGICAL
+        and one.state is BackupState.COMPLETE
+        and not one.apart
+        and not one.foreign
+        and one.node is not None
+        and one.node.position is not None
+    ]
+    return max(usable, key=lambda one: (one.finished_at, one.id), default=None)
+
+
+def predicted(wiring: Wiring, record: BackupRecord, listed: Iterable[BackupRecord]) -> timedelta | None:
+    """How long a restore of this backup takes, by measured and assumed rates; None where its chain is not whole.
+    ``listed``: the backups of its server. Raises CatalogError."""
+    try:
+        sizes = [one.stats.bytes_source for one in chain_of(record.id, listed)]
+    except (BackupdError, KeyError):
+        return None
+    rates = {**DEFAULT_RATES, **measured_rates(wiring, record.server)}
+    return timedelta(seconds=sum(rates[name].estimate(bytes_of(name, sizes)) for name in _PHASES))
+
+
+def forecast_of(
+    wiring: Wiring, record: BackupRecord, listed: Iterable[BackupRecord], donors: Iterable[Donor], now: datetime
+) -> Forecast:
+    """How a node comes back that is restored from this backup, beginning ``now``. Raises CatalogError."""
+    position = record.node.position if record.node is not None else None
+    return forecast(position, donors, now=now, predicted=predicted(wiring, record, listed))
+
+
+def _measured(wiring: Wiring, sample: NodeSample) -> Donor:
+    return donor_of((*wiring.catalog.nodes.of(sample.server, sample.at - MEASURED), sample))
+
+
+def _of_cluster(samples: Iterable[NodeSample], uuid: str) -> list[NodeSample]:
+    """Those of the cluster ``uuid``; of one that nobody knows all."""
+    return sorted((one for one in samples if not uuid or one.uuid == uuid), key=lambda one: one.server)
+
+
+def refuse_no_node(looked: Looked, server: str) -> None:
+    """Raises RefusedError where nothing of a cluster was found."""
+    if not looked.donors:
+        raise RefusedError(
+            f"{server} is no node of a Galera cluster that answers",
+            detail="\n".join(looked.troubles),
+            hint=f"to see what it is: backupd check {server}",
+        )
