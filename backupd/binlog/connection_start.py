@@ -15,7 +15,7 @@ earlier there, and is never later. XA transactions and rows of statements are as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -38,7 +38,7 @@ from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
 from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction, covers
-from backupd.model.errors import ServerError
+from backupd.model.errors import DamagedError, ServerError, StreamError
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock, new_id
 from backupd.recovery.runs import holder_of_each
@@ -74,10 +74,33 @@ def first_shared(ours: Path, state: SourceState, previous: Callable[[str], str |
     return first_covered(state, history, previous)
 
 
-def is_kin(ours: Path, state: SourceState, number: int, fetch: Callable[[str], Path]) -> bool:
-    """Does the other server's log (``state``) hold transactions of the file ``ours``, and are all of these the same?
-    ``number``: its newest file that begins within ``ours``; ``fetch``: copies one. Raises OSError, and what ``fetch``
-    raises."""
+def shared_until(spool: Spool, newest: Spooled, has: Callable[[str], bool]) -> tuple[Spooled, ...]:
+    """The file in which another server's history (``has``) parts from the newest branch's, and the one before it, as
+    far as the spool has them: the newest that begins with nothing but what the other server has. Where no such file
+    is here any more, or none says with what it begins, the newest of all. Raises OSError."""
+    earlier = [file for file in spool.files() if file.branch == newest.branch and file.number < newest.number]
+    files = (newest, *reversed(earlier))
+    for at, file in enumerate(files):
+        before = _previous(file.path)
+        if before is not None and all(map(has, before)):
+            return files[at : at + 2]
+    return files[:1]
+
+
+def _previous(path: Path) -> list[str] | None:
+    """GTIDs that a file of the spool begins after; None where it does not say."""
+    head = head_of(path)
+    try:
+        before = scan_to(path, head.size).gtids_after if head is not None else None
+    except (DamagedError, StreamError):
+        return None
+    return [member for member in before.split(",") if member] if before is not None else None
+
+
+def is_kin(ours: Iterable[Path], state: SourceState, number: int, fetch: Callable[[str], Path]) -> bool:
+    """Does the other server's log (``state``) hold transactions of the files ``ours``, and are all of these the same?
+    ``number``: its newest file that begins within what is here; ``fetch``: copies one. Raises OSError, and what
+    ``fetch`` raises."""
     here: dict[str, Transaction] = {}
     there: list[Transaction] = []
 
@@ -89,7 +112,8 @@ def is_kin(ours: Path, state: SourceState, number: int, fetch: Callable[[str], P
         if one.gtid in here:
             there.append(one)
 
-    read(ours, keep)
+    for path in ours:
+        read(path, keep)
     for log in [log for log in reversed(state.logs) if log.number <= number][:_FILES]:
         read(fetch(log.name), find)
         if there:
@@ -487,15 +511,19 @@ class Approach:
         number = continuity.first_covered(state, history, self.source.previous_gtids)
         if number is None:
             return fork
+        shared = shared_until(self.spool, newest, has)
+        parted = shared[0]
+        if parted.key != newest.key:
+            _history, unshared = history_of(parted.path, has, mariadb=state.mariadb)
         position = tail.position
         if unshared is not None:
-            until = self._with_baseline(scan_to(newest.path, unshared.start))
-            position = Position(newest.name, unshared.start, until.gtids_after)
+            until = self._with_baseline(scan_to(parted.path, unshared.start))
+            position = Position(parted.name, unshared.start, until.gtids_after)
         members = [member for member in position.gtid.split(",") if member]
         agreed = (
             bool(members)
             and all(map(has, members))
-            and (not state.mariadb or is_kin(newest.path, state, number, self.fetch))
+            and (not state.mariadb or is_kin([file.path for file in shared], state, number, self.fetch))
         )
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
         return replace(fork, number=number, fork=position if agreed else None, note=fork.note + lost)

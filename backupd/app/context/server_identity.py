@@ -32,7 +32,7 @@ from backupd.model.server_facts import (
 )
 from backupd.model.text import format_time
 from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
-from backupd.recovery.runs import last_of
+from backupd.recovery.runs import holder_of_each, last_of
 
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
@@ -433,7 +433,7 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
 def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> tuple[bool, bool]:
     """By the newest file of our own stream: does the binary log of this server hold it byte for byte, at an address
     where ours was; and is it, of MariaDB, that of a replica of ours? What cannot be read shows nothing."""
-    from backupd.binlog.connection_start import first_shared, is_kin
+    from backupd.binlog.connection_start import first_shared, is_kin, shared_until
     from backupd.binlog.continuity import Comparison
     from backupd.binlog.session import fetch
     from backupd.binlog.spool_files import Spool
@@ -468,7 +468,10 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
                 with newest.path.open("rb") as kept, copy(newest.name).open("rb") as fresh:
                     if Comparison(kept, fresh).go_on() >= newest.size:
                         return True, False
-            return False, number is not None and is_kin(newest.path, state, number, copy)
+            if number is None:
+                return False, False
+            shared = shared_until(spool, newest, holder_of_each(state.history, mariadb=True))
+            return False, is_kin([file.path for file in shared], state, number, copy)
     except (BackupdError, OSError):
         return False, False
 

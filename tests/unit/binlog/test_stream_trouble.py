@@ -128,6 +128,35 @@ def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(
     assert ("lacks" in branch.note) is bool(lost)
 
 
+def test_the_fork_is_found_where_several_files_were_lost(server: Server, proxy: Proxy, tmp_path: Path) -> None:
+    with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
+        insert(server, 1)
+        streaming.has_all(server)
+        with replica_of(server) as replica:
+            insert(server, 3)
+            catch_up(server, replica)
+            part(replica)
+            file, pos = log_status(server)
+            for _ in range(3):
+                insert(server, 1)
+                server.execute("FLUSH BINARY LOGS")
+            insert(server, 1)
+            streaming.has_all(server)
+            let_in(replica)
+            insert(replica, 2, size=77)
+            assert replica.port is not None
+            proxy.target = replica.port
+            proxy.cut()
+            branch = streaming.reported(StreamEventKind.BRANCH, 2).branch
+            streaming.has_all(replica)
+            assert_identical(streaming.spool, replica)
+    assert branch is not None
+    assert branch.reason is BranchReason.FAILOVER
+    assert branch.fork is not None, branch.note
+    assert (branch.fork.file, branch.fork.pos) == (file, pos)
+    assert "lacks" in branch.note
+
+
 def test_a_wrong_password_stands_still_until_it_is_right(server: Server, tmp_path: Path) -> None:
     with Streaming(server, tmp_path / "spool", connection=through_socket(server, "wrong")) as streaming:
         event = streaming.reported(StreamEventKind.FAILED)
