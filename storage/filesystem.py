@@ -83,7 +83,9 @@ class FilesystemDestination(Folder):
         return True
 
     def duplicate(self, source: str, target: str) -> bool:
-        """See ``CopyingDestination.duplicate``: a hard link; False where the file has as many as it may have."""
+        """See ``CopyingDestination.duplicate``: a hard link, so both are one file until either is replaced, and what
+        ``target`` held before is unlinked first. False where ``source`` has as many links as it may have; a file system
+        that knows no links raises DestinationError, as any other trouble does."""
         layout.check_key(source)
         layout.check_key(target)
         above = target.rpartition("/")[0]

@@ -34,6 +34,8 @@ OF_SOME_TABLES = (
 QUIET_SECONDS = 5.0
 """How long an applier that says it has nothing to do may stand somewhere else than at the end."""
 _PAUSES = (0.02, 0.15)
+_ENDING_SECONDS = 3.0
+"""For a server that no longer answers to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Applier(ABC):
         try:
             return self._look()
         except ServerError as error:
-            if self._server.running:
+            if not self._server.has_ended(_ENDING_SECONDS):
                 raise
             raise ToolError(
                 "the restored copy ended while logs were replayed onto it",

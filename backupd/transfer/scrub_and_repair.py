@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from backupd.model.binlog import Segment, SegmentKey
 from backupd.model.errors import (
@@ -42,8 +42,10 @@ from backupd.transfer.records.manifests import decode_of, get_bytes, load_header
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.relay import Check, Meter, Relay, checksum
 from storage import layout, objects
-from storage.destination import Destination, TreeDestination, as_versioned, sha256_of
+from storage.destination import Destination, TreeDestination, as_versioned, exists, sha256_of
 from storage.objects import not_kept
+
+T = TypeVar("T")
 
 SHARES = 1000
 """Everything stored belongs to one of so many even shares, by its name."""
@@ -226,10 +228,10 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
 
 
 def _first(
-    sources: Sequence[Destination], read: Callable[[Destination], bytes], message: str, key: str
-) -> tuple[Destination, bytes]:
-    """The first of ``sources`` that gives the right bytes, and these. Raises DamagedError with ``message``, naming what
-    is wrong at each source, where none does."""
+    sources: Sequence[Destination], read: Callable[[Destination], T], message: str, key: str
+) -> tuple[Destination, T]:
+    """The first of ``sources`` that gives the right bytes, and what ``read`` makes of them. Raises DamagedError with
+    ``message``, naming what is wrong at each source, where none does."""
     failures: list[str] = []
     for source in sources:
         try:
@@ -262,19 +264,20 @@ def _released(target: Destination, key: str, item: StoredObject) -> None:
 def put_manifest_right(
     target: Destination, server: str, backup_id: str, sources: Sequence[Destination], *, clock: Clock
 ) -> str:
-    """Replace a damaged manifest by that of another copy, byte for byte; the name of the source. Raises as
-    ``put_right`` does."""
+    """Replace a damaged manifest by that of another copy, byte for byte; the name of the source. What the backup builds
+    on is held meanwhile, where it is there. Raises as ``put_right`` does."""
     key = layout.manifest_key(server, backup_id)
     _refuse_newer(lambda: load_header(target, server, backup_id))
 
-    def read(source: Destination) -> bytes:
+    def read(source: Destination) -> tuple[bytes, str | None]:
         raw = get_bytes(source, key)
-        decode_of(raw, f"{source.name}:{key}", server, backup_id)
-        return raw
+        return raw, decode_of(raw, f"{source.name}:{key}", server, backup_id).parent
 
-    source, raw = _first(sources, read, f"no other destination has the manifest of {backup_id}", key)
-    # Somebody may sweep between the two writes of a destination that does not replace what is whole, though wrong.
-    with Intent([target], server, backup_id, clock=clock):
+    source, (raw, parent) = _first(sources, read, f"no other destination has the manifest of {backup_id}", key)
+    # Nobody can tell of a damaged manifest what it builds on. And somebody may sweep between the two writes of a
+    # destination that does not replace what is whole, though wrong.
+    held = [parent] if parent is not None and exists(target, layout.manifest_key(server, parent)) else []
+    with Intent([target], server, backup_id, parents=held, clock=clock):
         copy_signature(Relay([source], target), key)
         try:
             put_bytes(target, key, raw)

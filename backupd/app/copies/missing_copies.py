@@ -260,6 +260,8 @@ class ReplicaWatch(PeriodicCheck):
         """Queue a job where one is due; True: the one before is not over. ``always``: also when nothing is known to be
         missing, since binary logs may be."""
         pair = (server, destination)
+        if pair in self._seen:
+            self._seen[pair] &= missing  # what came back is news again when it is missing once more
         last = self._queued.get(pair)
         hourly = (always or bool(missing)) and (last is None or abs(now - last) >= HOURLY)
         news = bool(missing - self._seen.get(pair, frozenset()))

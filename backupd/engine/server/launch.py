@@ -313,6 +313,10 @@ class LaunchedServer:
         """Has the process, or its sandbox, not ended yet?"""
         return self._child is not None and self._child.poll() is None
 
+    def has_ended(self, seconds: float) -> bool:
+        """Has it ended, now or within ``seconds``? Its clients hear of that first."""
+        return self._child is None or self._child.wait(seconds) is not None
+
     def log_tail(self, lines: int = _LOG_LINES) -> str:
         """The last lines of the server's error log, redacted."""
         return log_tail(self.config.error_log, lines)
