@@ -27,16 +27,20 @@ from tests.support.dice import size, thrown
 from tests.support.e2e.disturbed import Stream, fetched
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.service import ONCE_A_YEAR, catalog_of, until
+from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.logs.writers import SCHEMA, Answered, Key, Writers, committed, lost, none_lost
+from tests.support.oracle import DataDiffersError
 from tests.support.servers.mysql import MySQLServer
-from tests.support.servers.server import Server
+from tests.support.servers.server import Server, connect, query
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, Stack, stacks
 from tests.support.stores.s3_server import S3Server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
 ROUNDS = {"spool": size(10, 200), "destination": size(3, 100)}
+RESTORED = 20
+"""Every so many rounds what was archived is restored, and rows are compared: in soaks only."""
 OPTIONS: dict[str, str | int | None] = {
     "innodb_flush_log_at_trx_commit": 1,
     "max_binlog_size": "1M",  # many rotations under load
@@ -133,8 +137,9 @@ class Site:
             and any(window.since.timestamp() <= one.at <= window.until.timestamp() for window in found.windows)
         }
 
-    def stored(self, token: str) -> dict[Key, int]:
-        """What is stored in this moment of the transactions that are marked ``token``."""
+    def stored(self, token: str, *, spooled: bool | None = None) -> dict[Key, int]:
+        """What is stored in this moment of the transactions that are marked ``token``; ``spooled``: what only the spool
+        has counts, too, by default as the mode says."""
         moment = self.house.base / f"moment-{token}"
         moment.mkdir()
         try:
@@ -142,13 +147,37 @@ class Site:
                 subprocess.run(["cp", "-a", str(self.spool), str(moment / "spool")], check=True)
                 if self.house.repository.exists():  # else it is no folder here
                     subprocess.run(["cp", "-al", str(self.house.repository), str(moment / "repository")], check=True)
-            return committed(self.program, self._logs(moment), token)
+            counts = self.acknowledge != "destination" if spooled is None else spooled
+            return committed(self.program, self._logs(moment, spooled=counts), token)
         finally:
             shutil.rmtree(moment)
 
-    def _logs(self, moment: Path) -> list[Path]:
-        """Every file of the branches of this round: of the spool where the mode counts that, else of the
-        destination."""
+    def is_restored(self, token: str, answered: dict[Key, Answered]) -> None:
+        """A restore to the end of what is archived holds every row of the transactions that were answered OK, and none
+        twice."""
+        self.stream.ensure()
+        until(lambda: not lost(answered, self.stored(token, spooled=False)), self.stream.log.read_text, 120)
+        datadir = self.house.base / "restored"
+        outcome = self.house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
+        try:
+            with connect(outcome["started"]["socket"]) as connection:
+                rows = query(
+                    connection,
+                    "SELECT writer, number, COUNT(*), COUNT(DISTINCT part) FROM promise.kept WHERE token = %s"
+                    " GROUP BY writer, number",
+                    (token,),
+                )
+        finally:
+            end(outcome["started"]["pid"])
+            self.house.remove_datadir(datadir)
+        held = {(int(writer), int(number)): int(count) for writer, number, count, _parts in rows}
+        none_lost(answered, held, f"a restore of {self.stack}, {self.acknowledge}")
+        if twice := [row for row in rows if row[2] != row[3]]:
+            raise DataDiffersError(f"rows that are there twice: {twice[:20]}")
+        print(f"restored: {len(held)} transactions, of {len(answered)} that were answered")
+
+    def _logs(self, moment: Path, *, spooled: bool) -> list[Path]:
+        """Every file of the branches of this round: of the spool where that counts, else of the destination."""
         config = moment / "backupd.yaml"
         config.write_text(
             self.house.config.read_text().replace(f"path: {self.house.repository}", f"path: {moment}/repository")
@@ -158,7 +187,7 @@ class Site:
         for branch in Spool(moment / "spool").branches()[max(self.known - 1, 0) :]:
             archived = fetched(wiring.destination("local"), wiring.unsealer(), branch, moment)
             found |= {(branch.id, number): path for number, path in archived.files.items()}
-            if self.acknowledge != "destination":
+            if spooled:
                 for path in (moment / "spool" / "branches" / branch.id).glob("binlog.*"):
                     found[branch.id, int(path.suffix[1:])] = path
         return [found[key] for key in sorted(found)]
@@ -203,13 +232,16 @@ def semi_synchronous(server: Server, timeout: float) -> None:
         }
 
 
-def one_round(site: Site) -> tuple[dict[Key, Answered], dict[Key, int]]:
-    """What was answered, and what was stored when the server and its disk were gone."""
+def one_round(site: Site, *, restored: bool = False) -> tuple[dict[Key, Answered], dict[Key, int]]:
+    """What was answered, and what was stored when the server and its disk were gone; ``restored``: what a restore holds
+    is compared with that, too."""
     token = f"t{site.dice.randrange(2**48):012x}"
     site.new_disk()
     site.server.start()
     site.stream.ensure()
     site.attached()
+    if restored:
+        site.house.backup()
     with Writers(site.server.socket, site.house.base / "answered", token, site.dice) as writers:
         until(lambda: len(writers.answered()) >= FLOWING and site.has_begun(token), site.stream.log.read_text)
         time.sleep(site.dice.random() * 0.6)
@@ -223,6 +255,8 @@ def one_round(site: Site) -> tuple[dict[Key, Answered], dict[Key, int]]:
         stored = site.stored(token)
         writers.stop()
         answered = writers.answered()
+    if restored:
+        site.is_restored(token, answered)
     return answered, stored
 
 
@@ -230,7 +264,7 @@ def promise(site: Site, rounds: int) -> None:
     """Every round, and what all of them come to."""
     total = 0
     for number in range(rounds):
-        answered, stored = one_round(site)
+        answered, stored = one_round(site, restored=number % RESTORED == RESTORED - 1)
         none_lost(answered, stored, f"round {number} of {site.stack}, {site.acknowledge}")
         total += len(answered)
     print(
