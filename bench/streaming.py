@@ -1,8 +1,9 @@
 """Binary log streams: `backupd run-stream` against the bare `mysqlbinlog --raw --stop-never`.
 
 Part of ``make bench``. Catching up: a log that was written before is copied, by either one after the other, from the
-start of the program to the last byte; backupd's has then been checked, indexed, compressed, sealed for the key, stored
-at a destination and read back there. A third line does the same to the bare copies by `zstd | gpg`, file by file. Lag:
+start of the program (backupd's is forked, as the service does it) to the last byte; backupd's has then been checked,
+indexed, compressed, sealed for the key, stored at a destination and read back there. A third line does the same to the
+bare copies by `zstd | gpg`, file by file. Lag:
 while eight clients write, a ninth notes for each of its commits the moment of the server's OK and the log's position
 right after it; another one notes when the destination shows the last file of a segment (``segment.json``, renamed
 after it and all the segment's parts were synced). A commit's lag is the time between its OK and the first segment that
@@ -26,6 +27,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from backupd.app.context.settings import load_settings
+from backupd.app.runtime.fork_server import ForkServer
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import FilePosition
 from backupd.model.text import format_size
@@ -37,7 +40,6 @@ from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server, query
 from tests.support.stores.folders import short_directory
 
-BACKUPD = str(Path(sys.executable).with_name("backupd"))
 POLICY = """\
 physical: {{full: "0 0 1 1 *"}}
 destinations: {{required: [local]}}
@@ -66,11 +68,20 @@ class Cost:
         return Cost(self.seconds + other.seconds, self.cpu + other.cpu, max(self.peak, other.peak))
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One that runs. ``ended``: its exit code, None as long as it does."""
+
+    words: str
+    pid: int
+    ended: Callable[[], int | None]
+
+
 class Source:
     """A server that writes, and a backupd that streams it, both in ``base``."""
 
-    def __init__(self, base: Path, server: Server, keys: Keys) -> None:
-        self.base, self.server, self.keys = base, server, keys
+    def __init__(self, base: Path, server: Server, keys: Keys, forks: ForkServer) -> None:
+        self.base, self.server, self.keys, self.forks = base, server, keys, forks
         self.mariadb = isinstance(server, PrivateServer)
         self.tool = "mariadb-binlog" if self.mariadb else mysql.beside(mysql.mysqld(), "mysqlbinlog")
         self.repository = base / "repository"
@@ -145,19 +156,18 @@ class Source:
     # -- the programs
 
     @contextmanager
-    def streaming(self, checkpoint: str) -> Iterator[subprocess.Popen[bytes]]:
+    def streaming(self, checkpoint: str) -> Iterator[Program]:
         (self.base / "policies" / "bench.yaml").write_text(POLICY.format(checkpoint=checkpoint))
-        with (
-            (self.base / "stream.log").open("wb") as log,
-            subprocess.Popen(
-                [BACKUPD, "--config", str(self.config), "run-stream", "bench"], stdout=log, stderr=log
-            ) as process,
-        ):
-            try:
-                yield process
-            finally:
-                process.terminate()
-                process.wait(30)
+        settings = load_settings(self.config)
+        process = self.forks.start(
+            settings, settings.hold(self.base), "run-stream", "bench", log=self.base / "stream.log"
+        )
+        try:
+            yield Program("backupd", process.child.pid, process.ended)
+        finally:
+            process.end(0.0, 30.0)
+            while process.ended() is None:
+                time.sleep(0.05)
 
     def stored_to(self) -> FilePosition:
         """How far the destination has the log, by the catalog, which hears of it afterwards."""
@@ -168,9 +178,10 @@ class Source:
         """From here on the stream has to copy what is written."""
         for path in (self.repository, self.base / "spool", *self.base.glob("catalog.db*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        open_catalog(f"sqlite:///{self.base}/catalog.db").close()
         self.server.execute("FLUSH BINARY LOGS")
         with self.streaming("1s") as process:
-            wait(process, lambda: (self.base / "catalog.db").exists() and self.stored_to() >= self.end())
+            wait(process, lambda: self.stored_to() >= self.end())
 
     def ours(self) -> Cost:
         with self.streaming("1s") as process:
@@ -193,7 +204,7 @@ class Source:
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
-                return cost(process, lambda: newest.exists() and newest.stat().st_size >= pos)
+                return cost(program(process), lambda: newest.exists() and newest.stat().st_size >= pos)
             finally:
                 process.terminate()
 
@@ -205,29 +216,33 @@ class Source:
             "sync $f.gpg; done; touch $0/done; sleep 60"
         )
         with subprocess.Popen(["bash", "-o", "pipefail", "-c", script, str(folder)]) as process:
-            found = cost(process, (folder / "done").exists)
+            found = cost(program(process), (folder / "done").exists)
             for pid in reversed(family(process.pid)):
                 os.kill(pid, 9)
             return found
 
 
-def cost(process: subprocess.Popen[bytes], done: Callable[[], bool], every: float = TICK) -> Cost:
+def cost(process: Program, done: Callable[[], bool], every: float = TICK) -> Cost:
     """Until ``done``, of a process that was just started."""
     began = time.perf_counter()
     peak = 0
     while not done():
         peak = max(peak, resident(process.pid))
-        if process.poll() is not None:
-            raise SystemExit(f"{process.args!r} ended with {process.returncode}")
+        if (code := process.ended()) is not None:
+            raise SystemExit(f"{process.words} ended with {code}")
         time.sleep(every)
     return Cost(time.perf_counter() - began, processor(process.pid), peak)
 
 
-def wait(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
+def wait(process: Program, done: Callable[[], bool]) -> None:
     while not done():
-        if process.poll() is not None:
-            raise SystemExit(f"{process.args!r} ended with {process.returncode}")
+        if (code := process.ended()) is not None:
+            raise SystemExit(f"{process.words} ended with {code}")
         time.sleep(0.1)
+
+
+def program(process: subprocess.Popen[bytes]) -> Program:
+    return Program(repr(process.args), process.pid, process.poll)
 
 
 def processor(pid: int) -> float:
@@ -347,8 +362,9 @@ def measure(
     large: int,
     lags: bool,
 ) -> tuple[list[str], list[str]]:
-    with short_directory() as base:
-        source = Source(base, server, keys)
+    with short_directory() as base, ForkServer() as forks:
+        os.environ["BACKUPD_RUNTIME"] = str(base / "run")
+        source = Source(base, server, keys, forks)
         server.execute("CREATE DATABASE sbtest", "CREATE TABLE sbtest.marks (at DOUBLE)")
         source.sysbench("prepare")
         lines = catch_up(source, f"{what}, {small:,} transactions", lambda: source.sysbench(f"--events={small}", "run"))

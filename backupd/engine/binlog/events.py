@@ -32,6 +32,8 @@ from backupd.model.errors import DamagedError, StreamError
 
 HEADER: Final = struct.Struct("<IBIIIH")
 CRC_SIZE: Final = 4
+CHECKED: Final = 0x2144DF1C
+"""CRC-32 of bytes that end with their own CRC-32 (little endian), whatever they are, and of no others with one."""
 FLAGS_AT: Final = FIRST_EVENT + 17
 """The byte of a file that holds the in-use flag."""
 IN_USE: Final = 0x01
@@ -48,7 +50,6 @@ WRITE_COMPRESSED_V1, UPDATE_COMPRESSED_V1, DELETE_COMPRESSED_V1 = 166, 167, 168
 WRITE_COMPRESSED, UPDATE_COMPRESSED, DELETE_COMPRESSED = 169, 170, 171
 
 _CHUNK = 512 * 1024
-_U32 = struct.Struct("<I")
 _FORMAT_FIXED = 2 + 50 + 4 + 1
 WITH_ALGORITHM = 90
 """A format description that is as long names a checksum algorithm: MySQL's since 5.6 (97 bytes; 84 before), MariaDB's
@@ -209,7 +210,7 @@ class Frames:
     def events(self) -> Iterator[Event]:
         """Every complete event. One that is too long to be held comes with LONG added to its type and no bytes: its
         body is in ``long``, and ``finish`` must be called before what it says is believed."""
-        unpack, crc32, u32 = HEADER.unpack_from, zlib.crc32, _U32.unpack_from
+        unpack, crc32, checked = HEADER.unpack_from, zlib.crc32, CHECKED
         checksums, outside = self._checksums, self._inside is None
         trailer = CRC_SIZE if checksums else 0
         least = HEADER.size + trailer
@@ -224,7 +225,7 @@ class Frames:
                     raise self._broken(start, kind, length, following)
                 to = at + length
                 if to <= size:
-                    if checksums and crc32(view[at : to - 4]) != u32(data, to - 4)[0]:
+                    if checksums and crc32(view[at:to]) != checked:
                         raise damaged(start, f"the checksum of an event of type {kind} is wrong")
                     yield kind, when, server_id, start, end, data, at + 19, to - trailer
                     at, start = to, end

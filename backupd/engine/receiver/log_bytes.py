@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from backupd.engine.binlog.events import (
+    CHECKED,
     CRC_SIZE,
     FORMAT,
     GTID_LIST,
@@ -139,7 +140,7 @@ class LogBytes:
         if not self._is_plain or self._head > 1:
             return at
         parts, size = list[memoryview](), self._sink.size
-        message, u32, crc32 = _MESSAGE.unpack_from, _U32.unpack_from, zlib.crc32
+        message, crc32, checked = _MESSAGE.unpack_from, zlib.crc32, CHECKED
         last = to - _MESSAGE.size - CRC_SIZE
         while at <= last:
             low, high, _number, status, _seconds, kind, _server_id, length, following, flags = message(view, at)
@@ -153,10 +154,10 @@ class LogBytes:
                 or following != (size + length) & 0xFFFFFFFF
                 or flags & _ARTIFICIAL
                 or kind in HEARTBEATS
-                or crc32(view[begin : end - CRC_SIZE]) != u32(view, end - CRC_SIZE)[0]
+                or crc32(event := view[begin:end]) != checked
             ):
                 break
-            parts.append(view[begin:end])
+            parts.append(event)
             size += length
             at = end
         if parts:
@@ -218,7 +219,7 @@ class LogBytes:
             and following == (self._size + size) & 0xFFFFFFFF
             and not flags & _ARTIFICIAL
             and kind not in HEARTBEATS
-            and zlib.crc32(event[:-CRC_SIZE]) == _U32.unpack_from(event, size - CRC_SIZE)[0]
+            and zlib.crc32(event) == CHECKED
         )
 
     def _event(self, event: memoryview, *, whole: bool, asked: bool = False) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.errors import DamagedError
-from backupd.transfer.records.segment_documents import decode_index, decode_places, index_head, index_line
+from backupd.transfer.records.segment_documents import IndexLines, decode_index, decode_places, index_head
 from tests.support.logs.binlogs import all_of, real_logs
 
 
 def written_by_us(transactions: Iterable[Transaction]) -> list[bytes]:
-    return [index_head(), *map(index_line, transactions)]
+    return [index_head(), *map(IndexLines().line, transactions)]
 
 
 def lines() -> list[bytes]:
@@ -58,5 +58,17 @@ def test_a_line_is_what_an_encoder_makes_of_the_same_transaction() -> None:
     odd = Change('a"\\\n\x00\u20ac\udc80', "\U0001f600", ChangeKind.OTHER, 7)
     at = datetime(2026, 11, 28, 3, 4, 5, 60, UTC)
     assert len(known) > 10
+    writer = IndexLines()
     for one in (*known, Transaction("", 0, 2**40, at, True, 0, (odd, odd), "\udcff\t", "prepared", "X'00',1")):
-        assert index_line(one) == (encode(one.as_json()) + "\n").encode("utf-8", "surrogatepass")
+        assert writer.line(one) == (encode(one.as_json()) + "\n").encode("utf-8", "surrogatepass")
+
+
+def test_what_is_known_of_earlier_lines_changes_no_later_one() -> None:
+    """Objects are known by their addresses, which others have afterwards."""
+    at, writer = datetime(2026, 11, 28, 3, 4, 5, tzinfo=UTC), IndexLines()
+    for number in range(20_000):
+        moment = at.replace(second=number % 60)
+        changes = (Change("shop", f"t{number % 7000}", ChangeKind.INSERT, number),)
+        line = writer.line(Transaction("0-1-1", 4, 5, moment, False, 1, changes))
+        assert json.loads(line)["changes"] == [["shop", f"t{number % 7000}", "insert", number]]
+        assert json.loads(line)["at"] == f"2026-11-28T03:04:{number % 60:02}Z"
