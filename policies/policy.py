@@ -245,7 +245,9 @@ class Binlog(Section):
         examples=["50GiB"],
         description=(
             "Maximum size of the spool for binary log that is not stored at every destination yet. When it is full, "
-            "streaming stops; the server must then retain its binary logs (binlog_expire_logs_seconds)."
+            "streaming stops; the server must then retain its binary logs (binlog_expire_logs_seconds). A log that has "
+            "to be copied again as a whole is copied beyond this size: the spool's file system needs room for one more "
+            "of the server's largest logs."
         ),
     )
     acknowledge: Literal["off", "spool", "destination"] = Field(

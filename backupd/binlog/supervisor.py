@@ -43,7 +43,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.server_facts import Position
-from backupd.model.text import Clock
+from backupd.model.text import Clock, format_size
 
 ArchivedTo = Callable[[], FilePosition | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
@@ -68,7 +68,7 @@ _HINTS = {
     EndKind.TWIN: "check for a second backupd with a copy of this spool: each needs its own spool",
     EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and check its password file",
 }
-_NO_ROOM_HINT = "free space there; nothing is lost as long as the server keeps its binary logs"
+_NO_ROOM_HINT = "nothing is lost as long as the server keeps its binary logs"
 _FAILED = (EndKind.TWIN, EndKind.DENIED)
 _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT, EndKind.UNOPENED)
 _KNOWN_SECONDS = 15.0
@@ -104,7 +104,7 @@ class Pace:
     most: float = 60.0
     away: float = 5.0
     quiet: float = 60.0
-    rest: float = 0.5
+    rest: float = 2.0
     seldom: float = 30.0
 
 
@@ -155,6 +155,8 @@ class Streamer:
     _mend_due: float = 0.0
     _lost_files: list[int] = field(default_factory=list)
     _lives: int = 0
+    _copied: int = 0
+    """Bytes of the log that was last copied as a whole, until all of it is here."""
     _alarm: PurgeAlarm | None = None
 
     def __post_init__(self) -> None:
@@ -491,15 +493,18 @@ class Streamer:
         return start
 
     def _fetch(self, name: str) -> Path:
-        return fetch(
+        self._copied = self.source.size_of(name)
+        path = fetch(
             self.source.connection,
             self.spool,
             name,
             connection_id=self._id,
             stall=self.pace.stall,
             cancel=self._stop,
-            at_least=self.source.size_of(name),
+            at_least=self._copied,
         )
+        self._copied = 0
+        return path
 
     # --- room
 
@@ -524,9 +529,16 @@ class Streamer:
 
     def _no_room(self, detail: str) -> float:
         self._acknowledger.interrupted(NO_ROOM)
+        room, self._copied = self._copied, 0
         if self._set(StreamState.PAUSED, NO_ROOM):
             words = f"the stream of {self.server} pauses: {NO_ROOM}"
-            self._notify(StreamEventKind.PAUSED, words, detail, _NO_ROOM_HINT)
+            needed = (
+                f"a log is copied again as a whole, which needs {format_size(room)} beside what is there, whatever "
+                "`max_spool` is: free as much"
+                if room
+                else "free space there"
+            )
+            self._notify(StreamEventKind.PAUSED, words, detail, f"{needed}; {_NO_ROOM_HINT}")
         self.spool.clear_incoming()
         return self._backoff(away=False)
 
