@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.app.runtime.other_process import OtherProcess
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import new_id
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
+from tests.support.service.processes import end_streams_of
 
 ONCE_A_YEAR = """\
 physical: {full: "0 0 1 1 *", incremental: "0 0 2 1 *"}
@@ -85,24 +84,9 @@ def serving(house: House, *args: str, under: Sequence[str] = (), outlived: bool 
         finally:
             process.kill()
             if not outlived:
-                end_streams(house)
+                end_streams_of(house.config)
     text = log.read_text()
     assert "Traceback" not in text, text
-
-
-def end_streams(house: House) -> None:
-    """Kill what streams into the spool and whatever takes its place."""
-    for lock in (house.base / "spool" / "binlogs").glob("*/lock"):
-        quiet = 0
-        while quiet < 2:  # a process that waits for its turn may come after it
-            found = OtherProcess.of(json.loads(lock.read_text() or "{}").get("owner", ""))
-            quiet = quiet + 1 if found is None else 0
-            if found is not None:
-                found.end(0.0, 0.0)
-                found.end(1.0, 0.0)
-                until(found.ended, lambda: "the end of a stream")
-            else:
-                time.sleep(0.05)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from backupd.process.forking import answer_requests, files_state
 from backupd.process.runtime import runtime_directory
 from tests.support.keys import Keys
 from tests.support.service.house import GOLD, Office
+from tests.support.service.processes import end_streams_of
 from tests.support.stores.gate import until
 
 
@@ -73,6 +74,7 @@ def place(short_tmp: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield place
         for one in place.connections:
             one.close()
+    end_streams_of(settings.file)
 
 
 def command_line(pid: int) -> list[str]:
