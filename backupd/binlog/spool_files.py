@@ -3,6 +3,8 @@
 A folder of ours alone (0700; files 0600)::
 
     lock             held by the one stream of this server
+    leave            there where another process asks for its place, and it shares its own with other streams
+    over             why a stream that shared a process has ended, while the others go on
     state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
                      write no binary log; replaced as a whole
     branches/<branch>/<file>
@@ -90,6 +92,9 @@ class State(Document):
     unsynced: str = field(default="", metadata=json_key(later=True))
 
 
+_LOCK = "lock"
+_LEAVE = "leave"
+_OVER = "over"
 _STATE = "state.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
@@ -149,6 +154,8 @@ class Spool:
         self._state: State | None = None
         self._doubts: dict[tuple[str, int], Doubt] = {}
         self._locked = False
+        self._held: tuple[int, os.stat_result] | None = None
+        """The lock's file, while it is held: a descriptor, and which file it is."""
         self._unsynced: str | None = None
         self._written_anew = ""
 
@@ -289,6 +296,10 @@ class Spool:
             return
         descriptor = self._lock()
         try:
+            self._held = descriptor, os.fstat(descriptor)
+            self.check_lock()  # it may have been opened before another one took its place
+            for name in (_LEAVE, _OVER):
+                (self.folder / name).unlink(missing_ok=True)
             _say(descriptor, note)
             with self._guard:
                 self._state = None
@@ -296,14 +307,64 @@ class Spool:
             self._locked = True
             yield
         finally:
-            self._locked = False
+            self._locked, self._held = False, None
             _say(descriptor, _NOBODY)
             os.close(descriptor)
+
+    def check_lock(self) -> None:
+        """Raises RefusedError where the lock's file, which this process holds, is not the spool's any more: another
+        stream may have begun there, and nothing may be written beside it. Where nothing can be asked, nothing is
+        known."""
+        held = self._held
+        if held is None:
+            return
+        try:
+            there = (self.folder / _LOCK).lstat()
+        except FileNotFoundError:
+            what = "removed or moved away"
+        except OSError:
+            return
+        else:
+            if os.path.samestat(held[1], there):
+                return
+            what = "replaced"
+        raise RefusedError(
+            f"the spool {self.folder} was {what} while a stream wrote to it",
+            hint="end a stream before its spool is moved (`backupd pause`); a stream that finds no spool begins a new"
+            " branch",
+        )
+
+    def say(self, note: str) -> None:
+        """Who holds the lock has something else to say of itself."""
+        if self._held is not None:
+            _say(self._held[0], note)
+
+    def ask_to_leave(self) -> None:
+        """The stream that holds the lock in a process of several is to end. Raises OSError."""
+        os.close(os.open(self.folder / _LEAVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+    def is_asked_to_leave(self) -> bool:
+        """Is another process to have the place?"""
+        return (self.folder / _LEAVE).exists()
+
+    def is_over(self, pid: int, why: str) -> None:
+        """The stream of process ``pid``, which holds the lock no longer, has ended, and the process goes on. Without
+        room nobody is told."""
+        with contextlib.suppress(OSError):
+            write_whole(self.folder / _OVER, json.dumps({"pid": pid, "why": why}).encode())
+
+    def why_over(self, pid: int) -> str | None:
+        """Why the stream of process ``pid`` has ended, as that has said; None where it has said nothing."""
+        try:
+            said = json.loads((self.folder / _OVER).read_bytes())
+            return str(said["why"]) if said["pid"] == pid else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def holder(self) -> str | None:
         """What the process that holds the lock has said of itself; None when nobody holds it."""
         try:
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return None
         try:
@@ -325,7 +386,7 @@ class Spool:
             with contextlib.suppress(PermissionError):
                 sync_folder(self.folder.parent)
             shutil.rmtree(self.folder / "intake", ignore_errors=True)  # of versions that copied with a program
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise RefusedError(
                 f"the spool {self.folder} cannot be used: {error.strerror}",
@@ -525,6 +586,8 @@ class Spool:
         self._save(files=tuple(files))
 
     def _save(self, **changes: Any) -> None:
+        """Raises RefusedError as ``check_lock``."""
+        self.check_lock()
         state = replace(self._now(), **changes)
         document = {"format": _FORMAT, **state.as_json()}
         write_whole(self.folder / _STATE, json.dumps(document, separators=(",", ":")).encode())

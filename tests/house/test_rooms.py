@@ -14,6 +14,8 @@ from tests.house.defined import PACKAGES, ROOT
 MOST_FILES = 16
 LONG = 600
 REASONS = {
+    "backupd/binlog/spool_files.py": "the spool: its lock, its files, and what is said of them, in one state",
+    "backupd/binlog/supervisor.py": "one stream, and everything that may end a connection of it",
     "backupd/catalog/jobs.py": "the queue with its statements, which are made once, and the schedules that fill it",
     "policies/configuration.py": "the whole of the configuration file, section by section",
 }

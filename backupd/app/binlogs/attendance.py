@@ -58,7 +58,7 @@ class Attendance:
                 "alerts"
             )
             say("stream-alone", f"{self.trouble}; start the service", level=logging.WARNING, server=self._server)
-        if self._is_taken():
+        if self._is_taken() and not is_served(self._spool):  # it may be one of here that began just now
             raise RefusedError(
                 f"the stream of {self._server} ends here: another backupd service uses the catalog, and streams the "
                 "server itself",

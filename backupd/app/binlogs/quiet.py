@@ -17,6 +17,13 @@ from policies.policy import Policy
 
 QUIET = 60.0
 """Seconds without a byte after which a stream is quiet."""
+HEAVY_BYTES = 256 * 1024
+"""Bytes a second, for so many seconds, that take a few per cent of a core: too much for a process that others share."""
+HEAVY_SECONDS = 5.0
+HEAVY_LASTS = 30.0
+"""Seconds for which that is said afterwards: who reads it looks seldom."""
+USUAL, STILL, HEAVY = "usual", "still", "heavy"
+"""How much comes, in words of one length: they take each other's place in a file that others read."""
 SELDOM = 30.0
 """Seconds between two looks then, at most."""
 _LOOKS = 6
@@ -54,3 +61,31 @@ class Rest:
         if not rests:
             self._looked = now
         return not rests
+
+
+class Activity:
+    """How much comes of a binary log: the service goes by that where streams share a process."""
+
+    def __init__(self) -> None:
+        self._at: tuple[str, str, int] | None = None
+        self._came = self._since = time.monotonic()
+        self._from = 0
+        self._heavy_until = 0.0
+
+    def look(self, status: StreamStatus) -> str:
+        """STILL: nothing for ``QUIET``; HEAVY: as of ``HEAVY_BYTES``; USUAL: anything else."""
+        now, at = time.monotonic(), (status.branch, status.file, status.pos)
+        if status.state is not StreamState.STREAMING:
+            self._at, self._came = None, now
+            return USUAL
+        before, self._at = self._at, at
+        if before is None or before[:2] != at[:2]:
+            self._since, self._from = now, 0 if before is not None else at[2]
+        if before != at:
+            self._came = now
+        passed = now - self._since
+        if at[2] - self._from > HEAVY_BYTES * max(passed, HEAVY_SECONDS):
+            self._heavy_until = now + HEAVY_LASTS
+        if passed >= HEAVY_SECONDS:
+            self._since, self._from = now, at[2]
+        return STILL if now - self._came >= QUIET else HEAVY if now < self._heavy_until else USUAL

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Self
 
+from backupd.app.binlogs.quiet import USUAL
 from backupd.app.context.logging_setup import log_folder
 from backupd.app.context.settings import Settings, spool_folder
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.runtime.other_process import OtherProcess
 from backupd.binlog.spool_files import Spool
-from backupd.model.document import Document
+from backupd.model.document import Document, json_key
 from backupd.process.forking import PACKAGES, installed_files
 
 
@@ -27,7 +28,8 @@ from backupd.process.forking import PACKAGES, installed_files
 class Holder(Document):
     """``owner``: the process (see ``wiring.owner``); ``installation``: the digest of its secret; ``basis``: of the
     settings that it goes by; ``code``: of the program's files; ``kept``: was it started by a service, which replaces it
-    where settings or files change?"""
+    where settings or files change? ``shared``: has it other streams, too? ``activity``: how much comes, as of
+    ``quiet.Activity``."""
 
     owner: str
     installation: str
@@ -35,11 +37,14 @@ class Holder(Document):
     basis: str
     code: str
     kept: bool
+    shared: bool = field(default=False, metadata=json_key(later=True))
+    activity: str = field(default=USUAL, metadata=json_key(later=True))
 
     @classmethod
-    def current(cls, wiring: Wiring, server: str, *, kept: bool) -> Self:
+    def current(cls, wiring: Wiring, server: str, *, kept: bool, shared: bool = False) -> Self:
         """This process."""
-        return cls(owner(), _installation(wiring), server, _digest(basis_of(wiring.settings, server)), code(), kept)
+        basis = _digest(basis_of(wiring.settings, server))
+        return cls(owner(), _installation(wiring), server, basis, code(), kept, shared)
 
     @classmethod
     def of(cls, wiring: Wiring, server: str) -> Self | None:
@@ -55,6 +60,11 @@ class Holder(Document):
     def note(self) -> str:
         """What it writes into the lock's file."""
         return json.dumps(self.as_json())
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return int(self.owner.split(" ")[-2])
 
     def process(self) -> OtherProcess | None:
         """None where it has ended."""
@@ -97,6 +107,11 @@ def code() -> str:
 def log_of(settings: Settings, server: str) -> Path:
     """Where the stream of a server that a service has started says what happens to it."""
     return log_folder(settings).with_name("streams") / f"{server}.log"
+
+
+def log_of_shared(settings: Settings) -> Path:
+    """The same of processes with several streams, beside what each of these says in its own."""
+    return log_folder(settings).with_name("streams-shared.log")
 
 
 def streamed(spool: Path) -> list[str]:

@@ -23,8 +23,9 @@ from pathlib import Path
 from backupd.app.binlogs.attendance import Attendance
 from backupd.app.binlogs.log_follower import LogFollower
 from backupd.app.binlogs.log_records import CatalogBackfill
-from backupd.app.binlogs.quiet import Rest, seldom
+from backupd.app.binlogs.quiet import Activity, Rest, seldom
 from backupd.app.binlogs.stream_holder import Holder, log_of
+from backupd.app.binlogs.stream_member import StreamMember
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
@@ -113,7 +114,7 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
 
         # Whatever still waits then (a slow destination, a dead disk) is given up: it can be killed at any moment.
         stack.enter_context(
-            Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: _give_up})
+            Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: give_up})
         )
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
         writer = stack.enter_context(CatalogWriter(settings.catalog, make=held is None))
@@ -121,7 +122,7 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
 
 
 class StreamRun:
-    """One run of the process. ``kept``: by a service."""
+    """The stream of one server. ``kept``: by a service; ``shared``: its process has others."""
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class StreamRun:
         stop: threading.Event,
         *,
         kept: bool = False,
+        shared: bool = False,
     ) -> None:
         self._wiring, self._writer, self._waker, self._stop = wiring, writer, waker, stop
         self._server = wiring.settings.server(server)
@@ -144,7 +146,7 @@ class StreamRun:
         self._met = ""
         self._meeting: tuple[str, Future[SourceState]] | None = None
         self._known: SourceState | None = None
-        self._holder = Holder.current(wiring, server, kept=kept)
+        self._holder = Holder.current(wiring, server, kept=kept, shared=shared)
         self._attendance = Attendance(wiring.settings, server, writer, wiring.clock, kept=kept)
 
     def run(self, *, once: bool) -> None:
@@ -261,12 +263,17 @@ class StreamRun:
             return answered(source.look).result(LOOKING)
         return None
 
-    def _predecessor(self) -> OtherProcess | None:
+    def _predecessor(self) -> OtherProcess | StreamMember | None:
         """The process that streams the server, where a service of this installation started it, before this one."""
         if not self._holder.kept:
             return None
         found = Holder.of(self._wiring, self._server.name)
-        return found.process() if found is not None and found.began_before(self._holder) else None
+        if found is None or found.pid == os.getpid() or not found.began_before(self._holder):
+            return None
+        process = found.process()
+        if process is not None and found.shared:
+            return StreamMember(process, self._wiring, self._server.name, holds=True)
+        return process
 
     def _destinations(self) -> dict[str, Destination]:
         """Every destination that must hold the backups; one that cannot be used now is tried again and again. Raises
@@ -357,11 +364,15 @@ class StreamRun:
         begun = time.monotonic()
         wanted_at: datetime | None = None
         reported = 0.0
-        rest = Rest(seldom(self._server.policy))
+        rest, activity = Rest(seldom(self._server.policy)), Activity()
         while not self._stop.is_set():
             if self._broken is not None:
                 raise self._broken
+            self._spool.check_lock()
+            if self._holder.shared and self._spool.is_asked_to_leave():
+                return
             status = streamer.status()
+            self._note_activity(activity.look(status))
             if not (once or rest.is_due(status, archiver.behind(), self._troubles)):
                 self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
                 continue
@@ -387,6 +398,13 @@ class StreamRun:
             self._attendance.look()
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, archiver.due_in()))
+
+    def _note_activity(self, found: str) -> None:
+        """How much comes, for the service: streams on which hardly anything does share processes, but for those that
+        commits wait for."""
+        if self._holder.kept and found != self._holder.activity and self._policy.acknowledge == OFF:
+            self._holder = replace(self._holder, activity=found)
+            self._spool.say(self._holder.note())
 
     def _note_position(self, archiver: Archiver, status: StreamStatus) -> None:
         """Where the server stood after the clocks were last read: what is stored up to there is confirmed."""
@@ -477,7 +495,8 @@ class StreamRun:
         self._waker.wake()
 
 
-def _give_up() -> None:
+def give_up() -> None:
+    """Whatever the main thread is at."""
     raise KeyboardInterrupt
 
 

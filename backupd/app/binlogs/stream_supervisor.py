@@ -1,4 +1,5 @@
-"""The service's part of the streams: one process for each server whose policy asks for its binary log.
+"""The service's part of the streams: a process for each server whose policy asks for its binary log, or for several
+on which hardly anything comes.
 
 They are started, restarted with growing pauses when they end, and replaced when settings change that they go by. A
 server that is paused has none. The catalog is needed only to learn of pauses and to report failures: one that hangs
@@ -15,13 +16,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import STREAM
-from backupd.app.binlogs.stream_holder import Holder, basis_of, code, log_of, streamed
+from backupd.app.binlogs.quiet import HEAVY, STILL
+from backupd.app.binlogs.stream_holder import Holder, basis_of, code, log_of, log_of_shared, streamed
+from backupd.app.binlogs.stream_member import StreamMember
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
@@ -46,9 +50,13 @@ HEALTHY = 60.0
 """Seconds after which a process counts as well: the next failure is the first one again."""
 HANDOVER = 15.0
 """Seconds after which a process that is being replaced holds up no other replacement."""
+SHARED_BY = 10
+"""Streams of one process at the most, where hardly anything comes."""
+GATHERING = 10.0
+"""Seconds between two looks which streams share a process."""
 SUBJECT = "process"
 
-Process = ChildProcess | OtherProcess
+Process = ChildProcess | OtherProcess | StreamMember
 
 
 @dataclass(slots=True)
@@ -76,6 +84,8 @@ class StreamWatch(ProcessWatch):
         self._streams: dict[str, _Stream] = {}
         self._paused: frozenset[str] = frozenset()
         self._leaves_them = False
+        self._gather_due = time.monotonic() + GATHERING
+        self._shared: list[ChildProcess] = []
         code()  # as it is now: what is exchanged from now on, no process of this service goes by
 
     def running(self) -> dict[str, int]:
@@ -106,11 +116,13 @@ class StreamWatch(ProcessWatch):
             one = self._streams.setdefault(name, _Stream())
             stays = wiring.settings.is_unread(name) and self._paused.isdisjoint({name, EVERY_SERVER})
             self._safely(partial(self._look, name, one, wanted.get(name), stays=stays), troubles)
+        self._safely(partial(self._gather, wanted), troubles)
+        self._look_at_shared(time.monotonic())
         self._held.let_go(
             process.settings
             for one in self._streams.values()
             for process in (one.process, *one.leaving)
-            if isinstance(process, ChildProcess)
+            if isinstance(process, ChildProcess | StreamMember)
         )
         for name in [name for name, one in self._streams.items() if name not in wanted and not _processes(one)]:
             del self._streams[name]
@@ -153,13 +165,15 @@ class StreamWatch(ProcessWatch):
         """The process that streams the server already, and that another service has started; None where there is
         none."""
         holder = Holder.of(self._wiring, name)
-        process = holder.process() if holder is not None else None
+        process: OtherProcess | StreamMember | None = holder.process() if holder is not None else None
         if holder is None or process is None:
             return None
         if process.pid in map(_pid, one.leaving):
             process.close()
             return None
         fits = basis is not None and holder.goes_by(basis)
+        if holder.shared and isinstance(process, OtherProcess):
+            process = StreamMember(process, self._wiring, name, holds=True)
         one.process, one.basis, one.began, one.well = process, basis or "" if fits else "", now, False
         after = "" if fits else "; its settings or program files are not the present ones"
         say("stream-adopted", f"process {process.pid} goes on with the binary log{after}", server=name)
@@ -171,11 +185,79 @@ class StreamWatch(ProcessWatch):
         if any(other.leaving and now - other.began < HANDOVER for other in self._streams.values()):
             return
         holder = Holder.of(self._wiring, name)
-        if holder is None or int(holder.owner.split(" ")[-2]) != _pid(process):
+        if holder is None or holder.pid != _pid(process):
             process.end(now, self._grace)  # it streams nothing yet
         one.leaving.append(process)
         one.process, one.failures = None, 0
         self._begin(name, one, basis, now)
+
+    def _gather(self, wanted: Mapping[str, str]) -> None:
+        """Streams on which hardly anything comes share a process, and one on which much comes gets its own: each is
+        replaced by one that is ready first. Those that begin, fail, or are replaced have their own until then."""
+        now = time.monotonic()
+        if now < self._gather_due or any(one.leaving for one in self._streams.values()):
+            return
+        self._gather_due = now + GATHERING
+        settled = {
+            name: one.process
+            for name, one in self._streams.items()
+            if one.process is not None and one.process.asked is None and one.basis == wanted.get(name)
+        }
+        together = Counter(map(_pid, settled.values()))
+        still: list[str] = []
+        for name, process in settled.items():
+            holder = Holder.of(self._wiring, name)
+            if holder is None or holder.pid != _pid(process):
+                continue
+            if holder.activity == HEAVY and together[holder.pid] > 1:
+                say("stream-alone", "much comes: it gets a process of its own", server=name)
+                self._replace(name, self._streams[name], process, wanted[name], now)
+                return
+            if holder.activity == STILL and together[holder.pid] * 2 <= SHARED_BY:
+                still.append(name)
+        chosen = sorted(still, key=lambda name: (_pid(settled[name]), name))[:SHARED_BY]
+        if len({_pid(settled[name]) for name in chosen}) > 1:
+            self._share(chosen, now)
+
+    def _share(self, names: Sequence[str], now: float) -> None:
+        """One process takes over from those of ``names``."""
+        settings = self._wiring.settings
+        others = [word for name in names[1:] for word in ("--with", name)]
+        try:
+            process = self._start_process(
+                settings,
+                self._held.file(settings),
+                "run-stream",
+                names[0],
+                *others,
+                log=open_log(log_of_shared(settings)),
+                outlives=True,
+            )
+        except (BackupdError, OSError, RuntimeError) as error:
+            say("stream-shared", f"no process can be started: {error}; each goes on", level=logging.WARNING)
+            return
+        self._shared.append(process)
+        for name in names:
+            one = self._streams[name]
+            if one.process is not None:
+                one.leaving.append(one.process)
+            one.process, one.failures, one.began = StreamMember(process, self._wiring, name, holds=False), 0, now
+        say("stream-shared", f"process {process.child.pid} streams the binary logs of {', '.join(names)}")
+
+    def _look_at_shared(self, now: float) -> bool:
+        """Are there processes that were started for several? One without any left ends by itself, or is ended."""
+        used = [
+            process.process
+            for one in self._streams.values()
+            for process in _processes(one)
+            if isinstance(process, StreamMember)
+        ]
+        for process in list(self._shared):
+            if process.ended() is not None:
+                self._shared.remove(process)
+            elif all(one is not process for one in used):
+                process.end(now, self._grace)
+        return bool(self._shared)
 
     def _begin(self, name: str, one: _Stream, basis: str, now: float) -> None:
         settings = self._wiring.settings
@@ -244,7 +326,8 @@ class StreamWatch(ProcessWatch):
             return False
         for name, one in self._streams.items():
             self._guarded(partial(self._see_to_its_end, name, one))
-        return any(_processes(one) for one in self._streams.values())
+        left = self._look_at_shared(time.monotonic())
+        return left or any(_processes(one) for one in self._streams.values())
 
     def _see_to_its_end(self, name: str, one: _Stream) -> None:
         now = time.monotonic()
@@ -302,6 +385,8 @@ def _pid(process: Process) -> int:
 
 def _end_of(process: Process) -> str:
     """How it ended; empty as long as it lives."""
+    if isinstance(process, StreamMember):
+        return _end_of(process.process) or process.ended()
     if isinstance(process, OtherProcess):
         return "has ended" if process.ended() else ""
     code = process.ended()

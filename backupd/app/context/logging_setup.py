@@ -21,15 +21,15 @@ from backupd.catalog.database import catalog_url
 from backupd.model.errors import BackupdError, NotFoundError, unknown
 from backupd.model.text import format_time, is_id
 
-_logger = logging.getLogger("backupd")
-_logger.addHandler(logging.NullHandler())
-_logger.propagate = False
-_logger.setLevel(logging.INFO)
+LOGGER = logging.getLogger("backupd")
+LOGGER.addHandler(logging.NullHandler())
+LOGGER.propagate = False
+LOGGER.setLevel(logging.INFO)
 
 
 def say(event: str, message: str, *, level: int = logging.INFO, server: str = "", job: str = "") -> None:
     """Log one thing that happened. ``event``: a stable word, as of ``Event.kind``; ``message`` may span lines."""
-    _logger.log(level, "%s", redacted(message), extra={"event": event, "server": server, "job": job})
+    LOGGER.log(level, "%s", redacted(message), extra={"event": event, "server": server, "job": job})
 
 
 def redacted(text: str) -> str:
@@ -76,11 +76,11 @@ def logging_to(stream: TextIO) -> Iterator[None]:
     """Log everything to ``stream`` until the block ends: text on a terminal, JSON lines otherwise."""
     handler = _Forgiving(stream)
     handler.setFormatter(TextFormatter() if stream.isatty() else JsonFormatter())
-    _logger.addHandler(handler)
+    LOGGER.addHandler(handler)
     try:
         yield
     finally:
-        _logger.removeHandler(handler)
+        LOGGER.removeHandler(handler)
 
 
 def log_folder(settings: Settings) -> Path:
@@ -113,11 +113,11 @@ def job_log(settings: Settings, job_id: str) -> Iterator[Path | None]:
     handler = _Forgiving(stream)
     handler.setFormatter(TextFormatter())
     handler.addFilter(lambda record: getattr(record, "job", "") == job_id)
-    _logger.addHandler(handler)
+    LOGGER.addHandler(handler)
     try:
         yield path
     finally:
-        _logger.removeHandler(handler)
+        LOGGER.removeHandler(handler)
         try:
             stream.close()
         except OSError as error:  # what was still in its buffer found no room

@@ -55,14 +55,21 @@ def run_stream(
         ),
     ] = False,
     settings: Settings = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="SERVER", hidden=True, help="Another server of the same process."),
+    ] = None,
 ) -> None:
     """Stream a server's binary log to its destinations, in the foreground. `backupd serve` starts this command
     automatically."""
-    from backupd.app.binlogs import stream_process
+    from backupd.app.binlogs import shared_streams, stream_process
     from backupd.app.context.logging_setup import logging_to
 
     with logging_to(sys.stderr):
-        stream_process.run_stream(run.config, server, held=settings, once=once)
+        if beside and settings is not None:
+            shared_streams.run_streams(settings, [server, *beside])
+        else:
+            stream_process.run_stream(run.config, server, held=settings, once=once)
 
 
 def run_job(

@@ -19,15 +19,16 @@ import pytest
 from backupd.catalog.session import Catalog
 from tests.e2e.streams.test_streaming import STREAMED, archived, is_the_servers, state, stream_pid, wait_for, write
 from tests.support.e2e.house import SERVER, House
-from tests.support.e2e.service import alive, descendants, end_streams, parent, serving, until
+from tests.support.e2e.service import alive, descendants, parent, serving, until
 from tests.support.servers.server import query
+from tests.support.service.processes import end_streams_of
 
 
 @pytest.fixture
 def house(own_house: House) -> Iterator[House]:
     (own_house.base / "policies" / "gold.yaml").write_text(STREAMED)
     yield own_house
-    end_streams(own_house)
+    end_streams_of(own_house.config)
 
 
 def is_there(pid: int) -> bool:
@@ -121,6 +122,24 @@ def test_with_settings_with_which_no_stream_can_begin_the_one_before_goes_on(hou
         until(lambda: not is_there(first), lambda: "the end of the first one")
         assert service.stop() == 0
         assert not is_there(second)
+
+
+def test_a_stream_whose_spool_was_moved_away_ends_and_the_next_one_begins_another(
+    house: House, catalog: Catalog
+) -> None:
+    spool = house.base / "spool" / "binlogs" / SERVER
+    with serving(house) as service:
+        wait_for(catalog, write(house, "first"))
+        first = stream_pid(catalog)
+        spool.rename(house.base / "aside")
+        until(lambda: not is_there(first), service.log.read_text)
+        second = stream_pid(catalog, besides=first)
+        wait_for(catalog, write(house, "second"))
+        assert second != first
+        assert service.stop() == 0
+    assert "was removed or moved away while a stream wrote to it" in handover(house)
+    assert len(catalog.binlogs.branches(SERVER)) == 2
+    assert house.fsck() == []
 
 
 @pytest.mark.parametrize("record", ["stale", "of another installation", "reused"])

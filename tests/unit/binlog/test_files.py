@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import struct
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -86,6 +88,43 @@ def test_one_stream_at_a_time(tmp_path: Path) -> None:
         pass
     with Spool(tmp_path).locked():
         pass
+
+
+@pytest.mark.parametrize("fate", ["lock removed", "lock replaced", "folder removed", "folder moved, another begun"])
+def test_a_stream_whose_spool_is_another_one_by_now_writes_nothing_more(tmp_path: Path, fate: str) -> None:
+    folder = tmp_path / "spool"
+    spool = Spool(folder)
+    with ExitStack() as stack:
+        stack.enter_context(spool.locked())
+        spool.begin(ONE)
+        spool.check_lock()
+        if fate.startswith("lock"):
+            (folder / "lock").unlink()
+        elif fate == "folder removed":
+            shutil.rmtree(folder)
+        else:
+            folder.rename(tmp_path / "aside")
+        if fate in ("lock replaced", "folder moved, another begun"):
+            stack.enter_context(Spool(folder).locked())
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        with pytest.raises(RefusedError, match="was replaced" if fate.endswith(("replaced", "begun")) else "moved"):
+            spool.check_lock()
+        with pytest.raises(RefusedError, match="while a stream wrote to it"):
+            spool.note(Seen(NOW, "uuid", 1, 4096, "", "0-1-9"))
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_spool_that_cannot_be_asked_for_its_lock_is_not_taken_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    with spool.locked(), monkeypatch.context() as patched:
+
+        def hangs(_path: Path) -> os.stat_result:
+            raise OSError(errno.ESTALE, "stale")
+
+        patched.setattr(Path, "lstat", hangs)
+        spool.check_lock()
 
 
 def test_a_removed_file_is_gone_but_the_newest_stays_to_be_compared_with(tmp_path: Path) -> None:

@@ -9,7 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from backupd.app.binlogs import quiet
-from backupd.app.binlogs.quiet import QUIET, SELDOM, Rest, seldom
+from backupd.app.binlogs.quiet import (
+    HEAVY,
+    HEAVY_BYTES,
+    HEAVY_LASTS,
+    HEAVY_SECONDS,
+    QUIET,
+    SELDOM,
+    STILL,
+    USUAL,
+    Activity,
+    Rest,
+    seldom,
+)
 from backupd.binlog.archiver import Behind
 from backupd.binlog.stream_status import StreamState, StreamStatus
 from policies.policy import Policy
@@ -80,3 +92,45 @@ def test_an_objective_makes_the_looks_as_frequent_as_it_needs_them() -> None:
     assert seldom(Policy.model_validate({**words, "objectives": {"rpo": "1h"}})) == SELDOM
     assert seldom(Policy.model_validate({**words, "binlog": {"stream": True}})) == SELDOM
     assert seldom(Policy.model_validate({**words, "binlog": {"stream": True, "acknowledge": "spool"}})) == 0.0
+
+
+def test_a_stream_is_still_after_a_minute_without_a_byte_and_the_first_one_ends_that(clock: SimpleNamespace) -> None:
+    activity = Activity()
+    assert activity.look(STATUS) == USUAL
+    clock.now += QUIET - 1
+    assert activity.look(STATUS) == USUAL
+    clock.now += 1
+    assert activity.look(STATUS) == STILL
+    assert activity.look(replace(STATUS, pos=401)) == USUAL
+    clock.now += QUIET
+    assert activity.look(replace(STATUS, pos=401)) == STILL
+    assert activity.look(replace(STATUS, pos=401, state=StreamState.WAITING)) == USUAL
+    assert activity.look(replace(STATUS, pos=401)) == USUAL, "it may have missed something meanwhile"
+
+
+@pytest.mark.parametrize(("rate", "found"), [(HEAVY_BYTES / 2, USUAL), (HEAVY_BYTES * 2, HEAVY)])
+def test_a_stream_is_heavy_by_its_bytes_a_second(clock: SimpleNamespace, rate: float, found: str) -> None:
+    activity, status = Activity(), STATUS
+    activity.look(status)
+    for _ in range(int(HEAVY_SECONDS) * 3):
+        clock.now += 1
+        status = replace(status, pos=status.pos + int(rate))
+        last = activity.look(status)
+    assert last == found
+    for _ in range(3):  # each file of a busy server begins at 4
+        clock.now += 1
+        status = replace(status, file="binlog.000002", pos=4)
+        assert activity.look(status) == found
+    clock.now += HEAVY_LASTS
+    assert activity.look(status) == USUAL
+
+
+def test_what_is_caught_up_with_at_once_is_no_heavy_stream(clock: SimpleNamespace) -> None:
+    activity = Activity()
+    activity.look(STATUS)
+    clock.now += 1
+    assert activity.look(replace(STATUS, pos=HEAVY_BYTES)) == USUAL
+
+
+def test_the_words_are_of_one_length() -> None:
+    assert len({len(word) for word in (USUAL, STILL, HEAVY)}) == 1
