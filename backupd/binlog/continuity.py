@@ -365,7 +365,7 @@ def with_file(
         return _other_file(tail, seen, source, previous)
     if not compared.lost:
         return GoOn(tail.number)  # only half a transaction is here and not there
-    if compared.transactions == 0 and (node := _other_node(seen, source)) is not None:
+    if compared.transactions == 0 and (node := _other_node(tail, seen, source)) is not None:
         return node
     position = f"{compared.common.file}:{compared.common.pos}"
     if why := restored(seen, source):
@@ -380,7 +380,7 @@ def _other_file(
     tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
 ) -> Fork | None:
     """The newest file that is here is not at the server."""
-    if (node := _other_node(seen, source)) is not None:
+    if (node := _other_node(tail, seen, source)) is not None:
         return node
     renumbered = seen is not None and bool(source.server_uuid) and source.server_uuid == seen.server_uuid
     if seen is not None and another(seen, source) and not renumbered:
@@ -401,10 +401,10 @@ def _other_file(
     return None
 
 
-def _other_node(seen: Seen | None, source: SourceState) -> Fork | None:
-    """Another node of the same cluster, or the same one with the data of a donor (SST): never a restore, whatever its
-    log sequence number is, and its server_id is that of the others as a rule. What it shares with what is here is found
-    as with a failover."""
+def _other_node(tail: Tail, seen: Seen | None, source: SourceState) -> Fork | None:
+    """Another node of the same cluster, or the same one with the data of a donor (SST), or one that came back out of a
+    backup and has all that was archived: never a restore, whatever its log sequence number is, and its server_id is
+    that of the others as a rule. What it shares with what is here is found as with a failover."""
     if seen is None or not source.cluster or source.cluster != seen.cluster:
         return None
     if another(seen, source):
@@ -414,6 +414,8 @@ def _other_node(seen: Seen | None, source: SourceState) -> Fork | None:
         )
     elif restored(seen, source) and source.marker == seen.marker:
         what = f"the node has the data of another one of the cluster {source.cluster} now (SST)"
+    elif restored(seen, source) and source.cluster_gtids and _executed(source, tail):
+        what = f"the node was restored, and has caught up with its cluster {source.cluster}"
     else:
         return None
     return Fork(BranchReason.NODE_CHANGED, source.logs[0].number, what)

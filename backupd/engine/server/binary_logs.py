@@ -354,21 +354,25 @@ class BinlogSource:
             version = Version.parse(variables["version"])
             dialect = dialect_of(flavour, version)
             position = _position(session, dialect)
+            basename, logs = position.file.rpartition(".")[0], _logs(session) if files else ()
+            cluster = wsrep_status(session).get("wsrep_cluster_state_uuid", "") if is_node(variables) else ""
+            if cluster:  # an SST by rsync leaves the donor's file in the list
+                logs = tuple(log for log in logs if log.name.rpartition(".")[0] == basename)
             return SourceState(
                 server_time=server_time,
                 server_uuid=variables.get(dialect.uid, ""),
                 server_id=int(variables.get("server_id", "0")),
                 flavour=flavour,
                 version=version,
-                basename=position.file.rpartition(".")[0],
-                logs=_logs(session) if files else (),
+                basename=basename,
+                logs=logs,
                 position=position,
                 lsn=current_lsn(session),
                 durable_lsn=_status(session, _DURABLE),
                 history=_history(session, flavour, position),
                 marker=self._marker(variables.get("datadir", "")),
                 semi_sync=read_semi_sync(session, dump) if self._semi_sync else None,
-                cluster=wsrep_status(session).get("wsrep_cluster_state_uuid", "") if is_node(variables) else "",
+                cluster=cluster,
                 cluster_gtids=variables.get("wsrep_gtid_mode", "").upper() in ("ON", "1"),
             )
 

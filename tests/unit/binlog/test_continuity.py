@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.binlog.connection_start import shared_xid
 from backupd.binlog.continuity import (
     Compared,
     Fork,
@@ -31,6 +32,7 @@ from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version
 from backupd.recovery.runs import holder_of_each
+from tests.support.logs.node_logs import Happened, write
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 SEEN = Seen(NOW, "uuid-1", 1, 100_000, "", "0-1-50")
@@ -260,3 +262,68 @@ def test_a_dump_goes_on_a_little_before_the_end_of_what_is_here(tmp_path: Path) 
     for no_log in (b"", b"\xfeb", b"\0" * 500):
         path.write_bytes(no_log)
         assert resume_at(path) is None
+
+
+CLUSTER = "5c3a1f2e-c0de-11f0-8000-0242ac110002"
+NODE = replace(SEEN, cluster=CLUSTER)
+
+
+@pytest.mark.parametrize("server_id", [1, 2])
+def test_another_node_of_the_cluster_is_never_a_restore_whatever_its_server_id(server_id: int) -> None:
+    state = source(1, 2, server_uuid="uuid-2", server_id=server_id, lsn=5, cluster=CLUSTER)
+    found = without_file(TAIL, NODE, state, no_question)
+    assert isinstance(found, Fork)
+    assert found.reason is BranchReason.NODE_CHANGED
+    assert f"another node of the cluster {CLUSTER} answers" in found.note
+    same_name = with_file(TAIL, Compared(None, 0, lost=True), NODE, state, no_question)
+    assert isinstance(same_name, Fork)
+    assert same_name.reason is BranchReason.NODE_CHANGED
+    same_head = with_file(TAIL, Compared(Position(TAIL.name, 256, ""), 0, lost=True), NODE, state, no_question)
+    assert isinstance(same_head, Fork)
+    assert same_head.reason is BranchReason.NODE_CHANGED
+
+
+def test_a_node_with_the_data_of_a_donor_is_none_either_but_one_that_was_restored_is() -> None:
+    found = without_file(TAIL, NODE, source(1, 2, lsn=5, cluster=CLUSTER), no_question)
+    assert isinstance(found, Fork)
+    assert found.reason is BranchReason.NODE_CHANGED
+    assert "has the data of another one" in found.note
+    restored_node = source(1, 2, lsn=5, cluster=CLUSTER, marker="20261121T030000Z-00000001")
+    found = without_file(TAIL, NODE, restored_node, lambda _name: "")
+    assert isinstance(found, Fork)
+    assert found.reason is BranchReason.RESTORE, "GTIDs of its own show nothing"
+    for gtid, reason in (("0-1-49", BranchReason.RESTORE), ("0-1-50", BranchReason.NODE_CHANGED)):
+        state = replace(restored_node, cluster_gtids=True, position=Position("binlog.000002", 5000, gtid))
+        found = without_file(TAIL, NODE, state, lambda _name: "")
+        assert isinstance(found, Fork)
+        assert found.reason is reason
+
+
+def test_a_node_of_another_cluster_and_a_server_that_left_it_are_judged_as_any_other() -> None:
+    for cluster in ("", "11111111-c0de-11f0-8000-0242ac110002"):
+        found = without_file(TAIL, NODE, source(1, 2, server_uuid="uuid-2", lsn=5, cluster=cluster), lambda _name: "")
+        assert isinstance(found, Fork)
+        assert found.reason is BranchReason.RESTORE
+    assert without_file(replace(TAIL, ended=Ending.ROTATED), NODE, source(6, 7, cluster=CLUSTER), no_gtids) == GoOn(6)
+
+
+def no_gtids(_name: str) -> str | None:
+    return None
+
+
+def test_without_common_gtids_two_nodes_meet_at_a_xid(tmp_path: Path) -> None:
+    rows = [Happened.ROWS, Happened.DDL, Happened.NOTHING, Happened.ROWS]
+    ours = tmp_path / "node1-bin.000003"
+    ours.write_bytes(write(rows, first=50).data)  # Xids 50 and 53
+    theirs = {
+        "node2-bin.000001": write(rows, first=50, gtid=700),
+        "node2-bin.000002": write(rows, first=54, gtid=703),
+    }
+    for name, written in theirs.items():
+        (tmp_path / name).write_bytes(written.data)
+    logs = [ListedLog(name, number, 5000) for number, name in enumerate(theirs, start=1)]
+    found = shared_xid(ours, logs, lambda name: tmp_path / name)
+    assert found is not None
+    log, xid = found
+    assert (log.name, xid.number, xid.end) == ("node2-bin.000001", 53, theirs[log.name].ends[53])
+    assert shared_xid(ours, logs[1:], lambda name: tmp_path / name) is None
