@@ -46,11 +46,11 @@ def upgrade() -> None:
         sa.Column("came", sa.String(32), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True)),
     )
-    op.create_index("ix_rejoins_server_began_at", "rejoins", ["server", "began_at"])
+    op.create_index("ix_rejoins_uuid_began_at", "rejoins", ["uuid", "began_at"])
 
 
 def downgrade() -> None:
-    op.drop_index("ix_rejoins_server_began_at", "rejoins")
+    op.drop_index("ix_rejoins_uuid_began_at", "rejoins")
     op.drop_table("rejoins")
     op.drop_table("node_samples")
     op.drop_column("backups", "node")

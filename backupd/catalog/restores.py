@@ -100,7 +100,7 @@ rejoins = Table(
     Column("began_at", UtcTime, nullable=False),
     Column("came", String(32), nullable=False),
     Column("ended_at", UtcTime),
-    Index(None, "server", "began_at"),
+    Index(None, "uuid", "began_at"),
 )
 
 
@@ -115,9 +115,9 @@ class Rejoins(Rows):
         """Of a restore."""
         return self._record(Rejoin, select(rejoins).where(rejoins.c.id == restore_id))
 
-    def list(self, server: str, limit: int = 10) -> tuple[Rejoin, ...]:
-        """The newest ones of a server, newest first."""
-        query = select(rejoins).where(rejoins.c.server == server)
+    def of_cluster(self, uuid: str, limit: int = 10) -> tuple[Rejoin, ...]:
+        """The newest ones to a cluster, newest first."""
+        query = select(rejoins).where(rejoins.c.uuid == uuid)
         return self._records(Rejoin, query.order_by(rejoins.c.began_at.desc()).limit(limit))
 
 

@@ -266,8 +266,8 @@ def advice(donor: Donor, predicted: timedelta, apart: timedelta) -> Advice | Non
 
 @dataclass(frozen=True, slots=True)
 class Rejoin(Document):
-    """What was predicted of a node that joins its cluster again, and what came. ``id``: of the restore; ``server``: of
-    the configuration, ``node`` the server that joins. ``forecast``: as it was right before the start; ``came``:
+    """What was predicted of a node that joins its cluster again, and what came. ``id``: of the restore; ``server``: the
+    cluster as the restore named it, ``node``: the server that joins. ``forecast``: as it was when that began; ``came``:
     ``ist``, ``sst``, ``failed`` or ``hung``, "" while nobody knows; ``predicted_seconds``: of the restore."""
 
     id: str

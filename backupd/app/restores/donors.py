@@ -5,7 +5,7 @@ for a node that is restored from a backup.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
@@ -15,7 +15,7 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.recovery.chains import chain_of
 from backupd.recovery.ist import Donor, Forecast, NodeSample, donor_of, forecast
-from restore.planning.plan import DEFAULT_RATES, bytes_of
+from restore.planning.plan import DEFAULT_RATES, Plan, bytes_of
 
 MEASURED = timedelta(hours=1)
 """Over how long it is measured what is written."""
@@ -40,32 +40,39 @@ class Looked:
 
 
 def look(wiring: Wiring, server: str, now: datetime) -> NodeSample | None:
-    """The server as a node, now; None of one that is none. Raises ServerError, ConfigurationError."""
-    with wiring.settings.server(server).connection().connect() as session:
+    """The server, or the member of a group, as a node, now; None of one that is none. Raises ServerError,
+    ConfigurationError, UnknownNameError."""
+    with wiring.settings.reached(server).connection().connect() as session:
         state = probe_wsrep(session)
     return NodeSample.of(server, now, state) if state is not None else None
 
 
-def donors(wiring: Wiring, server: str) -> Looked:
-    """The nodes of the cluster that ``server`` is of, asked now. Where it does not answer, its cluster is the one that
-    it was seen in last, or that of its newest backup. Raises NotFoundError for a server that is not configured."""
+def ways_of(wiring: Wiring, server: str) -> tuple[str, ...]:
+    """The names under which a server is reached: its own, or those of its members. Raises UnknownNameError."""
+    found = wiring.settings.server(server)
+    return tuple(found.ways) if found.is_group else (server,)
+
+
+def donors(wiring: Wiring, server: str, uuid: str = "") -> Looked:
+    """The nodes of the cluster ``uuid``, asked now; by default of the one that ``server`` is of. Where it does not
+    answer, that is the one that it was seen in last, or that of its newest backup. Raises NotFoundError for a server
+    that is not configured."""
     now, troubles = wiring.clock(), []
-    wiring.settings.server(server)
-    known = set(wiring.catalog.nodes.servers())
-    names = list(wiring.settings.servers)
+    ours, known = ways_of(wiring, server), set(wiring.catalog.nodes.servers())
+    names = [one.member or one.name for one in wiring.settings.ways()]
     if len(names) > _FEW:
-        names = [name for name in names if name in known or name == server]
+        names = [name for name in names if name in known or name in ours]
     found: dict[str, NodeSample] = {}
     for name in names:
         try:
             sample = look(wiring, name, now)
         except BackupdError as error:
-            if name in known or name == server:
+            if name in known or name in ours:
                 troubles.append(f"{name} does not answer: {error.message}")
             continue
         if sample is not None:
             found[name] = sample
-    uuid = found[server].uuid if server in found else cluster_of(wiring, server)
+    uuid = uuid or next((found[name].uuid for name in ours if name in found), "") or cluster_of(wiring, server)
     return Looked(
         tuple(_measured(wiring, one) for one in _of_cluster(found.values(), uuid)),
         tuple(troubles),
@@ -86,9 +93,9 @@ def seen_donors(wiring: Wiring, server: str, now: datetime) -> Looked:
 def cluster_of(wiring: Wiring, server: str) -> str:
     """The uuid of the cluster that a server was last seen in, or of its newest backup; "" where neither says. Raises
     CatalogError."""
-    seen = wiring.catalog.nodes.of(server, wiring.clock() - timedelta(days=2))
-    if seen:
-        return seen[-1].uuid
+    for name in ways_of(wiring, server):
+        if seen := wiring.catalog.nodes.of(name, wiring.clock() - timedelta(days=2)):
+            return seen[-1].uuid
     newest = newest_of(wiring.catalog.backups.list(server))
     return newest.node.uuid if newest is not None and newest.node is not None else ""
 
@@ -125,6 +132,25 @@ def forecast_of(
     """How a node comes back that is restored from this backup, beginning ``now``. Raises CatalogError."""
     position = record.node.position if record.node is not None else None
     return forecast(position, donors, now=now, predicted=predicted(wiring, record, listed))
+
+
+def with_forecast(wiring: Wiring, server: str, found: Plan) -> Plan:
+    """The plan of a restore of a node, with what becomes of it. Where binary logs are replayed the seqno is only known
+    when they are read. Raises CatalogError."""
+    record = wiring.catalog.backups.get(found.backup_id)
+    if found.replay is not None or record.node is None:
+        return found
+    verdict = foretold(wiring, server, record, timedelta(seconds=found.seconds))
+    if verdict.is_ist:
+        return replace(found, reason=f"{found.reason}; {verdict.words}")
+    return replace(found, warnings=(*found.warnings, verdict.words))
+
+
+def foretold(wiring: Wiring, server: str, record: BackupRecord, takes: timedelta) -> Forecast:
+    """How the node comes back that is restored from this backup now, which ``takes`` so long. Raises CatalogError."""
+    node = record.node
+    looked = donors(wiring, server, node.uuid if node is not None else "")
+    return forecast(node.position if node is not None else None, looked.donors, now=wiring.clock(), predicted=takes)
 
 
 def _measured(wiring: Wiring, sample: NodeSample) -> Donor:

@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from backupd.app.context.keys import require_keys
 from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
 from backupd.app.restores.cluster_members import galera_spec
+from backupd.app.restores.donors import foretold
 from backupd.app.restores.plan import foresee, moment_of, sources, statements
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import WHOLE_MODES, RestoreOptions, RestoreRequest
@@ -36,6 +38,7 @@ from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, is_id, new_id
 from backupd.process.run_context import RunContext
+from backupd.recovery.ist import Rejoin
 from policies.document import suggestion
 from restore.cutover.cutover import pending, settle
 from restore.cutover.plan import Pending, Triggers
@@ -173,11 +176,24 @@ class _Server(_Restore):
         )
         read_from, context = sources(wiring, chosen, thaw), run.context(wiring, self._phase_done)
         outcome = (
-            rejoin.execute(spec, galera_spec(wiring, request), read_from, context)
+            self._rejoined(record, lambda: rejoin.execute(spec, galera_spec(wiring, request), read_from, context))
             if request.of_node
             else execute(spec, read_from, context)
         )
         self._succeeded(outcome.phases)
+        return outcome
+
+    def _rejoined(self, record: BackupRecord, work: Callable[[], rejoin.RejoinOutcome]) -> rejoin.RejoinOutcome:
+        """``work``, with what was foretold of it kept beside what came."""
+        wiring, request = self._wiring, self._request
+        verdict = foretold(wiring, request.server, record, timedelta(seconds=self.base.seconds))
+        began = Rejoin.of(self.row.id, request.cluster, request.server, verdict, wiring.clock())
+        if request.start:
+            wiring.catalog.rejoins.put(began)
+        outcome = work()
+        if outcome.join is not None:
+            came = replace(began, came=str(outcome.join.ending), ended_at=wiring.clock())
+            wiring.catalog.rejoins.put(came)
         return outcome
 
     def failed(self, error: BaseException) -> None:

@@ -207,7 +207,12 @@ class Restores(Facade):
         from backupd.app.restores.plan import plan
 
         datadir = Path(request.datadir) if request.datadir else None
-        return plan(self._wiring, request.server, request.target, datadir, options=request.options)
+        found = plan(self._wiring, request.server, request.target, datadir, options=request.options)
+        if not request.of_node:
+            return found
+        from backupd.app.restores.donors import with_forecast
+
+        return with_forecast(self._wiring, request.server, found)
 
     def plan_tables(self, request: RestoreRequest) -> TablePlan:
         """What a restore of tables would do. Moves nothing."""

@@ -82,7 +82,7 @@ def cluster(wiring: Wiring, server: str) -> Cluster:
         troubles=looked.troubles,
         backups=tuple(found),
         advice=short.words if short is not None else "",
-        rejoins=wiring.catalog.rejoins.list(server),
+        rejoins=wiring.catalog.rejoins.of_cluster(first.uuid),
     )
 
 
@@ -151,30 +151,33 @@ class ClusterWatch(PeriodicCheck):
     def _names(self, wiring: Wiring) -> Iterable[str]:
         now = wiring.clock()
         wiring.catalog.nodes.forget(now - KEPT)
-        known = [name for name in wiring.catalog.nodes.servers() if name in wiring.settings.servers]
-        others = [name for name in wiring.settings.servers if name not in known]
+        names = [one.member or one.name for one in wiring.settings.ways()]
+        seen = set(wiring.catalog.nodes.servers())
+        known = [name for name in names if name in seen]
+        others = [name for name in names if name not in seen]
         self._turn += 1
         return [*known, *others[self._turn % len(others) :][:1]] if others else known
 
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
-        server = wiring.settings.server(name)
+        server = wiring.settings.reached(name)
         sample = look(wiring, name, now)
         if sample is None:
             return
         wiring.catalog.nodes.add(sample)
         if not server.usable or server.policy.physical is None:
             return
-        found = window(wiring, name, now)
+        found = window(wiring, server.name, now)
         if found is None:
             return
         if self._incidents is None:
             self._incidents = Incidents(wiring.catalog)
-        key = Key(IST_WINDOW, name)
+        key = Key(IST_WINDOW, server.name)
         if is_short(found.verdict, now):
             self._incidents.settle(now, _condition(key, found, now))
         else:
             self._incidents.settle(
-                now, looked={key: f"{name}: a node that is restored from its newest backup comes back by IST again"}
+                now,
+                looked={key: f"a node that is restored from {server.name}'s newest backup comes back by IST again"},
             )
 
 

@@ -135,8 +135,9 @@ def _jobs(found: Values, wiring: Wiring, now: datetime, servers: Sequence[Server
 
 def _nodes(found: Values, wiring: Wiring, now: datetime, servers: Sequence[ServerOverview]) -> None:
     """Of servers that were seen to be nodes of a Galera cluster."""
-    known = set(wiring.catalog.nodes.servers())
-    for name in sorted(server.name for server in servers if server.name in known):
+    known = wiring.catalog.nodes.servers()
+    nodes = {wiring.settings.groups.get(name, name) for name in known}
+    for name in sorted(server.name for server in servers if server.name in nodes):
         seen = window(wiring, name, now)
         if seen is not None:
             found.set("backupd_server_ist_window_seconds", _seconds(seen.left), name)
