@@ -249,8 +249,7 @@ class WholeRestore:
             placed = self.resume()
         started = running(run_folder(self._state.restore_id)) if placed else None
         if started is None:
-            _await_free(site.datadir, seconds=_DYING if placed else 0.0)
-            self._warnings += not_looked_at(site.datadir)
+            self.await_free(placed=placed)
         if not placed:
             self.refuse_filled((*site.ours, *self._state.moves))
         chain = self._load()
@@ -271,6 +270,12 @@ class WholeRestore:
         if SELINUX.exists():
             self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         return self.complete(chain, programs, started)
+
+    def await_free(self, *, placed: bool) -> None:
+        """Raises RefusedError where somebody lives in the data directory; what a killed attempt left there may go on
+        for a moment."""
+        _await_free(self._site.datadir, seconds=_DYING if placed else 0.0)
+        self._warnings += not_looked_at(self._site.datadir)
 
     def refuse_filled(self, ours: tuple[str, ...]) -> None:
         """Raises RefusedError where something besides ``ours`` is in the data directory."""

@@ -21,13 +21,13 @@ from backupd.engine.server.launch import log_tail
 from backupd.engine.server.wsrep import probe_wsrep
 from backupd.engine.sql.client import Connection
 from backupd.model.document import Document, json_key
-from backupd.model.errors import ServerError
+from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import Progress
 from backupd.model.server_facts import ClusterPosition
 from backupd.process.folders import open_plain
 from backupd.process.run_context import RunContext
 from restore.galera.comparison import Compared
-from restore.galera.node import Node
+from restore.galera.node import Node, started_by
 
 STILL_SECONDS = 180.0
 """So long nothing may happen before a node counts as one that hangs; in an SST, which may copy silently, never."""
@@ -139,8 +139,7 @@ def watch(
     while True:
         text, offset = _more(node.log, offset)
         markers.take(text)
-        pid = node.running()
-        if pid is None:
+        if started_by(node.restore_id) is None:
             more, offset = _more(node.log, offset)
             markers.take(more + "\n")
             tail = log_tail(node.log) or log_tail(node.output)
@@ -158,7 +157,7 @@ def watch(
         if time.monotonic() - moved > still and not markers.sst:
             return Ending.HUNG, markers, f"nothing has happened for {still:.0f} s; its state is {_shown(state)}"
         if context.is_cancelled():
-            context.fence()
+            raise CancelledError("stopped watching the node, whose server goes on; the same command watches it again")
         context.report(Progress("join", note=_note(markers, state)))
         time.sleep(_LOOK_SECONDS)
 

@@ -26,6 +26,7 @@ _SERIES = ("10.4", "10.5", "10.6", "10.11", "11.4", "11.8")
 _NAMES = ("mysqld", "mariadb", "mariadbd")
 _GROUPS = ("server", "galera", *_NAMES, *(f"{name}-{series}" for name in _NAMES for series in _SERIES))
 _MARK = "BACKUPD_RESTORE"
+_SERVERS = ("mariadbd", "mysqld")
 _POLITE_SECONDS = 20.0
 _GONE_SECONDS = 60.0
 
@@ -89,13 +90,9 @@ class Node:
             env={_MARK: self.restore_id},
         )
 
-    def running(self) -> int | None:
-        """The process of a server that this restore started, also in an earlier attempt."""
-        return next(self._processes(), None)
-
     def end(self) -> None:
         """End every such process. Raises ToolError for one that does not go away."""
-        for pid in tuple(self._processes()):
+        for pid in tuple(_processes(self.restore_id)):
             try:
                 handle = os.pidfd_open(pid)
             except ProcessLookupError:
@@ -114,18 +111,25 @@ class Node:
             finally:
                 os.close(handle)
 
-    def _processes(self) -> Iterator[int]:
-        mark, name = f"{_MARK}={self.restore_id}".encode(), Path(self.program).name[:15]
-        for process in Path("/proc").iterdir():
-            if not process.name.isdigit():
+
+def started_by(restore_id: str) -> int | None:
+    """The process of a node's server that the restore of this id started, also in an earlier attempt."""
+    return next(_processes(restore_id), None)
+
+
+def _processes(restore_id: str) -> Iterator[int]:
+    mark = f"{_MARK}={restore_id}".encode()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            # Scripts that the server starts (for an SST) have its environment, too.
+            if (process / "comm").read_text().strip() not in _SERVERS:
                 continue
-            try:
-                if (process / "comm").read_text().strip() != name:
-                    continue
-                if mark in (process / "environ").read_bytes().split(b"\0"):
-                    yield int(process.name)
-            except OSError:
-                continue  # it has ended
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                yield int(process.name)
+        except OSError:
+            continue  # it has ended
 
 
 def _ended(handle: int, seconds: float) -> bool:

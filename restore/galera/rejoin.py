@@ -37,7 +37,7 @@ from restore.galera import grastate
 from restore.galera.cluster import look
 from restore.galera.comparison import compare
 from restore.galera.join import Ending, Joined, log_size, watch
-from restore.galera.node import Node, refuse_no_node, server_option
+from restore.galera.node import Node, refuse_no_node, server_option, started_by
 from restore.galera.old_datadir import (
     aside_name,
     move_aside,
@@ -123,6 +123,11 @@ class _Rejoin(WholeRestore):
         if super().resume():
             return True
         return self._state.stage == "placed"
+
+    def await_free(self, *, placed: bool) -> None:
+        """The node itself, which an earlier attempt started, goes on joining."""
+        if not placed or started_by(self._state.restore_id) is None:
+            super().await_free(placed=placed)
 
     def refuse_filled(self, ours: tuple[str, ...]) -> None:
         """A node's old data directory is moved aside later on; here its end is compared with the cluster's."""
@@ -245,7 +250,7 @@ class _Rejoin(WholeRestore):
         begun = time.monotonic()
         with context.watch.phase("joined"):
             context.report(Progress("join"))
-            if node.running() is None:
+            if started_by(node.restore_id) is None:
                 self._begin(node, programs)
             began = cluster_position(str(self._state.node["began"]))
             if began is None:
@@ -263,7 +268,7 @@ class _Rejoin(WholeRestore):
             markers.last if ending is Ending.IST else 0,
             time.monotonic() - begun,
             donors,
-            node.running() or 0,
+            started_by(node.restore_id) or 0,
             reason,
         )
         if ending in (Ending.FAILED, Ending.HUNG):

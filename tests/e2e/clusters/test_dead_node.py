@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.support.dice import SOAK
 from tests.support.e2e.archived import Archive
 from tests.support.e2e.house import SERVER
 from tests.support.e2e.lab import burst, die, forget_cache, laboratory, writing
@@ -30,7 +31,7 @@ def assert_equal(cluster: Cluster) -> None:
     assert first.scalar("SELECT COUNT(*) FROM shop.orders WHERE note LIKE 'after it on%'") % 3 == 0
 
 
-@pytest.mark.parametrize("gtid_mode", [True, False], ids=["gtid", "no-gtid"])
+@pytest.mark.parametrize("gtid_mode", [True, pytest.param(False, marks=SOAK)], ids=["gtid", "no-gtid"])
 def test_a_lost_node_comes_back_by_ist_from_increments_and_from_a_replay(keys: Keys, gtid_mode: bool) -> None:
     with laboratory(keys, gtid_mode=gtid_mode) as lab:
         node, second, third = lab.cluster.nodes

@@ -134,7 +134,8 @@ class Node(PrivateServer):
         """A status variable; "" while the server refuses to answer."""
         try:
             found = self.query(f"SHOW GLOBAL STATUS LIKE '{name}'")
-        except pymysql.err.Error:
+        except (pymysql.err.Error, OSError):
+            self._root = None  # a joiner ends the connections that it had taken too early
             return ""
         return str(found[0][1]) if found else ""
 
