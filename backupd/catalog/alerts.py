@@ -115,9 +115,11 @@ cursors = Table(
 class Events(Rows):
     """Events: what happened, in the order in which it was written."""
 
-    def add(self, event: Event) -> None:
-        """Append one event; its number is the next one."""
-        self._do(insert(events).values(row_of(events, event)))
+    def add(self, *found: Event) -> None:
+        """Append events, all or none; their numbers are the next ones."""
+        if found:
+            with self._database.write() as connection:
+                insert_all(connection, events, found)
 
     def list(
         self, *, server: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None

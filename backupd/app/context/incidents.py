@@ -40,8 +40,7 @@ class Incidents:
         """Record what a look found (see ``conditions.settle``). Raises CatalogError."""
         keys = dict.fromkeys([*(one.key for one in holds), *looked, *gone])
         found = settle(at, [key for key in keys if self.is_open(key)], holds, looked, gone, job_id)
-        for event in (*found.opened, *found.closed):
-            self._catalog.events.add(event)
+        self._catalog.events.add(*found.opened, *found.closed)
         for event in found.restated:
             self._catalog.incidents.restate(event)
         self._closed -= {one.key for one in holds}

@@ -184,12 +184,15 @@ class QueueWatch:
         """Raises CatalogError."""
         late = waiting(wiring, now, NOTED)
         wiring.catalog.jobs.say_waiting({job.id: why for job, why in late if job.message != why}, _HINT)
-        for job, message in late:
-            if now - _since(job) >= LONG and job.id not in self._reported:
-                trouble = BackupdError(_sentence(job, message, now), hint=_HINT)
-                wiring.catalog.events.add(event_of(job, now, "job-waiting", trouble, Severity.WARNING))
-                self._reported |= {job.id}
-        self._reported &= {job.id for job, _message in late}
+        news = {
+            job.id: event_of(
+                job, now, "job-waiting", BackupdError(_sentence(job, why, now), hint=_HINT), Severity.WARNING
+            )
+            for job, why in late
+            if now - _since(job) >= LONG and job.id not in self._reported
+        }
+        wiring.catalog.events.add(*news.values())
+        self._reported = self._reported.union(news) & {job.id for job, _message in late}
 
 
 def waiting(wiring: Wiring, now: datetime, span: timedelta) -> list[tuple[JobRecord, str]]:
