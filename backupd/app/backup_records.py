@@ -262,6 +262,7 @@ def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], cop
         kind=BackupKind(header.kind),
         state=BackupState.COMPLETE,
         position=facts.position if facts else Position(),
+        upstream=facts.receipts.upstream if facts else None,
         flavour=str(facts.server.flavour) if facts else "",
         server_version=str(facts.server.version) if facts else "",
         tool_version=str(facts.tool.version) if facts else "",

@@ -118,6 +118,8 @@ class BackupRecord(Document):
     node: NodeFacts | None = field(default=None, metadata=json_key("galera", later=True))
     """Of a physical backup of a Galera node: its position in the cluster, and the load that it made; null otherwise."""
     copies: tuple[Copy, ...] = ()
+    upstream: Position | None = None
+    """Of a replica that follows one source: the position of that source. ``position`` is the server's own."""
 
     @property
     def not_dumped(self) -> int:

@@ -134,7 +134,8 @@ class Receipts(Document):
     """What a physical tool leaves about its own run: checkpoints, binary log position, versions.
 
     ``from_lsn``/``to_lsn``/``last_lsn`` as in the tool's checkpoints file. ``replica_of`` is the text of its
-    slave_info file, sealed with everything else because it can name a source.
+    slave_info file, sealed with everything else because it can name a source. ``upstream``: the position of that source
+    at ``position``, as far as that text says; None of a server that follows none, or several.
     """
 
     backup_type: str
@@ -145,6 +146,7 @@ class Receipts(Document):
     tool_version: str
     server_version: str
     replica_of: str = ""
+    upstream: Position | None = field(default=None, metadata=json_key(later=True))
 
 
 UNKNOWN_SEQNO = -1

@@ -124,8 +124,28 @@ def parse_receipts(files: Mapping[str, bytes]) -> Receipts:
         position=_position(files, family.binlog_info),
         tool_version=_value(info, family.info, "tool_version"),
         server_version=_value(info, family.info, "server_version"),
-        replica_of=_text(files, family.slave_info).strip() if family.slave_info in files else "",
+        replica_of=(replica_of := _text(files, family.slave_info).strip() if family.slave_info in files else ""),
+        upstream=upstream_of(replica_of),
     )
+
+
+_UPSTREAM = re.compile(
+    r"(?:MASTER|SOURCE)_LOG_(?:FILE\s*=\s*'(?P<file>[^']+)'|POS\s*=\s*(?P<pos>[0-9]+))"
+    r"|\bgtid_(?:slave_pos|purged)\s*=\s*'(?P<gtid>[^']*)'",
+    re.IGNORECASE,
+)
+
+
+def upstream_of(replica_of: str) -> Position | None:
+    """The position of a replica's source in the text of slave_info (see ``Receipts``)."""
+    found: dict[str, str] = {}
+    for match in _UPSTREAM.finditer(replica_of):
+        for name, value in match.groupdict().items():
+            if value is not None and found.setdefault(name, value) != value:
+                return None  # of several sources
+    if not found.get("gtid") and not (found.get("file") and found.get("pos")):
+        return None
+    return Position(found.get("file", ""), int(found.get("pos", "0")), found.get("gtid", "").replace("\n", ""))
 
 
 def _position(files: Mapping[str, bytes], name: str) -> Position:

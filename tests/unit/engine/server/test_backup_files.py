@@ -15,6 +15,7 @@ from backupd.engine.server.backup_files import (
     named,
     parse_receipts,
     read_receipts,
+    upstream_of,
 )
 from backupd.model.errors import RefusedError, StreamError
 from backupd.model.server_facts import Position
@@ -71,6 +72,34 @@ def test_both_families_of_names_are_read(names: object, tmp_path: Path) -> None:
 )
 def test_binary_log_positions_with_and_without_gtid(text: bytes, expected: Position) -> None:
     assert parse_receipts(_files(binlog_info=text)).position == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("CHANGE MASTER TO MASTER_LOG_FILE='bin.000003', MASTER_LOG_POS=4711;", Position("bin.000003", 4711)),
+        ("CHANGE REPLICATION SOURCE TO SOURCE_LOG_FILE='b.1', SOURCE_LOG_POS=9", Position("b.1", 9)),
+        (
+            "SET GLOBAL gtid_slave_pos = '0-1-2,1-5-9';\nCHANGE MASTER TO master_use_gtid = slave_pos",
+            Position(gtid="0-1-2,1-5-9"),
+        ),
+        (
+            "SET GLOBAL gtid_purged='u1:1-5,\nu2:1';\nCHANGE MASTER TO MASTER_AUTO_POSITION=1",
+            Position(gtid="u1:1-5,u2:1"),
+        ),
+        (
+            (
+                "CHANGE MASTER 'a' TO MASTER_LOG_FILE='a.1', MASTER_LOG_POS=4;\n"
+                "CHANGE MASTER 'b' TO MASTER_LOG_FILE='b.1', MASTER_LOG_POS=4;"
+            ),
+            None,
+        ),
+    ],
+)
+def test_the_position_of_a_replica_s_source_is_read(text: str, expected: Position | None) -> None:
+    assert upstream_of(text) == expected
+    assert parse_receipts(_files("xtrabackup", slave_info=text.encode())).upstream == expected
 
 
 def test_a_server_without_binary_log_has_no_position() -> None:
