@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +27,17 @@ from pathlib import Path
 
 from backupd.engine.physical.datafiles import assert_local
 from backupd.engine.server.backup_files import named
-from backupd.engine.server.launch import LaunchedServer, ServerConfig, log_tail, option_text
-from backupd.engine.sql.client import Connection
+from backupd.engine.server.launch import (
+    DROP_OWN_ACCOUNT,
+    OWN_ACCOUNT,
+    LaunchedServer,
+    ServerConfig,
+    not_started,
+    option_text,
+    own_account_file,
+    own_password,
+)
+from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.document import Document
 from backupd.model.errors import BackupdError, RefusedError, ToolError
@@ -37,7 +47,14 @@ from backupd.process.folders import opened, read_plain, sync_folder, write_anew
 from backupd.process.pipeline import run
 from backupd.process.run_context import RunContext
 from backupd.process.runtime import runtime_directory
-from restore.datadir.occupancy import FOLDER_MODE, Account, find_account, hand_over, refuse_non_empty
+from restore.datadir.occupancy import (
+    FOLDER_MODE,
+    Account,
+    find_account,
+    hand_over,
+    refuse_non_empty,
+    refuse_occupied,
+)
 from restore.datadir.staging import MARKER, Site, State, fits, read_marker, sync_filesystem, write_marker, write_state
 
 _CLOSED = 0o700
@@ -235,6 +252,7 @@ def server_config(
 def looked_at(config: ServerConfig, info: ServerInfo, *, replica: bool) -> Iterator[LaunchedServer]:
     """A confined server for the checks, stopped cleanly afterwards; its replication settings are gone unless
     ``replica``."""
+    refuse_occupied(config.datadir)
     with LaunchedServer(config) as server:
         if not replica:
             forget_replication(server.connection, info)
@@ -257,27 +275,59 @@ def detached(
     return int(run(command, timeout=60).stdout)
 
 
-def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:
-    """Start a server that outlives this process, with its own accounts, and wait until it answers.
+def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS, first: bytes = b"") -> Started:
+    """Start a server that outlives this process, with its own accounts, and wait until it answers. ``first``: what one
+    with an account of ours executes at its start.
 
     It reads the key files themselves: whenever it is started. Raises ToolError with the end of its log, RefusedError
     for key files that the configuration does not name.
     """
+    refuse_occupied(config.datadir)
     config = replace(config, skip_grants=False, options=named(config.options, config.key_files))
-    _lay_out(config)
+    _lay_out(config, first)
     options = config.directory / "my.cnf"
     argv = (config.program, f"--defaults-file={options}")
     pid = detached(argv, log=config.error_log, folder=config.datadir, account=find_account(config.user))
     deadline = time.monotonic() + seconds
     while (started := running(config.directory)) is None:
         if not _lives(pid) or time.monotonic() > deadline:
-            raise ToolError(
+            raise not_started(
+                config,
                 f"the server on {config.datadir} did not start",
-                detail=log_tail(config.error_log),
-                hint=f"the files are in place; its option file is {options}",
+                f"the files are in place; its option file is {options}",
             )
         time.sleep(0.05)
+    if first:
+        config.init_file.unlink(missing_ok=True)
+        _write_options(replace(config, own_account=False))  # of its next start
     return started
+
+
+def start_with_account(config: ServerConfig) -> tuple[Started, Connection]:
+    """As ``start_for_good``, and how to ask the server as an account of ours, which it has until ``drop_account``.
+    Raises as that does."""
+    password = own_password()
+    started = start_for_good(replace(config, own_account=True), first=own_account_file(password))
+    return started, Connection(socket=str(started.socket), user=OWN_ACCOUNT, password=password)
+
+
+def end_started(started: Started) -> None:
+    """Shut a server down that was started for good, and wait until it is gone. Raises ToolError."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(started.pid, signal.SIGTERM)
+    deadline = time.monotonic() + START_SECONDS
+    while _lives(started.pid):
+        if time.monotonic() > deadline:
+            raise ToolError(
+                f"process {started.pid}, a server that backupd started, does not end",
+                hint="end it by hand, then repeat the command",
+            )
+        time.sleep(0.05)
+
+
+def drop_account(session: Session) -> None:
+    """Remove that account; ``session``, which is one of it, goes on. Raises ServerError."""
+    session.execute(DROP_OWN_ACCOUNT)
 
 
 _SERVER_FOLDER = re.compile(r"server-[0-9a-f]{8}(-look)?")
@@ -371,13 +421,24 @@ def _pid(folder: Path) -> int | None:
         return None
 
 
-def _lay_out(config: ServerConfig) -> None:
+def _lay_out(config: ServerConfig, first: bytes) -> None:
     """The folder of a server that stays: socket, log and temporary files, open to its user alone."""
     account = find_account(config.user)
     temporary = config.directory / "tmp"
     temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
     (config.directory / "pid").unlink(missing_ok=True)
     (config.directory / "s.sock").unlink(missing_ok=True)
-    for path, content in ((config.directory / "my.cnf", option_text(config)), (config.error_log, "")):
-        write_anew(path, content.encode())
+    write_anew(config.error_log, b"")
+    if first:
+        write_anew(config.init_file, first)
+    _write_options(config)
     hand_over(config.directory, account, folder_mode=0o700)
+
+
+def _write_options(config: ServerConfig) -> None:
+    owner = find_account(config.user) if os.geteuid() == 0 else None
+    write_anew(
+        config.directory / "my.cnf",
+        option_text(config).encode(),
+        owner=(owner.uid, owner.gid) if owner is not None else None,
+    )

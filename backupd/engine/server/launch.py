@@ -134,7 +134,9 @@ SOCKET_LIMIT = 107
 START_SECONDS = 600.0
 STOP_SECONDS = 300.0
 OWN_ACCOUNT = "backupd_private"
-_DROP_OWN = f"DROP USER IF EXISTS {OWN_ACCOUNT}@localhost"
+_LOCKED = "Unable to lock ./ibdata1"
+"""What a server says of the system tablespace where another one has it open."""
+DROP_OWN_ACCOUNT = f"DROP USER IF EXISTS {OWN_ACCOUNT}@localhost"
 
 _LOG_LINES = 25
 _LOST_AND_FOUND = "lost+found"
@@ -272,6 +274,21 @@ def _bare(name: str) -> str:
     return name.replace("-", "_").removeprefix("loose_")
 
 
+def own_password() -> str:
+    """Long enough, and of all kinds of characters, for every plugin that judges passwords."""
+    return f"{secrets.token_hex(16)}-Aa1"
+
+
+def own_account_file(password: str) -> bytes:
+    """What a server executes at its start that is asked as an account of ours."""
+    statements = (
+        DROP_OWN_ACCOUNT,
+        f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{password}'",
+        f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
+    )
+    return "".join(f"{line};\n" for line in statements).encode()
+
+
 class LaunchedServer:
     """A running server; a context manager that starts it, waits until it answers, and leaves nothing behind.
 
@@ -292,8 +309,7 @@ class LaunchedServer:
         self._start_seconds = start_seconds
         self._cancel = cancel
         self._child: Child | None = None
-        # Long enough, and of all kinds of characters, for every plugin that judges passwords.
-        self._password = f"{secrets.token_hex(16)}-Aa1" if config.own_account else ""
+        self._password = own_password() if config.own_account else ""
 
     @property
     def connection(self) -> Connection:
@@ -354,7 +370,7 @@ class LaunchedServer:
         if config.own_account:
             write_anew(
                 config.init_file,
-                "".join(f"{line};\n" for line in self._first_statements()).encode(),
+                own_account_file(self._password),
                 owner=_owner(config.user),
             )
         log = open_to_append(config.error_log, owner=_owner(config.user))
@@ -380,7 +396,7 @@ class LaunchedServer:
             return
         if self.config.own_account:
             with self.connection.connect() as session:
-                session.execute(_DROP_OWN)
+                session.execute(DROP_OWN_ACCOUNT)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         code = child.wait(seconds)
@@ -414,13 +430,6 @@ class LaunchedServer:
         else:
             self.kill()
 
-    def _first_statements(self) -> Sequence[str]:
-        return (
-            _DROP_OWN,
-            f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
-            f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
-        )
-
     @property
     def _name(self) -> str:
         return Path(self.config.program).name
@@ -432,10 +441,10 @@ class LaunchedServer:
         while not _greets(self.config.socket):
             code = child.poll() if child is not None else None
             if code is not None:
-                raise ToolError(
+                raise not_started(
+                    self.config,
                     f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
-                    detail=self.log_tail(),
-                    hint="see its error log above",
+                    "see its error log above",
                 )
             if self._cancel is not None and self._cancel.is_set():
                 raise CancelledError(f"the start of {self._name} was cancelled")
@@ -447,6 +456,18 @@ class LaunchedServer:
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.2)
+
+
+def not_started(config: ServerConfig, what: str, hint: str) -> ToolError:
+    """A server did not start, and why; ``what`` and ``hint`` where its log shows nothing better."""
+    tail = log_tail(config.error_log)
+    if _LOCKED in tail:
+        return ToolError(
+            f"another server has the data directory {config.datadir} open",
+            detail=tail,
+            hint="stop that server: two on one data directory destroy it; then repeat the command",
+        )
+    return ToolError(what, detail=tail, hint=hint)
 
 
 def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
