@@ -337,6 +337,11 @@ class Server(Section):
         description="The option file that the server itself is started with. `restore --mode galera --start` starts a "
         "node with it. By default the files that a server reads without one: /etc/my.cnf and /etc/mysql/my.cnf.",
     )
+    replication_defaults_file: LocalPath | None = optional(
+        examples=["/etc/backupd/shop-replication.cnf"],
+        description="An option file with the [client] group of an account with REPLICATION SLAVE, as which new "
+        "replicas of this server connect to it (`restore --mode replica --source`).",
+    )
     policy: Name = Field(
         description="The policy that it follows: the name of a file in the folder of policies. May be left out where "
         "an entry of `policies_by_label` matches its labels.",

@@ -142,6 +142,15 @@ def settle(
     return Settled(tuple(last.values()), tuple(warnings))
 
 
+def disable_elsewhere(session: Session, source_id: int) -> tuple[str, ...]:
+    """Disable every enabled event as on a replica, where it runs on the source, whose server id is ``source_id``; gives
+    their names. Raises ServerError."""
+    present = read_events(session)
+    enabled = {key: event for key, event in present.items() if event.state is EventState.ENABLED}
+    _give(session, present, dict.fromkeys(enabled, (EventState.ELSEWHERE, source_id)))
+    return tuple(f"{event.schema}.{event.name}" for _key_of, event in sorted(enabled.items()))
+
+
 def _give(
     session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]]
 ) -> tuple[str, ...]:

@@ -117,6 +117,10 @@ class ServerSettings:
             return self.connection()
         return self._connection(None, None, self.config.restore_defaults_file)
 
+    def connection_as(self, defaults_file: Path) -> Connection:
+        """The same server, as the account of an option file. Raises ConfigurationError as ``connection`` does."""
+        return self._connection(None, None, defaults_file)
+
     def _connection(self, user: str | None, password_file: Path | None, defaults_file: Path | None) -> Connection:
         from backupd.engine.sql.client import Connection
         from backupd.engine.sql.option_files import Tls

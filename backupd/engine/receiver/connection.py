@@ -34,7 +34,8 @@ class Request:
     """What is asked for: the server's ``file`` from byte ``start`` on, and all that follows. ``server_id``: of this
     end, no other replica's. ``heartbeat``: seconds after which the server speaks though it has nothing to send.
     ``ends``: the dump ends where the log ends now. ``source_id``: server id of the server that is meant, None for
-    whoever answers. ``semi_sync``: as a semi-synchronous replica, whose acknowledgements commits wait for."""
+    whoever answers. ``semi_sync``: as a semi-synchronous replica, whose acknowledgements commits wait for. ``gtids``:
+    of MariaDB, what is there: the dump begins behind it, wherever that is, and ``file`` is ""."""
 
     file: str
     start: int
@@ -43,6 +44,7 @@ class Request:
     ends: bool = False
     source_id: int | None = None
     semi_sync: bool = False
+    gtids: str = ""
 
 
 def begin(connection: Connection, request: Request) -> tuple[Session, socket.socket]:
@@ -55,6 +57,8 @@ def begin(connection: Connection, request: Request) -> tuple[Session, socket.soc
             " @master_binlog_checksum = @@GLOBAL.binlog_checksum, @source_binlog_checksum = @@GLOBAL.binlog_checksum,"
             " @mariadb_slave_capability = 4" + (_SEMI_SYNC if request.semi_sync else "")
         )
+        if request.gtids:
+            session.execute("SET @slave_connect_state = %s", request.gtids)
         flags = _ANNOTATIONS | (_END_WHERE_IT_ENDS if request.ends else 0)
         command = _COMMAND.pack(request.start, flags, request.server_id) + request.file.encode()
         return session, session.begin_dump(_COM_BINLOG_DUMP, command)

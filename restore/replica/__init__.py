@@ -1,0 +1,1 @@
+"""New replicas: a restored copy that follows a source."""

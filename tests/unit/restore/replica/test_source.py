@@ -1,0 +1,87 @@
+"""From where a copy can follow a source, and when it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backupd.model.errors import RefusedError
+from backupd.model.server_facts import Flavour, Position, Version
+from restore.replica.source import Restored, SourceFacts, choose_server_id, choose_start
+
+ONE, OTHER = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
+MYSQL = SourceFacts(
+    "db1:3306",
+    Flavour.MYSQL,
+    Version(9, 7),
+    ONE,
+    7,
+    "db1",
+    3306,
+    log_bin=True,
+    gtid_mode="on",
+    executed=f"{ONE}:1-900",
+    purged=f"{ONE}:1-100",
+    oldest="bin.000004",
+)
+MARIADB = replace(MYSQL, flavour=Flavour.MARIADB, version=Version(10, 11), executed="0-7-900", purged="")
+COPY = Restored("backup B", Flavour.MYSQL, Position("bin.000009", 120, f"{ONE}:1-500"), is_own=True)
+OLD = Restored("backup B", Flavour.MARIADB, Position("bin.000009", 120), is_own=True)
+
+
+def refused(copy: Restored, source: SourceFacts, words: str) -> RefusedError:
+    with pytest.raises(RefusedError, match=words) as caught:
+        choose_start(copy, source)
+    return caught.value
+
+
+def test_a_copy_begins_by_gtid_where_there_are_some() -> None:
+    start = choose_start(COPY, MYSQL)
+    assert (start.by_gtid, str(start)) == (True, f"{ONE}:1-500")
+    copy = replace(OLD, position=Position("bin.000009", 120, "0-7-500"))
+    assert str(choose_start(copy, MARIADB)) == "0-7-500"
+
+
+def test_without_gtids_it_begins_by_file_and_position_of_the_source() -> None:
+    start = choose_start(OLD, MARIADB)
+    assert (start.by_gtid, str(start)) == (False, "bin.000009:120")
+    upstream = replace(OLD, is_own=False, upstream=Position("source.000002", 33))
+    assert str(choose_start(upstream, MARIADB)) == "source.000002:33", "of its source, not its own"
+    refused(replace(OLD, is_own=False), MARIADB, "holds no position in the binary log of db1:3306")
+
+
+def test_what_the_source_has_purged_is_refused_with_the_place() -> None:
+    error = refused(COPY, replace(MYSQL, purged=f"{ONE}:1-600"), "has purged binary logs that the copy needs")
+    assert f"{ONE}:501-600" in error.detail
+    assert "bin.000004" in error.detail
+
+
+def test_another_branch_is_refused() -> None:
+    copy = replace(COPY, position=Position("bin.000009", 120, f"{ONE}:1-500,{OTHER}:1-3"))
+    error = refused(copy, MYSQL, "of another branch")
+    assert error.detail == f"{OTHER}:1-3"
+
+
+@pytest.mark.parametrize(
+    ("mode", "gtids", "words"),
+    [("on", "", "has no GTIDs"), ("off", f"{ONE}:1-500", "has GTIDs")],
+)
+def test_another_gtid_mode_is_refused(mode: str, gtids: str, words: str) -> None:
+    copy = replace(COPY, position=Position("bin.000009", 120, gtids))
+    refused(copy, replace(MYSQL, gtid_mode=mode), words)
+
+
+def test_a_source_of_another_kind_or_without_logs_is_refused() -> None:
+    refused(COPY, MARIADB, "runs mariadb")
+    refused(COPY, replace(MYSQL, log_bin=False), "writes no binary log")
+
+
+def test_the_server_id_is_free_and_always_the_same_for_a_folder() -> None:
+    first = choose_server_id(0, {7}, "/srv/a", "host")
+    assert first == choose_server_id(0, {7, 8}, "/srv/a", "host")
+    assert first != choose_server_id(0, {7}, "/srv/b", "host")
+    assert choose_server_id(0, {first}, "/srv/a", "host") not in (first, 0)
+    assert choose_server_id(12, {7}, "/srv/a", "host") == 12
+    with pytest.raises(RefusedError, match="server_id 7 is taken"):
+        choose_server_id(7, {7}, "/srv/a", "host")
