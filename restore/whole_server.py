@@ -43,6 +43,7 @@ from restore.datadir.occupancy import (
     refuse_non_empty,
     refuse_occupied,
 )
+from restore.datadir.selinux import look, relabel
 from restore.datadir.staging import (
     STAGED,
     State,
@@ -88,6 +89,9 @@ from restore.fetch.sources import (
 from restore.planning.plan import STEP_NAMES, in_order
 from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, RolledForward, goal_of
+from restore.replica.follow import PHASE as REPLICATED
+from restore.replica.follow import Replica, follow, not_begun
+from restore.replica.setup import ReplicaSpec, replica_config, set_up, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class RestoreSpec:
 
     ``target``: as it was asked for; ``chain``: backup ids, full first; ``replay``: the binary logs that are replayed
     onto it, None for the backup as it is. ``owner``: OS user of the server. ``start``: start a server on the result
-    and leave it running, deaf and mute; ``replica``: keep the replication settings of the source (mode ``replica``).
+    and leave it running, deaf and mute; ``replica``: keep the replication settings of the source (mode ``replica``);
+    ``follow``: make the copy a replica, which with ``start`` is handed over once it has caught up.
     ``checks`` (the policy's statements, about ``moment``) and ``witness`` are for a server that is started.
     """
 
@@ -112,12 +117,14 @@ class RestoreSpec:
     replica: bool = False
     checks: tuple[str, ...] = ()
     witness: Witness | None = None
+    follow: ReplicaSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome(Document):
     """``position``: where the copy is; ``replay``: what was replayed onto it, None without; ``started``: the server
-    that was left running. ``inexact``: it may hold other rows than the source had."""
+    that was left running. ``inexact``: it may hold other rows than the source had. ``replica``: what follows a source
+    now, or will. ``selinux_enforcing``: None where there is no SELinux."""
 
     restore_id: str = field(metadata=json_key("id"))
     server: str
@@ -132,6 +139,8 @@ class RestoreOutcome(Document):
     started: Started | None = None
     replay: RolledForward | None = field(default=None, metadata=json_key(after="position"))
     inexact: bool = field(default=False, metadata=HIDDEN)
+    replica: Replica | None = None
+    selinux_enforcing: bool | None = None
 
     @property
     @computed(after="target")
@@ -156,8 +165,8 @@ _SECRET = re.compile(
 )
 _ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
 
-SELINUX = Path("/sys/fs/selinux/enforce")
-"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
+_HANDED_OVER = "handed_over"
+"""In what is remembered of a replica: what it was when it was handed over."""
 _DYING = 20.0
 """Seconds that the server of a killed attempt may take to vanish after it."""
 
@@ -236,6 +245,7 @@ class WholeRestore:
         self._account = find_account(spec.owner)
         self._state = State(spec.restore_id, spec.server, spec.target, spec.chain, goal=goal_of(spec.replay))
         self._warnings: list[str] = []
+        self._labels = look(self._site.datadir)
 
     def run(self, held: contextlib.ExitStack) -> RestoreOutcome:
         site = self._site
@@ -254,7 +264,8 @@ class WholeRestore:
             self.refuse_filled((*site.ours, *self._state.moves))
         chain = self._load()
         facts = chain[-1].body.facts
-        needs_server = self._spec.start or self._spec.replay is not None
+        replays = self._spec.replay is not None
+        needs_server = self._spec.start or replays or self._spec.follow is not None
         programs = find_programs(facts, start=needs_server, paths=self._context.programs)
         self._warnings += remarks(facts.server)
         if not placed:
@@ -267,8 +278,7 @@ class WholeRestore:
             with self._context.watch.phase("restored", data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
-        if SELINUX.exists():
-            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
+        self._warnings += relabel(site.datadir, (site.datadir, site.final_store), self._labels)
         return self.complete(chain, programs, started)
 
     def await_free(self, *, placed: bool) -> None:
@@ -296,11 +306,15 @@ class WholeRestore:
 
     def complete(self, chain: Sequence[Loaded], programs: Programs, started: Started | None) -> RestoreOutcome:
         """What is done with the copy in its place. ``started``: the server of an earlier attempt that still runs."""
-        site = self._site
         self.cleared()
-        if self._spec.replica:
+        if self._spec.replica and self._spec.follow is None:
             self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
         outcome = self._outcome(chain[-1])
+        if self._spec.follow is not None:
+            with starting():
+                outcome = self._replicate(outcome, chain, programs.needed_server, self._spec.follow)
+            self._finish()
+            return replace(outcome, phases=in_order(self._state.phases, STEP_NAMES))
         if started is not None:
             self._warnings.append(
                 "the server was already running; the check results of the interrupted attempt are lost"
@@ -308,9 +322,12 @@ class WholeRestore:
         if self._spec.start and programs.server is not None:
             with starting():
                 outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
-        self._state = replace(self._state, stage="finished")
-        write_marker(site.datadir, self._state)
+        self._finish()
         return replace(outcome, phases=in_order(self._state.phases, STEP_NAMES))
+
+    def _finish(self) -> None:
+        self._state = replace(self._state, stage="finished")
+        write_marker(self._site.datadir, self._state)
 
     def is_finished(self) -> bool:
         """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
@@ -348,10 +365,18 @@ class WholeRestore:
             programs = find_programs(chain[-1].body.facts, start=True, paths=self._context.programs)
             assert_local(site.datadir, site.final_store)
             with starting():
+                if self._spec.follow is not None:
+                    outcome = self._replicate(
+                        self._outcome(chain[-1]), chain, programs.needed_server, self._spec.follow
+                    )
+                    return replace(outcome, phases=())
                 started = start_for_good(self._config(programs.needed_server, folder))
             self._warnings.append("its server had ended and was started again")
+        outcome = self._outcome(chain[-1])
+        if _HANDED_OVER in self._state.replica:
+            outcome = replace(outcome, replica=Replica.from_json(self._state.replica[_HANDED_OVER]))
         # No phase was gone through: those of the first time must not be measured twice.
-        return replace(self._outcome(chain[-1]), started=started, phases=())
+        return replace(outcome, started=started, phases=())
 
     def _load(self) -> tuple[Loaded, ...]:
         chain, warnings = load_chain(self._spec.server, self._spec.chain, self._sources)
@@ -460,12 +485,55 @@ class WholeRestore:
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="prepared", options=built.options, position=built.position))
 
+    def _replicate(
+        self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool, follow_spec: ReplicaSpec
+    ) -> RestoreOutcome:
+        """Make the copy a replica; to be started, look at it first, let it loose, and wait until it has caught up."""
+        spec, site, context = self._spec, self._site, self._context
+        info = chain[-1].body.facts.server
+        state = state_of(self._state.replica)
+        if state is None or not state.following:
+            assert_local(site.datadir, site.final_store)
+            private = self._config(program, look_folder(self._state.restore_id))
+            if spec.start:
+                outcome = self._examined(outcome, chain, private)
+            context.report(Progress("set up replication"))
+            with context.watch.phase("started", data_bytes(chain)):
+                shutil.rmtree(private.directory, ignore_errors=True)
+                state = set_up(private, info, follow_spec, self._position(chain[-1]))
+                shutil.rmtree(private.directory, ignore_errors=True)
+            # From the moment it is let loose nobody sets its position again.
+            state = replace(state, following=spec.start)
+            self._state = replace(self._state, replica=state.as_json())
+            write_marker(site.datadir, self._state)
+        if not spec.start:
+            replica = not_begun(state, info, follow_spec.delay)
+            return replace(outcome, replica=replica, warnings=(*outcome.warnings, *state.notes))
+        config = replica_config(
+            self._config(program, run_folder(self._state.restore_id)), info, state.server_id, state.gtid_mode
+        )
+        context.report(Progress("replicate"))
+        with context.watch.phase(REPLICATED):
+            started, replica = follow(config, info, follow_spec, state, context)
+        self._state = replace(self._state, replica={**state.as_json(), _HANDED_OVER: replica.as_json()})
+        return replace(outcome, started=started, replica=replica, warnings=(*outcome.warnings, *state.notes))
+
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
-        spec, site, context = self._spec, self._site, self._context
-        facts = chain[-1].body.facts
-        assert_local(site.datadir, site.final_store)
+        context = self._context
+        assert_local(self._site.datadir, self._site.final_store)
         config = self._config(program, look_folder(self._state.restore_id))
+        outcome = self._examined(outcome, chain, config)
+        context.report(Progress("start"))
+        with context.watch.phase("started", data_bytes(chain)):
+            shutil.rmtree(config.directory, ignore_errors=True)
+            started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
+        return replace(outcome, started=started)
+
+    def _examined(self, outcome: RestoreOutcome, chain: Sequence[Loaded], config: ServerConfig) -> RestoreOutcome:
+        """With the checks of the copy, which a server in a sandbox answers."""
+        spec, context = self._spec, self._context
+        facts = chain[-1].body.facts
         size = data_bytes(chain)
         with contextlib.ExitStack() as stack:
             context.report(Progress("start"))
@@ -483,11 +551,7 @@ class WholeRestore:
                 )
                 if outcome.replay is None:  # else they were looked for before the replay
                     checks.append(listed(server.connection, chain[-1]))
-        context.report(Progress("start"))
-        with context.watch.phase("started", size):
-            shutil.rmtree(config.directory, ignore_errors=True)
-            started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
-        return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
+        return replace(outcome, checks=tuple(checks), tables_compared=tally.equal)
 
     def _rolled(self) -> RolledForward | None:
         return RolledForward.from_json(self._state.replay) if self._state.replay else None
@@ -508,6 +572,7 @@ class WholeRestore:
             phases=in_order(self._state.phases, STEP_NAMES),
             warnings=tuple(dict.fromkeys((*self._warnings, *(rolled.remarks if rolled else ())))),
             replay=rolled,
+            selinux_enforcing=self._labels.enforcing,
         )
 
     def _phase_ended(self, phase: Phase) -> None:

@@ -48,8 +48,9 @@ class RestoreRequest(Asked):
     )
     mode: Literal["new-server", "replica", "galera", "tables"] = Field(
         "new-server",
-        description="`new-server` forgets the replication of the source; `replica` resets nothing; `galera`: a node "
-        "that comes back to its `cluster` by IST.",
+        description="`new-server` forgets the replication of the source; `replica` resets nothing, or with "
+        "`replicate_from` makes the copy a replica of that server; `galera`: a node that comes back to its "
+        "`cluster` by IST.",
     )
     cluster: Text | None = Field(
         None,
@@ -98,6 +99,23 @@ class RestoreRequest(Asked):
     )
     accept_inexact: bool = Field(
         False, description="Replay what may give other rows than the source had (a problem `inexact` without it)."
+    )
+    replicate_from: Text | None = Field(
+        None,
+        min_length=1,
+        max_length=300,
+        examples=["shop-db1", "db1.example.com:3306"],
+        description="Of mode `replica`: the source that it replicates from: a server of the configuration.",
+    )
+    delay: Text | None = Field(
+        None,
+        min_length=1,
+        max_length=20,
+        examples=["1h"],
+        description="Of mode `replica`: how long it stays behind its source.",
+    )
+    server_id: int | None = Field(
+        None, ge=1, le=2**32 - 1, description="Of mode `replica`: its server_id; without it one that is free."
     )
 
 
@@ -148,6 +166,9 @@ class KeptRequest(Shape):
     source: str = ""
     accept_older: bool = False
     accept_inexact: bool = False
+    replicate_from: str = ""
+    delay: str = ""
+    server_id: int = 0
 
 
 @of(plan.Step)
@@ -221,6 +242,11 @@ class Older(Shape):
     known to exist, else it may."""
 
 
+@of(plan.ReplicaPlan)
+class ReplicaPlan(Shape):
+    """The replica that the copy becomes, and where it begins."""
+
+
 class TableGoal(Shape):
     """A table and what it will be called."""
 
@@ -254,6 +280,7 @@ class Plan(Shape):
     thaw: ThawNeed | None
     older: Older | None = Field(None, description="Of `latest`, where something later exists: what was accepted.")
     inexact: str = Field("", description="Why the replay may give other rows than the source had, where accepted.")
+    replica: ReplicaPlan | None = None
     rto: Promise
     way: str | None = Field(None, description="Of tables: out of a `logical` or a `physical` backup.")
     tables: list[TableGoal] | None = None

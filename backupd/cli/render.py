@@ -141,6 +141,7 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             ("position", position_text(plan.position.file, plan.position.pos, plan.position.gtid)),
             ("until", _until_text(plan)),
             ("replay", f"{plan.replay.method}: {plan.replay.reason}" if plan.replay else ""),
+            ("replica", _replica_text(plan)),
             ("read from", ", ".join(plan.destinations)),
             (
                 "to fetch",
@@ -155,6 +156,15 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             screen.line(f"  {step.name}$ {command}")
     for warning in plan.warnings:
         screen.warn(warning)
+
+
+def _replica_text(plan: Plan) -> str:
+    replica = plan.replica
+    if replica is None:
+        return ""
+    start = position_text(replica.position.file, replica.position.pos, replica.position.gtid)
+    delay = f", {format_duration(replica.delay)} behind" if replica.delay else ""
+    return f"of {replica.source}, server_id {replica.server_id}{delay}, {replica.reason}, from {start}"
 
 
 def show_steps(screen: Screen, steps: Sequence[Step], thaw: ThawPlan | None) -> None:
@@ -238,8 +248,16 @@ def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
             ("position", "{uuid}:{seqno}".format_map(outcome["node"]) if outcome.get("node") else ""),
             ("joined by", outcome["join"]["outcome"] if outcome.get("join") else ""),
             ("server", f"runs as process {server['pid']}, socket {server['socket']}" if server else ""),
+            ("replica", _made_replica_text(outcome.get("replica"))),
         )
     )
+    if replica := outcome.get("replica"):
+        screen.line()
+        screen.line("its service needs, in the group [mysqld] of its option file:")
+        for name, value in replica["options"].items():
+            screen.line(f"  {name} = {value}")
+        if replica["events"]:
+            screen.line(f"disabled events: {', '.join(replica['events'])}")
     screen.line()
     show_phases(screen, outcome["phases"])
     for check in outcome.get("checks", ()):
@@ -247,6 +265,15 @@ def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
         screen.line(f"{check['outcome']}: {check['name']}: {check['detail']}", style=style)
     for warning in outcome.get("warnings", ()):
         screen.line(f"note: {warning}", style="yellow")
+
+
+def _made_replica_text(replica: Mapping[str, Any] | None) -> str:
+    if replica is None:
+        return ""
+    if not replica["caught_up"]:
+        return f"of {replica['source']}: set up; replication begins when its service starts"
+    behind = f", {format_duration(replica['delay'])} behind on purpose" if replica["delay"] else ""
+    return f"of {replica['source']}: caught up (lag {replica['lag']:.1f} s){behind}, read-only"
 
 
 def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:

@@ -66,7 +66,8 @@ class State(Document):
     ``position``: the binary log position of the prepared files by their own record. ``node``: of a node of a cluster,
     what its restore has to know: see ``restore.galera.rejoin``. ``moves``: names to move while
     placing inside, in order. ``phases``: what is over, with time spent by all attempts. ``mode``: the data directory's,
-    to be given back. ``options``: what a server needs to read these files.
+    to be given back. ``options``: what a server needs to read these files. ``replica``: what is known of the replica
+    that the copy became.
     """
 
     restore_id: str = field(metadata=json_key("restore"))
@@ -83,6 +84,7 @@ class State(Document):
     replay: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
     position: Position | None = field(default=None, metadata=json_key("place", later=True))
     node: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
+    replica: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(later=True))
 
     def with_phase(self, phase: Phase) -> Self:
         """``phase`` added, or its time added to what earlier attempts spent on it."""

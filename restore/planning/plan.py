@@ -18,9 +18,9 @@ from backupd.model.text import format_duration, format_size
 from backupd.model.thaw import ThawPlan
 from restore.planning.target import Older
 
-STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
+STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified", "replicated")
 """The phases of a restore in their order; a plan has those it needs."""
-TABLE_STEP_NAMES = (*STEP_NAMES[:-1], "extracted", "carried", "loaded", "compared", "handed_over")
+TABLE_STEP_NAMES = (*STEP_NAMES[:-2], "extracted", "carried", "loaded", "compared", "handed_over")
 """The same of a restore of tables."""
 
 
@@ -99,6 +99,19 @@ class Step(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaPlan(Document):
+    """What the restored copy becomes: a replica of ``source`` that begins behind the GTIDs of ``position``, or at its
+    file and byte (``by_gtid``), and why there. ``delay``: seconds that it stays behind."""
+
+    source: str
+    server_id: int
+    position: Position
+    by_gtid: bool
+    reason: str
+    delay: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Document):
     """``chain``: backup ids in the order they are applied, the last one decides ``position``.
     ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
@@ -106,7 +119,8 @@ class Plan(Document):
     restored copy is in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
     allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing.
     ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise.
-    ``inexact``: why the replay may give other rows than the source had, where that was accepted."""
+    ``inexact``: why the replay may give other rows than the source had, where that was accepted. ``replica``: of a copy
+    that becomes a replica."""
 
     server: str
     target: str
@@ -124,6 +138,7 @@ class Plan(Document):
     thaw: ThawPlan | None = None
     older: Older | None = None
     inexact: str = ""
+    replica: ReplicaPlan | None = None
 
     @property
     @computed("backup", after="target")

@@ -110,6 +110,9 @@ def _read(form: Form, name: str, default: object) -> Any:
         return form.has(name)
     if isinstance(default, tuple):
         return form.lines(name)
+    if isinstance(default, int):
+        number = form.text(name)
+        return int(number) if number.isascii() and number.isdecimal() and len(number) <= 10 else default
     return form.text(name) or default
 
 
@@ -117,7 +120,7 @@ def _written(answer: object) -> str:
     """An answer as ``_read`` takes it, "" for none."""
     if isinstance(answer, bool):
         return "yes" if answer else ""
-    return "\n".join(answer) if isinstance(answer, tuple) else str(answer)
+    return "\n".join(answer) if isinstance(answer, tuple) else str(answer or "")
 
 
 router = APIRouter(include_in_schema=False)

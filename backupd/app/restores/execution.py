@@ -18,7 +18,8 @@ from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
 from backupd.app.restores.cluster_members import galera_spec
 from backupd.app.restores.donors import foretold
-from backupd.app.restores.plan import foresee, moment_of, sources, statements
+from backupd.app.restores.new_replica import planned_whole
+from backupd.app.restores.plan import moment_of, sources, statements
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.table_sources import chosen_way
@@ -152,7 +153,8 @@ class _Server(_Restore):
             raise RefusedError(
                 f"this version does not support mode {request.mode}", hint=f"use one of {', '.join(WHOLE_MODES)}"
             )
-        self.base = self.chosen = foresee(wiring, request, waiting.backup_id if waiting is not None else None)
+        chosen, self._follow = planned_whole(wiring, request, waiting.backup_id if waiting is not None else None)
+        self.base = self.chosen = chosen
         wiring.settings.needs_restore()
 
     def execute(self, thaw: ThawWait) -> RestoreOutcome:
@@ -173,6 +175,7 @@ class _Server(_Restore):
             replica=request.mode == "replica",
             checks=statements(server),
             witness=_witness_at_the_end(wiring, chosen, record),
+            follow=self._follow,
         )
         read_from, context = sources(wiring, chosen, thaw), run.context(wiring, self._phase_done)
         outcome = (

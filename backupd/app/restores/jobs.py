@@ -23,7 +23,8 @@ from backupd.app.restores.allowed_folders import (
     with_real_paths,
 )
 from backupd.app.restores.execution import Outcome, base_of, earlier_attempt, promise, restore, row_of
-from backupd.app.restores.plan import foresee, plan
+from backupd.app.restores.new_replica import planned_whole, refuse_unnamed
+from backupd.app.restores.plan import plan
 from backupd.app.restores.progress import view
 from backupd.app.restores.request import RestoreOptions, RestoreRequest, TableOptions
 from backupd.app.restores.table_sources import chosen_way
@@ -68,6 +69,7 @@ def make_plan(wiring: Wiring, actor: Actor, request: RestoreRequest) -> StoredPl
     """Raises UsageError, and what planning raises."""
     request.check()
     refuse_unseen(wiring, actor, request)
+    refuse_unnamed(wiring, actor, request)
     return _store(wiring, actor, request, _planned(wiring, request))
 
 
@@ -84,6 +86,7 @@ def request_restore(
     request.check_target_folder()
     wiring.settings.needs_restore()
     refuse_unseen(wiring, actor, request)
+    refuse_unnamed(wiring, actor, request)
     request = with_real_paths(request)
     refuse_folder(wiring, actor, request)
     chosen = _planned(wiring, request)
@@ -148,9 +151,7 @@ def of_restore(outcome: Outcome) -> Result:
 def _planned(wiring: Wiring, request: RestoreRequest) -> Plan | TablePlan:
     if request.of_tables:
         return chosen_way(wiring, request.server, request.target, request.table_options)[0]
-    if not request.datadir:
-        return plan(wiring, request.server, request.target, None, start=request.start, options=request.options)
-    return foresee(wiring, request)
+    return planned_whole(wiring, request)[0]
 
 
 def _store(wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan) -> StoredPlan:

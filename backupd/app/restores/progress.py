@@ -20,8 +20,8 @@ from restore.planning.plan import TABLE_STEP_NAMES
 WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 """Phases that every restore of a whole server reports. ``fetched``: also opened, and compared with what was stored;
 ``prepared``: transactions applied; ``restored``: put in place."""
-_ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified")
-_DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified")
+_ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified", "replicated")
+_DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified", "replicated")
 """A copy is rolled forward before it is put in place."""
 _REPORTED = {
     "thaw": "thawed",
@@ -34,6 +34,7 @@ _REPORTED = {
     "verify": "verified",
     "load": "loaded",
     "hand over": "handed_over",
+    "replicate": "replicated",
 }
 """Which phase the work is in that reports its progress under another name."""
 _TITLES = {
@@ -44,6 +45,7 @@ _TITLES = {
     "started": "server started",
     "verified": "data checked",
     "thawed": "archived objects thawed",
+    "replicated": "replicated until it had caught up",
 }
 """What each phase did."""
 OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)

@@ -3,16 +3,19 @@ together. It can be kept, shown, asked for again, and written as a command."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from backupd.engine.sql.client import DEFAULT_PORT
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import UsageError
 from backupd.model.table import TablePattern
+from backupd.model.text import parse_duration
 from restore.cutover.plan import Triggers
 from restore.planning.table_plan import Renaming, Source, TableGoal
 from restore.planning.target import one_gtid, parse_target
@@ -21,16 +24,21 @@ TABLES = "tables"
 GALERA = "galera"
 WHOLE_MODES = ("new-server", "replica", GALERA)
 MODES = (*WHOLE_MODES, TABLES)
+REPLICA = "replica"
 _JSON_NAMES = {"rename": "as", "exclude": "exclude_gtid"}
 """Fields that have another name in JSON."""
-_OPTION_NAMES = {"target": "--to", "source": "--from"}
+_OPTION_NAMES = {"target": "--to", "source": "--from", "replicate_from": "--source"}
 """Fields whose command-line option is not their JSON name."""
 _OF_TABLES = ("tables", "into", "rename", "sql", "compare", "confirm", "keys", "triggers", "source")
-_OF_WHOLE = ("datadir", "start", "mode", "replay_with", "cluster", "allow_sst")
 _OF_NODES = ("cluster", "allow_sst")
 """Of a node of a cluster (mode galera)."""
+_OF_REPLICA = ("replicate_from", "delay", "server_id")
+"""Of a copy that is made a running replica."""
+_OF_WHOLE = ("datadir", "start", "mode", "replay_with", *_OF_NODES, *_OF_REPLICA)
 _OF_LIVE = ("rename", "compare", "confirm", "keys", "triggers")
 """Of tables that go into a running server."""
+LARGEST_SERVER_ID = 2**32 - 1
+_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 _ALWAYS_SET = ("mode", "triggers")
 """Fields that always have a value: only the caller knows whether they were given."""
 
@@ -126,7 +134,11 @@ class RestoreRequest:
     server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
 
     ``rename``: other names for the tables. ``compare``: only show how they differ. ``source``: the kind of backup they
-    are taken out of. ``thaw``: the tier. ``accept_older``, ``accept_inexact``: see ``RestoreOptions``."""
+    are taken out of. ``thaw``: the tier. ``accept_older``, ``accept_inexact``: see ``RestoreOptions``.
+
+    ``replicate_from``: the source that a copy in mode replica follows, by its name in the configuration or as
+    host:port; ``delay``: how long it stays behind, a duration; ``server_id``: the replica's, 0 for one that is free.
+    """
 
     server: str
     target: str
@@ -145,6 +157,9 @@ class RestoreRequest:
     source: str = ""
     accept_older: bool = False
     accept_inexact: bool = False
+    replicate_from: str = ""
+    delay: str = ""
+    server_id: int = 0
     cluster: str = ""
     allow_sst: bool = False
 
@@ -225,6 +240,12 @@ class RestoreRequest:
             found += [f"{name(one)}: only with mode {GALERA}" for one in given if one in _OF_NODES and one not in apart]
         if self.of_tables and not self.tables:
             found.append(f"{name('tables')}: no tables given")
+        of_replica = [name(one) for one in given if one in _OF_REPLICA]
+        if of_replica and not self.of_tables and self.mode != REPLICA:
+            found.append(f"{', '.join(of_replica)}: only with {name('mode')} {REPLICA}")
+        elif of_replica and not self.of_tables and not self.replicate_from:
+            found.append(f"{', '.join(of_replica)}: only with {name('replicate_from')}, the source to replicate from")
+        found += self._of_replica(name)
         if self.into and self.sql:
             found.append(f"{name('sql')}: not together with {name('into')}")
         if self.sql and (live := [name(one) for one in given if one in _OF_LIVE]):
@@ -255,6 +276,11 @@ class RestoreRequest:
                 hint="into: the name of a running server; sql: a new folder for files",
             )
 
+    @property
+    def delay_seconds(self) -> int:
+        """Raises ValueError for what is no duration."""
+        return round(parse_duration(self.delay).total_seconds()) if self.delay else 0
+
     def command(self) -> str:
         """The shell command that asks for the same, with the confirmation that it needs."""
         words = ["backupd", "restore", self.server]
@@ -267,7 +293,8 @@ class RestoreRequest:
             if value is True:
                 words.append(option)
             else:
-                words += [word for text in ([value] if isinstance(value, str) else value) for word in (option, text)]
+                texts = value if isinstance(value, tuple) else (str(value),)
+                words += [word for text in texts for word in (option, text)]
         return shlex.join([*words, *(("--confirm", self.into) if self.replaces_live else ())])
 
     def alone(self) -> Self:
@@ -324,6 +351,30 @@ class RestoreRequest:
         ]
         return found
 
+    def _of_replica(self, name: Callable[[str], str]) -> Iterator[str]:
+        """What is no server id, duration or address."""
+        if not 0 <= self.server_id <= LARGEST_SERVER_ID:
+            yield f"{name('server_id')}: {self.server_id} is not between 1 and {LARGEST_SERVER_ID}"
+        for field, read in (
+            ("delay", lambda: self.delay_seconds),
+            ("replicate_from", lambda: source_address(self.replicate_from)),
+        ):
+            try:
+                read()
+            except ValueError as error:
+                yield f"{name(field)}: {error}"
+
+
+def source_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ValueError."""
+    if not text:
+        return "", 0
+    match = _ADDRESS.fullmatch(text)
+    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise ValueError(f"{text[:80]!r} is neither the name of a server nor host:port")
+    return match["host"] or match["six"], port
+
 
 def _is_absolute(text: str) -> bool:
     return "\0" not in text and "\n" not in text and Path(text).is_absolute() and ".." not in Path(text).parts
@@ -334,6 +385,6 @@ def _value(default: object, value: object) -> object:
     if isinstance(default, tuple):
         good = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if good and isinstance(value, list | tuple) else None
-    if isinstance(default, bool):
-        return value if isinstance(value, bool) else None
+    if isinstance(default, int):
+        return value if type(value) is type(default) else None
     return value if isinstance(value, str) else None

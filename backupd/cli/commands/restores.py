@@ -166,6 +166,16 @@ def parse_datadir(text: str) -> Path:
 
 _MODES = ("new-server", "replica", "galera")
 """What the restored server becomes."""
+Mode = Annotated[
+    str,
+    one_of(
+        _MODES,
+        "--mode",
+        "new-server: clears the replication settings of the source; replica: keeps them, or with --source makes the "
+        "copy a replica of that server; galera: a node that comes back to its cluster by IST (with --cluster; --start "
+        "lets it join).",
+    ),
+]
 Exclude = Annotated[
     list[str] | None,
     option(
@@ -225,6 +235,30 @@ AllowSst = Annotated[
     ),
 ]
 
+ReplicateFrom = Annotated[
+    str | None,
+    option(
+        "--source",
+        "SERVER|HOST:PORT",
+        "With --mode replica: make the copy a replica of this server, by its name in the configuration or its address. "
+        "backupd sets the position; with --start it also starts replication and waits until the replica has caught up.",
+    ),
+]
+Delay = Annotated[
+    str | None,
+    option("--delay", "DURATION", "With --source: a delayed replica, which stays behind for this long (1h)."),
+]
+ServerId = Annotated[
+    int | None,
+    option(
+        "--server-id",
+        "N",
+        "With --source: the server_id of the replica. Default: one that no event and no server of this source has.",
+        min=1,
+        max=2**32 - 1,
+    ),
+]
+
 
 def plan(
     run: Run,
@@ -243,6 +277,10 @@ def plan(
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
     accept_inexact: AcceptInexact = False,
+    mode: Mode = _MODES[0],
+    replicate_from: ReplicateFrom = None,
+    delay: Delay = None,
+    server_id: ServerId = None,
 ) -> None:
     """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
     request = requested(
@@ -257,6 +295,10 @@ def plan(
         thaw=thaw,
         accept_older=accept_older,
         accept_inexact=accept_inexact,
+        mode=mode,
+        replicate_from=replicate_from,
+        delay=delay,
+        server_id=server_id,
     )
     refuse_mixture(request)
     if request.of_tables:
@@ -281,15 +323,7 @@ def restore(
         option("--datadir", "DIR", "Target data directory: empty, or not existing yet.", parser=parse_datadir),
     ] = None,
     start: Annotated[bool, flag("--start", "Start a database server on it afterwards.")] = False,
-    mode: Annotated[
-        str,
-        one_of(
-            _MODES,
-            "--mode",
-            "new-server: clears the replication settings of the source; replica: keeps them; galera: a node that comes "
-            "back to its cluster by IST (with --cluster; --start lets it join).",
-        ),
-    ] = _MODES[0],
+    mode: Mode = _MODES[0],
     cluster: Cluster = None,
     allow_sst: AllowSst = False,
     exclude: Exclude = None,
@@ -306,6 +340,9 @@ def restore(
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
     accept_inexact: AcceptInexact = False,
+    replicate_from: ReplicateFrom = None,
+    delay: Delay = None,
+    server_id: ServerId = None,
 ) -> None:
     """Restore into an empty data directory, or tables into a running server; a repeated call continues an interrupted
     one."""
@@ -331,6 +368,9 @@ def restore(
         thaw=thaw,
         accept_older=accept_older,
         accept_inexact=accept_inexact,
+        replicate_from=replicate_from,
+        delay=delay,
+        server_id=server_id,
     )
     said = {"mode": mode != _MODES[0], "confirm": confirm, "keys": keys, "triggers": triggers}
     refuse_mixture(request, {name for name, value in said.items() if value not in (None, False)}, somewhere=True)

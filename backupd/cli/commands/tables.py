@@ -114,7 +114,7 @@ def requested(
                 values[name] = tuple(value)
             case Path():
                 values[name] = str(value.absolute())
-            case bool():
+            case bool() | int():
                 values[name] = value
             case _:
                 values[name] = str(value)
