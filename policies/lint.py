@@ -117,6 +117,10 @@ def _limits(limits: Limits) -> Iterator[str]:
         reasons.append(f"the disk takes more than {limits.disk_latency.total_seconds() * 1000:.0f} ms for a request")
     if limits.long_queries:
         reasons.append(f"a statement of somebody else has been running for more than {_span(limits.long_queries)}")
+    if limits.recv_queue:
+        reasons.append(f"more than {limits.recv_queue} write sets wait on the node of its Galera cluster")
+    if limits.flow_control:
+        reasons.append(f"flow control stops its Galera cluster for more than {limits.flow_control:.0%} of the time")
     if reasons:
         yield (
             f"It pauses while {', or while '.join(reasons)}, and gives up after {_span(limits.max_pause)} of pauses."

@@ -28,7 +28,7 @@ from backupd.engine.toolset import server_program
 from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.proof import Phase
-from backupd.model.server_facts import ServerInfo, Tool
+from backupd.model.server_facts import ClusterPosition, ServerInfo, Tool
 from backupd.model.table import DumpedTable, TableName, definition_path, quote_name, schema_folder, triggers_path
 from backupd.model.text import format_size
 from backupd.process import folders
@@ -92,7 +92,7 @@ class ScratchSpec:
 class Scratch:
     """A running copy. ``phases`` that are over: ``fetched``, ``prepared``, ``restored``, ``started``; and
     ``rolled_forward`` after ``roll_forward``, which there is where the spec has a replay: call it once, with what is to
-    be done at the end of each leg. ``datadir``: its files."""
+    be done at the end of each leg. ``datadir``: its files. ``node``: as of ``Built``."""
 
     connection: Connection
     last: Loaded
@@ -101,6 +101,7 @@ class Scratch:
     phases: list[Phase] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     roll_forward: Callable[[Callable[[Stop], None]], RolledForward] | None = None
+    node: ClusterPosition | None = None
 
 
 @contextlib.contextmanager
@@ -220,6 +221,7 @@ class Workshop:
             copy = Scratch(
                 server.connection, last, server.sandboxed, data, watch.phases, [*self.warnings, *built.warnings, *named]
             )
+            copy.node = built.node
             if self.replaying is not None and self._logs is not None:
                 begin = self.replaying.beginning(self._logs, last, built.position)
                 copy.roll_forward = partial(self._roll, server, self._logs, begin, folder / "replay")

@@ -7,7 +7,7 @@ a rebuild may meet an increment before its parent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import chain, groupby
 from operator import attrgetter
@@ -54,7 +54,7 @@ from backupd.catalog.tables.backups import (
 from backupd.catalog.tables.changes import changed
 from backupd.model.backup_record import Ancestor, BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
-from backupd.model.server_facts import Identity, Verdict
+from backupd.model.server_facts import Identity, NodeFacts, Verdict
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""
@@ -280,6 +280,10 @@ class Backups(Rows):
     def set_missing(self, backup_id: str, missing: Sequence[str], doubtful: str) -> None:
         """What a check of its files found; see ``BackupRecord``. Raises NotFoundError."""
         self._change(backup_id, missing=list(missing), doubtful=doubtful)
+
+    def set_node(self, backup_id: str, node: NodeFacts) -> None:
+        """What is known of the node that it is of. Raises NotFoundError."""
+        self._change(backup_id, node=asdict(node))
 
     def announce(self, backup_id: str, manifest: str) -> None:
         """A run of this installation is about to commit the backup, with a manifest of this SHA-256."""

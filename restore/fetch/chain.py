@@ -21,13 +21,14 @@ from backupd.engine.server.backup_files import handed, known_options, named, wri
 from backupd.engine.server.launch import options_for_copy
 from backupd.engine.server.probe import is_copied
 from backupd.engine.server.snapshot import SEQUENCE, TABLE, list_objects
+from backupd.engine.server.wsrep import recovered_positions
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import partial_words
 from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.job import Progress
 from backupd.model.proof import Phase
-from backupd.model.server_facts import Position, Receipts
+from backupd.model.server_facts import ClusterPosition, Position, Receipts
 from backupd.model.table import BaseTable, TableName
 from backupd.process.pipeline import run
 from backupd.process.run_context import RunContext
@@ -106,11 +107,12 @@ def _report(context: RunContext, number: int, total: int, line: str) -> None:
 @dataclass(frozen=True, slots=True)
 class Built:
     """``options``: what a server needs in its option file to read these files. ``position``: InnoDB's own position in
-    the binary log, None where it records none."""
+    the binary log, None where it records none; ``node``: in the history of a Galera cluster."""
 
     warnings: tuple[str, ...]
     options: Mapping[str, str | None]
     position: Position | None = None
+    node: ClusterPosition | None = None
 
 
 def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
@@ -279,4 +281,15 @@ def assemble(
             "renamed into another schema at the source, where the server may not find their data after its"
             f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}"
         )
-    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), position)
+    return Built(
+        tuple(warnings),
+        options_for_copy(base, chain[-1].body.facts.server.variables),
+        position,
+        _of_node(folder / "logs", 1 + len(increments)),
+    )
+
+
+def _of_node(logs: Path, steps: int) -> ClusterPosition | None:
+    """What the last step of a prepare found, whose outputs are in ``logs``."""
+    found = recovered_positions(_text(logs / f"prepare-{steps}.log"))
+    return found[-1] if found else None

@@ -26,12 +26,13 @@ from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.job import Report
 from backupd.model.proof import Check, Proof, Tally, Witness
+from backupd.model.server_facts import ClusterPosition, Evidence
 from backupd.model.text import format_time, new_id
 from backupd.process.run_context import RunContext
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, windows
-from restore.datadir.checks import PASSED, compare_with_witness, examine, verdict
+from restore.datadir.checks import FAILED, PASSED, compare_with_witness, examine, verdict
 from restore.fetch.chain import merged
 from restore.planning.plan import Plan
 from restore.planning.starting_backup import none_restorable
@@ -43,6 +44,7 @@ _WITNESSES = 50
 RANDOM = "random"
 """The target of a test restore that picks one of all moments."""
 REPLAYED = "binary logs replayed to the target"
+PLACED = "position in the Galera cluster"
 
 
 def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) -> Proof:
@@ -91,6 +93,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
                     compared=examination.compared,
                 )
                 checks += _replay_checks(rolled)
+            checks += _of_node(wiring, record, copy.node)
     except DamagedError as error:
         trouble = str(error)
         doubt(wiring, record.id, error)
@@ -207,6 +210,21 @@ def _trial(wiring: Wiring, chosen: Plan, record: BackupRecord) -> _Trial:
                 legs = (*spec.legs[:number], *parts, *spec.legs[number + 1 :])
                 return _Trial(replace(spec, legs=legs), witness, parts[0].stop)
     return _Trial(spec, own, None)
+
+
+def _of_node(wiring: Wiring, record: BackupRecord, found: ClusterPosition | None) -> list[Check]:
+    """Is a backup of a Galera node where its record says, in the history of the cluster? One that does not say it
+    does from then on."""
+    node = record.node
+    if node is None or found is None:
+        return []
+    if node.position is None:
+        proved = replace(node, uuid=found.uuid, seqno=found.seqno, evidence=str(Evidence.PROOF))
+        wiring.catalog.backups.set_node(record.id, proved)
+        return [Check(PLACED, PASSED, f"{found}, which the backup did not record")]
+    if node.position != found:
+        return [Check(PLACED, FAILED, f"InnoDB is at {found}, the backup's record says {node.position}")]
+    return [Check(PLACED, PASSED, str(found))]
 
 
 def _replay_checks(rolled: RolledForward | None) -> list[Check]:

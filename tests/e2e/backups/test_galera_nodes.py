@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def test_a_backup_of_a_node_knows_its_place_in_the_cluster_and_what_becomes_of_a
     restored.datadir = datadir
     uuid, seqno = restored.recovered()
     assert f"{uuid}:{seqno.partition(',')[0]}" == f"{mark['uuid']}:{mark['seqno']}"
+
+    with wired(house) as wiring:  # as if it could not be asked under the lock
+        (record,) = wiring.catalog.backups.list("shop-db2")
+        assert record.node is not None
+        wiring.catalog.backups.set_node(record.id, replace(record.node, seqno=-1, evidence=""))
+        assert house.ok("backups", "shop-db2")[0]["galera"]["seqno"] == -1
+    for said in (f"{uuid}:{mark['seqno']}, which the backup did not record", f"{uuid}:{mark['seqno']}"):
+        proof = house.ok("test-restore", "shop-db2", "--to", f"backup:{full['id']}")
+        assert {check["name"]: check["detail"] for check in proof["checks"]}["position in the Galera cluster"] == said
+    assert house.ok("backups", "shop-db2")[0]["galera"]["evidence"] == "proof"
 
     # -- what is foretold of a node that is restored from it
     seen = house.ok("cluster", "shop-db1")
