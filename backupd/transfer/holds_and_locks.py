@@ -24,15 +24,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind, Sighting
 from backupd.model.errors import ArchivedError, LockedError, MissingRightsError, ObjectMissingError
-from backupd.model.manifest import Header
 from backupd.model.text import format_time, parse_time
-from backupd.transfer.records.manifests import read
 from storage import layout
 from storage.destination import Destination, LockingDestination, ObjectInfo, as_locking, exists, read_note, write_note
+
+if TYPE_CHECKING:
+    from backupd.model.manifest import Header
 
 Backup = tuple[str, str]
 """(server, backup id)"""
@@ -255,6 +256,9 @@ def lengthen_all(
 ) -> int:
     """The same for everything at ``destination`` that the backup ``header`` counts on, but for the keys ``stored``,
     which are locked already. ``above``: ids of what it builds on."""
+    from backupd.model.manifest import Header
+    from backupd.transfer.records.manifests import read
+
     if as_locking(destination) is None:
         return 0
     keys = dict.fromkeys(_names(header))

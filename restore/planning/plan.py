@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_size
-from backupd.model.thaw import ThawPlan
 from restore.planning.target import Older
+
+if TYPE_CHECKING:
+    from backupd.model.thaw import ThawPlan
 
 STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified", "replicated")
 """The phases of a restore in their order; a plan has those it needs."""

@@ -22,7 +22,6 @@ from backupd.model.errors import BackupdError, CatalogError, NotFoundError, Refu
 from backupd.model.event import Severity
 from backupd.model.text import Clock
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
-from backupd.transfer.records.keyring import public_keys
 from storage.config import DestinationConfig
 from storage.destination import Destination
 
@@ -112,6 +111,8 @@ class RecoveryPage(Document):
 def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryPage:
     """``replaced``: keys that it replaces, each with until when it counted. Raises RefusedError where nothing
     is signed, ToolError, KeyUnusableError."""
+    from backupd.transfer.records.keyring import public_keys
+
     ours = signing(settings)
     if ours.key is None:
         raise RefusedError(

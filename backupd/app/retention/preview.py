@@ -28,7 +28,6 @@ from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobKind, JobState
 from backupd.model.proof import FAILED, PROVED
-from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.recovery.chains import lineages, strangers
 from backupd.recovery.restorable import Restorability, here_if
 from backupd.recovery.runs import Histories, file_position
@@ -251,6 +250,8 @@ def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:
     It counts from when the copy was stored. Objects that it shares with earlier backups were stored before, and those
     that it shares with later ones stay: so it is over by then at the latest, and costs at most what is shown.
     """
+    from backupd.model.thaw import GIB, MONTH_DAYS
+
     settings = wiring.settings
     if copy.destination not in settings.destinations:
         return None

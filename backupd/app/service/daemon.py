@@ -62,8 +62,8 @@ from backupd.app.verify.missing_tables import look_back
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.clusters import ClusterWatch
 from backupd.app.views.objectives import ObjectivesWatch
-from backupd.app.views.server_status import timeline
 from backupd.app.views.standings import StandingsWatch, glances
+from backupd.app.views.timeline import timeline
 from backupd.model.errors import BackupdError, CatalogError, Problem, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import HOST, JobRecord

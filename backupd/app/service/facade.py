@@ -161,7 +161,7 @@ class Servers(Facade):
 
     def timeline(self, server: str) -> Timeline:
         """Which moments are recoverable, by branch, with gaps. Raises NotFoundError."""
-        from backupd.app.views.server_status import timeline
+        from backupd.app.views.timeline import timeline
 
         self._see_server(server)
         return timeline(self._wiring, server)

@@ -28,9 +28,9 @@ from backupd.app.views.server_status import (
     ServerOverview,
     Status,
     StreamView,
-    destination_troubles,
 )
 from backupd.app.views.standings import UNSEEN, ServerStatus, StatusCache, status_cache
+from backupd.app.views.timeline import destination_troubles
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN

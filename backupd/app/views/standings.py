@@ -31,7 +31,8 @@ from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.growth import Share, shares
 from backupd.app.views.objectives import Glance
-from backupd.app.views.server_status import LastBackup, ServerOverview, Status, timeline
+from backupd.app.views.server_status import LastBackup, ServerOverview, Status
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog
 from backupd.catalog.standings import Branches, Confirmed, Count, StandingRow
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT, NOTE_LIMIT, Document, json_key, parsed
@@ -39,15 +39,12 @@ from backupd.model.errors import (
     ToolError,
     ToolMissingError,
 )
-from backupd.model.manifest import decode_header
-from backupd.process.command import Command
-from backupd.transfer.records.encryption import passphrase_options
-from backupd.transfer.records.gpg import Status, StatusLine, answer, gpg, writable_home
-from backupd.transfer.records.keyring import is_revoked
-from backupd.transfer.records.manifests import put_bytes
 from storage import layout
 from storage.destination import Destination, ObjectInfo, read_whole
 from storage.throttle_and_breaker import ForwardingDestination
+
+if TYPE_CHECKING:
+    from backupd.transfer.records.gpg import StatusLine
 
 _BLOCK = re.compile(rb"-----BEGIN PGP SIGNATURE-----.*?-----END PGP SIGNATURE-----\r?\n?", re.DOTALL)
 SIGNATURE_LIMIT = 64 * 1024
@@ -83,6 +80,9 @@ def sign(signing: Signing, document: bytes) -> bytes:
             "cannot sign: encryption.signing_key is not set",
             hint="set encryption.signing_key, or remove `signed` from the policy",
         )
+    from backupd.transfer.records.encryption import passphrase_options
+    from backupd.transfer.records.gpg import Status, answer, gpg
+
     with Status() as status:
         secret = passphrase_options(signing.passphrase_file)
         how = ("--armor", "--digest-algo", "SHA512", "--local-user", signing.key)
@@ -104,6 +104,9 @@ def sign(signing: Signing, document: bytes) -> bytes:
 def make_key(home: Path, user_id: str) -> str:
     """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
     ToolError."""
+    from backupd.process.command import Command
+    from backupd.transfer.records.gpg import Status, answer, writable_home
+
     with Status() as status, writable_home(home) as gpg_home:
         program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(gpg_home))
         talk = ("--status-fd", str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes")
@@ -129,6 +132,9 @@ def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:
 
 
 def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
+    from backupd.transfer.records.gpg import Status, answer, gpg
+    from backupd.transfer.records.keyring import is_revoked
+
     with Status() as status, _readable(signature) as (descriptor, path):
         command = gpg(signing.home, status, "--no-autostart", "--verify", path, "-")
         try:
@@ -376,6 +382,8 @@ def _manifest_of(key: str) -> tuple[str, str] | None:
 
 
 def _reads_well(manifest: bytes) -> bool:
+    from backupd.model.manifest import decode_header
+
     try:
         decode_header(manifest)
     except DamagedError:
@@ -464,6 +472,8 @@ def read(destination: Destination, server: str) -> Head | None:
 
 def put(destination: Destination, head: Head) -> None:
     """Raises DestinationError, KeyUnusableError."""
+    from backupd.transfer.records.manifests import put_bytes
+
     put_bytes(destination, layout.head_key(head.server), encode(head))
 
 

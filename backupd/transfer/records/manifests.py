@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
@@ -23,9 +23,11 @@ from backupd.model.manifest import (
     header_digest,
     objects_digest,
 )
-from backupd.transfer.records.encryption import Unsealer
 from storage import layout, objects
 from storage.destination import Destination, read_whole
+
+if TYPE_CHECKING:
+    from backupd.transfer.records.encryption import Unsealer
 
 BODY_LIMIT = 4 * 1024**3
 """Most bytes an unsealed body may have; about 16 million entries."""

@@ -25,7 +25,7 @@ from backupd.app.context.wiring import JobRun, Result, Wiring, owner
 from backupd.app.service.dispatch import run_here
 from backupd.app.views.destinations import ReachWatch, destination_views
 from backupd.app.views.objectives import ObjectivesWatch
-from backupd.app.views.server_status import timeline
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role

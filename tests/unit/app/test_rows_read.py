@@ -30,7 +30,7 @@ from backupd.app.retention.retention import apply
 from backupd.app.verify.verification import verify
 from backupd.app.views.listing import Listings
 from backupd.app.views.overview import overview
-from backupd.app.views.server_status import timeline
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import DamagedError, RefusedError

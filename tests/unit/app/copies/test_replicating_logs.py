@@ -11,7 +11,7 @@ import pytest
 from backupd.alerts.rules import DESTINATION
 from backupd.app.binlogs.log_follower import LogFollower
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
-from backupd.app.views.server_status import timeline
+from backupd.app.views.timeline import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments

@@ -22,7 +22,7 @@ from backupd.app.metacopies.catalog_copies import own_copies, write_copies
 from backupd.app.metacopies.signing_keys import vouch
 from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.service.facade import Service
-from backupd.app.views.server_status import timeline
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupState, Copy, Hold, HoldKind
 from backupd.model.binlog import Gap

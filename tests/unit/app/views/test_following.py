@@ -17,8 +17,8 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.views import standings
 from backupd.app.views.examination import examined
 from backupd.app.views.overview import overview
-from backupd.app.views.server_status import timeline
 from backupd.app.views.standings import Bases, StandingsWatch, look
+from backupd.app.views.timeline import timeline
 from backupd.catalog.standings import Standings
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment

@@ -22,7 +22,8 @@ from backupd.app.views.destinations import DestinationLook
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import overview
-from backupd.app.views.server_status import Status, timeline
+from backupd.app.views.server_status import Status
+from backupd.app.views.timeline import timeline
 from backupd.catalog.backups import Absence
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
 from backupd.model.binlog import Gap

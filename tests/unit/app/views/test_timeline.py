@@ -12,7 +12,7 @@ import pytest
 from backupd.app.binlogs.status import stream_of
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.views.server_status import timeline
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.server_facts import Identity, Verdict
