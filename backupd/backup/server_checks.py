@@ -47,7 +47,7 @@ def examine_location(session: Session, info: ServerInfo, *, physical: bool = Tru
     yield from _between(session, info)
     if not physical:
         return
-    if (far := elsewhere(session, info)) is not None:
+    if (far := elsewhere(session, info.hostname)) is not None:
         yield error(
             "datadir", far, "run backupd there; if this host has another name, connect through the server's socket"
         )
@@ -56,12 +56,12 @@ def examine_location(session: Session, info: ServerInfo, *, physical: bool = Tru
     yield from _process(session, info)
 
 
-def elsewhere(session: Session, info: ServerInfo) -> str | None:
+def elsewhere(session: Session, hostname: str) -> str | None:
     """Why no physical backup can be taken from here, where the server says that it runs on another host."""
-    if session.connection.socket or not info.hostname or info.hostname == socket.gethostname():
+    if session.connection.socket or not hostname or hostname == socket.gethostname():
         return None
     return (
-        f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup reads the "
+        f"the server says it runs on {hostname}, this is {socket.gethostname()}: a physical backup reads the "
         "server's files, so it must run on the database host"
     )
 
@@ -91,15 +91,22 @@ def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Fi
         )
 
 
-def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
-    greeting = session.greeting.removeprefix("5.5.5-")
-    words = f"{greeting} {info.version_text}".lower()
-    hint = "connect to the server itself, best through its socket"
+def proxy_between(session: Session, version_text: str) -> str:
+    """That a proxy answers, in words; "" where nothing shows one. Raises ServerError."""
+    words = f"{session.greeting} {version_text}".lower()
     named = next((name for name in _PROXIES if name in words), None)
     if named:
-        yield error("server", f"this is {named}, a proxy, not a database server", hint)
-    elif session.thread_id != int(session.scalar("SELECT CONNECTION_ID()")):
-        yield error("server", "a proxy responds instead of the server (connection IDs differ)", hint)
+        return f"this is {named}, a proxy, not a database server"
+    if session.thread_id != int(session.scalar("SELECT CONNECTION_ID()")):
+        return "a proxy responds instead of the server (connection IDs differ)"
+    return ""
+
+
+def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    greeting = session.greeting.removeprefix("5.5.5-")
+    hint = "connect to the server itself, best through its socket"
+    if proxy := proxy_between(session, info.version_text):
+        yield error("server", proxy, hint)
     elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
         yield error(
             "server", f"the greeting reports version {greeting}, the server reports {info.variables['version']}", hint
