@@ -82,9 +82,11 @@ def readyz(site: OnSite) -> Response:
     },
 )
 def presence(server: ServerName, site: OnSite) -> Response:
-    """For the health checks of load balancers: 503 while a backup wants the server to be left alone. While the catalog
+    """For the health checks of load balancers: 503 while a backup wants the server, or this member of a group, to be
+    left alone. While the catalog
     does not answer it is what it was last: an outage of the catalog takes no server out of rotation."""
-    if server not in site.wiring.settings.servers:
+    settings = site.wiring.settings
+    if server not in settings.servers and server not in settings.groups:
         raise NotFoundError(
             "there is no such server", hint="name one of the configuration"
         )  # and reveal no other's name

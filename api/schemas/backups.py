@@ -38,6 +38,11 @@ class NodeFacts(Shape):
     `lock`, the node's own word under the lock of the backup, or `proof`, what a prepare found in InnoDB."""
 
 
+@of(backup_record.Member)
+class Member(Shape):
+    """The member of a group that a backup was taken from."""
+
+
 @of(backup_record.BackupRecord)
 class Backup(Shape):
     """A backup. Sizes are bytes: of the data, as stored, and of it what no earlier backup had stored."""

@@ -158,6 +158,8 @@ _KNOWN: Mapping[str, Any] = {
     "LastProof.outcome": "proved",
     "LogDecision.name": "mysql-bin.000001 .. mysql-bin.000042",
     "LogDecision.reasons": ["a kept backup can be rolled forward with it"],
+    "Member.log_server": "8nG7mZ2r5yHkq0xWcVvP1sTzJ4E=",
+    "Member.reason": "a replica, 0 ms behind",
     "NewToken.name": "grafana",
     "NewToken.role": "viewer",
     "NewToken.token": "bkd_...",

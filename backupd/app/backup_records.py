@@ -267,6 +267,7 @@ def _row(header: Header, facts: BodyFacts | None, warnings: tuple[str, ...], cop
         server_version=str(facts.server.version) if facts else "",
         tool_version=str(facts.tool.version) if facts else "",
         warnings=warnings,
+        member=facts.member if facts else None,
         copies=copies,
         node=facts.node if facts else None,
     )

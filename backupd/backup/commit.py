@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.model.backup_record import BackupKind, Stats
+from backupd.model.backup_record import BackupKind, Member, Stats
 from backupd.model.errors import BackupdError, DestinationError, RefusedError
 from backupd.model.manifest import (
     CODEC,
@@ -27,7 +27,7 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server_facts import NodeFacts, Receipts, ServerInfo, Tool
+from backupd.model.server_facts import NodeFacts, Position, Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
 from backupd.model.text import Clock
 from backupd.process.throttle import Throttle, Unlimited
@@ -59,8 +59,9 @@ class BackupSpec:
 
     ``behind``: how far the clock is behind the newest backup; added to the recorded times, so that they are in
     order. ``reason``: why this kind is taken when another was due. ``config`` gives the configuration of the server's
-    host. ``announce`` hears of the SHA-256 of the manifest right before it is committed. ``throttle``: what is read
-    from the server passes it; ``send`` makes one for each destination, for what is stored there.
+    host. ``member``: which member of a group it is taken from, for the position that was found. ``announce`` hears of
+    the SHA-256 of the manifest right before it is committed. ``throttle``: what is read from the server passes it;
+    ``send`` makes one for each destination, for what is stored there.
     """
 
     backup_id: str
@@ -79,6 +80,7 @@ class BackupSpec:
     warnings: tuple[str, ...] = ()
     reason: str = ""
     config: Callable[[], bytes] | None = None
+    member: Callable[[Position], Member | None] = lambda _position: None
     announce: Callable[[str], None] = lambda _manifest: None
     throttle: Throttle = field(default_factory=Unlimited)
     send: Callable[[], Throttle] = Unlimited
@@ -179,6 +181,7 @@ class Making:
             parent=captured.parent,
             dump=dump,
             inventory=captured.inventory,
+            member=spec.member(receipts.position),
             missing=captured.missing,
             node=captured.node,
         )

@@ -99,6 +99,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("set", record.table_set),
             ("builds on", record.parent or ""),
             ("because", record.reason),
+            ("member", f"{record.member.name}: {record.member.reason}" if record.member else ""),
             ("state", str(record.state)),
             ("missing", _missing_text(record)),
             ("doubtful", record.doubtful),

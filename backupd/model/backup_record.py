@@ -65,6 +65,20 @@ class Stats(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class Member(Document):
+    """The member of a group that a backup was taken from."""
+
+    name: str
+    reason: str
+    """Why it was taken, and why others were not."""
+    log: Position | None = None
+    """The position of the backup in the binary log of the group, where that is streamed from another member; None where
+    it is the position of the backup itself, or is not known."""
+    log_server: str = ""
+    """The server_uuid of the member that the binary log is streamed from."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackupRecord(Document):
     """A backup. Times are UTC, sizes bytes."""
 
@@ -117,9 +131,21 @@ class BackupRecord(Document):
     ignore it; only ``backup:ID`` restores it, and nothing removes it."""
     node: NodeFacts | None = field(default=None, metadata=json_key("galera", later=True))
     """Of a physical backup of a Galera node: its position in the cluster, and the load that it made; null otherwise."""
+    member: Member | None = None
+    """Of a group: the member that it was taken from."""
     copies: tuple[Copy, ...] = ()
     upstream: Position | None = None
     """Of a replica that follows one source: the position of that source. ``position`` is the server's own."""
+
+    @property
+    def start(self) -> Position:
+        """Where a replay onto it begins, in the binary log that is archived."""
+        return self.member.log if self.member is not None and self.member.log is not None else self.position
+
+    @property
+    def log_uuid(self) -> str:
+        """The server_uuid of the server in whose binary log ``start`` is."""
+        return self.member.log_server if self.member is not None and self.member.log is not None else self.server_uuid
 
     @property
     def not_dumped(self) -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from backupd.model.backup_record import Stats
+from backupd.model.backup_record import Member, Stats
 from backupd.model.document import DOCUMENT_LIMIT, HIDDEN, Document, check_fields, json_key, parsed
 from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.server_facts import NodeFacts, Position, Receipts, ServerInfo, Tool
@@ -162,7 +162,8 @@ class BodyFacts(Document):
     to the backup that it builds on. ``dump``: of a logical backup. ``inventory``: of a physical one, every table that
     the server had at its position; None where no list could be made, and in manifests that are older than it.
     ``missing``: those of them that the backup does not hold. ``header``: the digest of the header that belongs to it,
-    "" in version 1. ``node``: of a physical backup of a Galera node."""
+    "" in version 1. ``node``: of a physical backup of a Galera node. ``member``: of a group, None in other manifests
+    and in those that are older than groups."""
 
     backup_id: str = field(metadata=json_key("backup"))
     position: Position
@@ -174,6 +175,7 @@ class BodyFacts(Document):
     parent: str | None = None
     dump: DumpFacts | None = field(default=None, metadata=json_key(later=True))
     inventory: tuple[BaseTable, ...] | None = field(default=None, metadata=json_key(later=True))
+    member: Member | None = field(default=None, metadata=json_key(later=True))
     missing: tuple[TableName, ...] = field(default=(), metadata=HIDDEN)
     header: str = field(default="", metadata=HIDDEN)
     node: NodeFacts | None = field(default=None, metadata=json_key(later=True))
@@ -184,7 +186,7 @@ class BodyFacts(Document):
         return VERSION if self.header else 1
 
 
-_OPTIONAL = ("dump", "inventory", "node")
+_OPTIONAL = ("dump", "inventory", "member", "node")
 """Facts that are left out where there are none: then the document is the one that earlier versions wrote."""
 
 

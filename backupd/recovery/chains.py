@@ -149,7 +149,7 @@ class Strange:
 def strangers(records: Iterable[BackupRecord]) -> tuple[Strange, ...]:
     """Of one server; nothing where this installation made no backup of it, so that nobody can tell."""
     everything = sorted(records, key=lambda record: (record.finished_at, record.id))
-    made = [record for record in everything if record.manifest and record.server_uuid and not record.apart]
+    made = [record for record in everything if _is_of_here(record) and record.server_uuid and not record.apart]
     apart = {record.server_uuid for record in everything if record.apart}
     if not made:
         if not apart:
@@ -174,11 +174,16 @@ def strangers(records: Iterable[BackupRecord]) -> tuple[Strange, ...]:
     )
 
 
+def _is_of_here(record: BackupRecord) -> bool:
+    """Did this installation make it, or was it taken from a member of a group, which are different servers?"""
+    return bool(record.manifest) or record.member is not None
+
+
 def lineages(records: Sequence[BackupRecord]) -> dict[str, str]:
     """Of each backup (by id) of one server: whose it is, so that none of one stands in for one of another. "" is ours,
     and whatever nobody can tell apart from that; else the uuid."""
     known = {record.server_uuid for record in records if record.server_uuid}
-    ours = {record.server_uuid for record in records if record.server_uuid and record.manifest and not record.apart}
+    ours = {record.server_uuid for record in records if record.server_uuid and _is_of_here(record) and not record.apart}
     if len(known - ours) + bool(ours) < 2:
         return {record.id: "" for record in records}
     return {record.id: "" if record.server_uuid in ours else record.server_uuid for record in records}

@@ -313,14 +313,14 @@ class Histories:
 
     def branch_of(self, backup: BackupRecord) -> Branch | None:
         """The branch that a backup's position is on; None where that is not certain."""
-        coordinate = file_position(backup.position)
+        coordinate = file_position(backup.start)
         candidates = self._at_the_time(backup) if coordinate is not None else []
         if coordinate is None or len(candidates) != 1:
             return None
         branch = candidates[0]
-        other_server = backup.server_uuid and branch.server_uuid and backup.server_uuid != branch.server_uuid
-        other_file = branch.basename != backup.position.file.rpartition(".")[0] or coordinate[0] < branch.first_number
-        if other_server or other_file or not self._executed_fits(branch, coordinate, backup.position.gtid):
+        other_server = backup.log_uuid and branch.server_uuid and backup.log_uuid != branch.server_uuid
+        other_file = branch.basename != backup.start.file.rpartition(".")[0] or coordinate[0] < branch.first_number
+        if other_server or other_file or not self._executed_fits(branch, coordinate, backup.start.gtid):
             return None
         if backup.started_at < branch.noticed_at and not self._was_there_before(branch, coordinate, backup):
             return None
@@ -339,8 +339,8 @@ class Histories:
             if backup.finished_at < later.noticed_at:
                 break
         identities = {branch.server_uuid for branch in found}
-        if len(found) > 1 and backup.server_uuid and "" not in identities and len(identities) == len(found):
-            found = [branch for branch in found if branch.server_uuid == backup.server_uuid]
+        if len(found) > 1 and backup.log_uuid and "" not in identities and len(identities) == len(found):
+            found = [branch for branch in found if branch.server_uuid == backup.log_uuid]
         return found
 
     def _last_sign(self, branch: Branch, until: datetime) -> datetime | None:
@@ -380,14 +380,14 @@ class Histories:
         end, and the files held transactions already when it ended: after a RESET these numbers would be given again
         only later. Else they may be younger ones of the same names.
         """
-        if branch is not self.branches[0] and backup.server_uuid != branch.server_uuid:
+        if branch is not self.branches[0] and backup.log_uuid != branch.server_uuid:
             return False
         run = self.run_at(branch.id, coordinate)
         if run is None:
             return False
         if run.first_at is not None and run.first_at <= backup.started_at:
             return True
-        gtids = backup.position.gtid
+        gtids = backup.start.gtid
         if not gtids:
             return False
         if coordinate[0] == run.first_number and same_state(gtids, run.gtids_before):

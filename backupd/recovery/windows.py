@@ -404,7 +404,7 @@ def goes_on(histories: Histories, last: Window) -> bool:
 
 def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
     branch = histories.branch_of(base)
-    coordinate = file_position(base.position)
+    coordinate = file_position(base.start)
     run = histories.run_at(branch.id, coordinate) if branch is not None and coordinate is not None else None
     if branch is None or run is None or not_rolled(base):
         why, at = _why_a_point(histories, base, branch), base.finished_at
@@ -428,11 +428,11 @@ def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None
         return why
     if not histories.branches:
         return "no binary logs are archived"
-    if not base.position.file:
+    if not base.start.file:
         return "the server wrote no binary log"
     if branch is None:
         return "the branch of this backup is uncertain, so no binary log is replayed on it"
-    return f"the binary log is not archived at {base.position.file}:{base.position.pos}, where a replay would start"
+    return f"the binary log is not archived at {base.start.file}:{base.start.pos}, where a replay would start"
 
 
 def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple[datetime, str]:
@@ -494,7 +494,7 @@ def _entrance(
         if home is None:
             continue
         try:
-            legs = way(histories, window.base.position, home, branch, stop)
+            legs = way(histories, window.base.start, home, branch, stop)
         except RefusedError:
             continue
         if all(repeats(leg) for leg in legs if leg.repeats):

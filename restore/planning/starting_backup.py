@@ -78,9 +78,9 @@ def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
 def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
     """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
     best = usable[-1]
-    ahead = _sort_key(best.position)
+    ahead = _sort_key(best.start)
     for backup in usable:
-        coordinate = _sort_key(backup.position)
+        coordinate = _sort_key(backup.start)
         if _is_ahead(coordinate, ahead):
             best, ahead = backup, coordinate
     return best
@@ -157,7 +157,7 @@ def is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool
     if isinstance(goal, AtTime):
         return backup.finished_at == goal.moment
     if isinstance(goal, AtPosition):
-        return (backup.position.file, backup.position.pos) == (goal.file, goal.pos)
+        return (backup.start.file, backup.start.pos) == (goal.file, goal.pos)
     return not goal.before and bool(backup.position.gtid) and same_gtid(backup.position.gtid, goal.gtid)
 
 
@@ -206,7 +206,7 @@ def _neighbours(
         key = [(b.finished_at, b) for b in usable]
     elif isinstance(goal, AtPosition):
         wanted = _sort_key(Position(goal.file, goal.pos))[2:]
-        sorted_by = [(_sort_key(b.position)[2:], b) for b in usable]
+        sorted_by = [(_sort_key(b.start)[2:], b) for b in usable]
         key = [(coordinate, b) for coordinate, b in sorted_by if coordinate[0] and coordinate[0] == wanted[0]]
     else:
         domain, wanted = _sequence(goal.gtid)

@@ -305,8 +305,8 @@ def _behind(histories: Histories, window: Window) -> Sequence[Run]:
     else:
         current = histories.current
         branch = window.branch or (current.id if current is not None else "")
-        state = window.base.position.gtid
-        at: FilePosition | None = file_position(window.base.position)
+        state = window.base.start.gtid
+        at: FilePosition | None = file_position(window.base.start)
         if at is None or not branch:
             return ()
         coordinate = at

@@ -149,7 +149,7 @@ def clock_skew(
     later_before: Callable[[str, FilePosition, datetime, datetime], Stop | None],
 ) -> ClockSkew | None:
     """``later_before``: of the resolver."""
-    coordinate = file_position(base.position)
+    coordinate = file_position(base.start)
     stop = later_before(home.id, coordinate, moment, base.started_at - LOOK_BACK) if coordinate is not None else None
     return ClockSkew(base, home, stop) if stop is not None else None
 
@@ -371,7 +371,7 @@ class Archive:
                 shared = fork is not None and (file_position(fork.position) or (0, 0)) <= last_of(run)
                 if shared and fork is not None:
                     end = replace(fork, branch=here.id)
-                legs = way(self.histories, base.position, line[0], here, end.position)
+                legs = way(self.histories, base.start, line[0], here, end.position)
             except RefusedError as error:
                 refused.append(error)
                 continue
@@ -389,7 +389,7 @@ class Archive:
         """The run of ``here`` by which a replay from ``base``, which is on the first of ``line``, gets there."""
         begin = here.first_number, 0
         if all(member.names_go_on for member in line[1 : line.index(here) + 1]):
-            begin = max(begin, file_position(base.position) or begin)
+            begin = max(begin, file_position(base.start) or begin)
         entered = here is not line[0] and not here.names_go_on
         run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
         if run is None:
@@ -400,9 +400,9 @@ class Archive:
         return run
 
     def _search(self, base: BackupRecord, home: Branch, legs: Sequence[RouteLeg], moment: datetime) -> Stop | None:
-        before = Stop(home.id, base.position.file, base.position.pos, base.position.gtid)
+        before = Stop(home.id, base.start.file, base.start.pos, base.start.gtid)
         for leg in legs:
-            by_gtid = leg.start != base.position
+            by_gtid = leg.start != base.start
             for span in leg.spans:
                 found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment, base.started_at)
                 if found is not None:
@@ -504,7 +504,7 @@ class Archive:
         for base in reversed(self._usable):
             if tries == _MOST_TRIES or found == MOST_BASES:
                 break
-            at = file_position(base.position) if self._only in (None, base.id) and not not_rolled(base) else None
+            at = file_position(base.start) if self._only in (None, base.id) and not not_rolled(base) else None
             if at is None or (moment is not None and base.finished_at > moment) or (at > coordinate and one_sequence):
                 continue
             home = self.histories.branch_of(base)
@@ -512,7 +512,7 @@ class Archive:
                 continue
             tries += 1
             try:
-                legs = way(self.histories, base.position, home, branch, stop.position)
+                legs = way(self.histories, base.start, home, branch, stop.position)
             except RefusedError as error:
                 first = first or error
                 continue

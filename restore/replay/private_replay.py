@@ -285,11 +285,13 @@ class Replaying:
         return logs
 
     def beginning(self, logs: Logs, last: Loaded, recorded: Position | None) -> Beginning:
-        """Where the replay onto a copy of ``last`` begins; ``recorded``: InnoDB's own, after prepare."""
+        """Where the replay onto a copy of ``last`` begins; ``recorded``: InnoDB's own, after prepare, which says
+        nothing of the log of another member."""
+        member = last.body.facts.member
         return beginning(
             self.spec.legs[0],
             logs.legs[0],
-            recorded,
+            recorded if member is None or member.log is None else None,
             taken_until=last.header.finished_at,
             mariadb=last.body.facts.server.flavour is Flavour.MARIADB,
         )

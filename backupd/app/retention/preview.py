@@ -307,7 +307,7 @@ def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Arc
     histories = Histories(branches, runs)
     positions = {}
     for record in records:
-        if (position := file_position(record.position)) is None:
+        if (position := file_position(record.start)) is None:
             continue
         if (branch := histories.branch_of(record)) is not None:
             positions[record.id] = LogPosition(branch.id, position[0])

@@ -68,6 +68,7 @@ backups = Table(
     Column("foreign", Boolean, nullable=False, server_default=false()),
     Column("node", JSON(none_as_null=True)),
     Column("upstream", JSON(none_as_null=True)),
+    Column("member", JSON(none_as_null=True)),
     Index(None, "server", "finished_at", "id"),
     Index(None, "finished_at", "id"),
     Index("ix_backups_deleted", "id", sqlite_where=_DELETED),
