@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from backupd.app.backup_records import add_row, behind, clock_warning, record_of
 from backupd.app.backups.limits import throttled
-from backupd.app.context.server_identity import meet, problem_of, reason_of
+from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_strange_member
 from backupd.app.context.settings import ServerSettings, spool_unusable
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import JobRun, Wiring, worker_count
@@ -24,10 +24,10 @@ from backupd.engine.dump.selection import dump_tools, select
 from backupd.engine.server.probe import examine, uncovered
 from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord, Member
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
 from backupd.model.manifest import Body, Header
-from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
+from backupd.model.server_facts import Identity, Position, ServerInfo, no_roll_forward
 from backupd.model.table import DumpedTable, TablePattern
 from policies.document import suggestion
 from policies.policy import Logical, Tables
@@ -44,10 +44,15 @@ _MISSING = ("is missing", "are missing")
 
 
 def dump_tables(
-    wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...]
+    wiring: Wiring,
+    server: ServerSettings,
+    run: JobRun,
+    destinations: tuple[Destination, ...],
+    begun: Callable[[], None],
 ) -> tuple[BackupRecord, BackupdError | None]:
     """Take one logical backup now, as ``run``; whose arguments may name a ``set`` of the policy, or patterns of
-    ``tables``. Gives its record, and what is missing in it, if anything is.
+    ``tables``. Gives its record, and what is missing in it, if anything is. ``begun`` is called before anything is
+    stored.
 
     Raises UnknownNameError for a set that the policy does not have, UsageError for a pattern that is none, and whatever
     made the backup fail; then nothing of it is left.
@@ -55,6 +60,7 @@ def dump_tables(
     with _folder(wiring, server) as folder:
         spec, met = resolve(wiring, server, run, destinations, folder)
         with throttled(wiring, server, spec.connection, run) as throttle:
+            begun()
             outcome = execute(
                 replace(spec, throttle=throttle, send=throttle.send, pressure=throttle.pressure),
                 run.context(wiring),
@@ -96,7 +102,8 @@ def resolve(
                 detail=why,
                 hint="take physical backups of such a server; leave out `logical` in its policy",
             )
-        met = meet(wiring, server.name, session, probed.info)
+        met = meet(wiring, server.name, session, probed.info, member=server.member)
+        refuse_strange_member(server, met)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
     shared = shared_fields(wiring, server, run, destinations, render_logical_runbook)
@@ -252,6 +259,7 @@ class SharedFields(TypedDict):
     behind: timedelta
     level: int
     workers: int
+    member: Callable[[Position], Member | None]
     announce: Callable[[str], None]
 
 
@@ -288,5 +296,6 @@ def shared_fields(
         "behind": late,
         "level": encryption.compression_level,
         "workers": worker_count(),
+        "member": lambda _position: Member(server.member, server.because) if server.member else None,
         "announce": partial(wiring.catalog.backups.announce, run.job.id),
     }

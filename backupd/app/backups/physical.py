@@ -8,6 +8,8 @@ backups. A test restore that is rolled forward compares the restored copy with t
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +21,8 @@ from backupd.app.backups.limits import throttled
 from backupd.app.backups.logical import dump_tables, shared_fields
 from backupd.app.backups.rotation_hooks import away
 from backupd.app.context.logging_setup import say
-from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_stranger
+from backupd.app.context.members import choices, member_at, none_left, one_line, streamed_member
+from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_strange_member, refuse_stranger
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing
 from backupd.app.context.wiring import JobRun, Wiring
@@ -32,12 +35,22 @@ from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness, take
 from backupd.model.backup_record import BackupKind, BackupRecord
-from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, RefusedError, TablesChangedError
+from backupd.model.errors import (
+    BackupdError,
+    ConfigurationError,
+    DestinationFullError,
+    ElsewhereError,
+    RefusedError,
+    ServerError,
+    TablesChangedError,
+    ToolError,
+)
 from backupd.model.job import Progress
 from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Witness
 from backupd.model.server_facts import Identity
 from backupd.model.text import new_id
+from backupd.recovery.members import taken_because
 from restore.datadir.staging import restored_by
 from restore.planning.plan import DEFAULT_RATES
 from restore.runbook.backup_runbook import render_runbook
@@ -75,25 +88,58 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun)
     tried once more.
     """
     server = wiring.settings.server(server_name)
-    with (
-        wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"),
-        away(wiring, server, run),
-    ):
+    with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
+        if server.is_group:
+            return _of_a_member(wiring, server, kind, run)
+        return _taken(wiring, server, kind, run, lambda: None)
+
+
+def _of_a_member(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> Made:
+    """Through the best member; through the next one where that fails before anything was stored."""
+    found = choices(wiring, server, kind, run.job.id)
+    failed: list[tuple[str, BackupdError]] = []
+    for choice in found:
+        if choice.left:
+            continue
+        stored = threading.Event()
+        because = taken_because(found, choice.name, [(name, one_line(error)) for name, error in failed])
         try:
-            return _run(wiring, server, kind, run)
+            return _taken(wiring, server.through(choice.name, because), kind, run, stored.set)
+        except (ServerError, ToolError, RefusedError, ConfigurationError) as error:
+            run.check()
+            if stored.is_set():
+                raise
+            failed.append((choice.name, error))
+            say(
+                "member-failed",
+                f"no backup is taken through {choice.name}: {error}",
+                level=logging.WARNING,
+                server=server.name,
+                job=run.job.id,
+            )
+    if len({error.message for _name, error in failed}) == 1:
+        raise failed[0][1]
+    raise none_left(server, found, [(name, one_line(error)) for name, error in failed])
+
+
+def _taken(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun, begun: Callable[[], None]) -> Made:
+    with away(wiring, server, run):
+        try:
+            return _run(wiring, server, kind, run, begun)
         except DestinationFullError as error:
             relieve(wiring, error, run)
-            return _run(wiring, server, kind, run)
+            return _run(wiring, server, kind, run, begun)
 
 
-def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> Made:
+def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun, begun: Callable[[], None]) -> Made:
+    """``begun`` is called before anything is stored."""
     destinations = wiring.required(server)
     for destination in destinations:
         # One of the runs that are dead may have died between its manifest and its row.
         adopt_unknown(wiring, destination, server.name)
     run.check()
     if kind is BackupKind.LOGICAL:
-        return Made(*dump_tables(wiring, server, run, destinations))
+        return Made(*dump_tables(wiring, server, run, destinations, begun))
     repeated: list[str] = []
     because = ""
     for left in range(REPEATS, -1, -1):
@@ -108,8 +154,14 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
                     stack.enter_context(wiring.workdir(run.job.id)),
                     because=because,
                 )
-                spec = replace(spec, repeats=left, warnings=(*spec.warnings, *repeated))
+                spec = replace(
+                    spec,
+                    repeats=left,
+                    warnings=(*spec.warnings, *repeated),
+                    member=partial(member_at, wiring, server, spec.info.server_uuid),
+                )
                 throttle = stack.enter_context(throttled(wiring, server, spec.connection, run))
+                begun()
                 taken = _execute(wiring, server, replace(spec, throttle=throttle, send=throttle.send), run)
             break
         except TablesChangedError as error:
@@ -143,9 +195,10 @@ def resolve(
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)
-        if server.policy.physical is None and (far := elsewhere(session, probed.info)) is not None:
+        if server.policy.physical is None and (far := elsewhere(session, probed.info.hostname)) is not None:
             raise ElsewhereError(far, hint=f"take a dump from here: backupd backup {server.name} --kind logical")
-        met = meet(wiring, server.name, session, probed.info)
+        met = meet(wiring, server.name, session, probed.info, member=server.member)
+        refuse_strange_member(server, met)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         refuse_unfit(session, probed.info, tool.tool)
@@ -265,6 +318,8 @@ def take_witness(wiring: Wiring, run: JobRun) -> str:
     than the one that is meant; ServerError.
     """
     server = wiring.settings.server(run.job.server)
+    if server.is_group:
+        server = streamed_member(wiring, server)
     budget = server.policy.witness.max_duration
     connection = server.connection()
     refuse_stranger(

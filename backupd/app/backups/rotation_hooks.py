@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.5
 
 
 def presence(wiring: Wiring, server: str) -> tuple[bool, str]:
-    """Is it in rotation, as far as backups are concerned? Else why not."""
+    """Is it, a server or a member of a group, in rotation, as far as backups are concerned? Else why not."""
     away = wiring.catalog.absences.of(server)
     if away is None:
         return True, ""
@@ -57,7 +57,7 @@ def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
         yield
         return
     job = run.job
-    absence = Absence(server.name, job.id, wiring.clock(), str(hooks.after or ""))
+    absence = Absence(server.way, job.id, wiring.clock(), str(hooks.after or ""))
     wiring.catalog.absences.begin(absence)
     try:
         if hooks.before is not None:
@@ -67,7 +67,7 @@ def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
         try:
             bring_back(wiring, absence, job.kind, hooks.timeout, log=run.log)
         except CatalogError as error:  # it is recorded as away: the service brings it back again
-            say("hook-trouble", str(error), level=logging.ERROR, server=server.name, job=job.id)
+            say("hook-trouble", str(error), level=logging.ERROR, server=server.way, job=job.id)
 
 
 def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, *, log: Path | None = None) -> bool:
@@ -110,7 +110,7 @@ def _not_synced(wiring: Wiring, server: str, *, wait: timedelta = SYNCING) -> st
     deadline = time.monotonic() + wait.total_seconds()
     while True:
         try:
-            with wiring.settings.server(server).connection().connect() as session:
+            with wiring.settings.reached(server).connection().connect() as session:
                 state = probe_wsrep(session)
         except ServerError as error:
             return f"the node does not answer: {error.message}" if server in wiring.catalog.nodes.servers() else ""
@@ -205,7 +205,7 @@ class AbsenceWatch:
     def _try(self, wiring: Wiring, absence: Absence, attempt: _Try) -> None:
         timeout = _DEFAULT_TIMEOUT
         with suppress(BackupdError):  # of a server or policy that is gone, or is broken by now
-            hooks = wiring.settings.server(absence.server).policy.hooks
+            hooks = wiring.settings.reached(absence.server).policy.hooks
             timeout = hooks.timeout if hooks is not None else timeout
         try:
             job = wiring.catalog.jobs.find(absence.job_id)

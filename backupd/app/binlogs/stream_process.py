@@ -22,12 +22,14 @@ from pathlib import Path
 
 from backupd.app.binlogs.attendance import Attendance
 from backupd.app.binlogs.log_follower import LogFollower
+from backupd.app.binlogs.log_member import MemberWatch, log_member
 from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.quiet import Activity, Rest, seldom
 from backupd.app.binlogs.stream_holder import Holder, log_of
 from backupd.app.binlogs.stream_member import StreamMember
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport
 from backupd.app.context.logging_setup import say
+from backupd.app.context.members import refuse_left_history
 from backupd.app.context.server_identity import meet_stream
 from backupd.app.context.settings import ServerSettings, held_settings, load_settings, spool_folder
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
@@ -144,6 +146,7 @@ class StreamRun:
         self._troubles: Mapping[str, str] = {}
         self._noted: datetime | None = None
         self._met = ""
+        self._member: MemberWatch | None = None
         self._meeting: tuple[str, Future[SourceState]] | None = None
         self._known: SourceState | None = None
         self._holder = Holder.current(wiring, server, kept=kept, shared=shared)
@@ -159,6 +162,14 @@ class StreamRun:
             encryption = wiring.settings.encryption
             sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
             recorder = CatalogRecorder(name, self._writer, wiring.clock)
+            if self._server.is_group:
+                group = self._server
+                self._writer.ask(lambda catalog: refuse_left_history(catalog, group), patience=OPENING)
+                known = self._writer.ask(lambda catalog: catalog.identities.of(name), patience=OPENING)
+                self._server, switch = log_member(group, self._spool, known, wiring.clock())
+                if switch is not None:
+                    self._writer.ask(lambda _catalog: switch.note(wiring), patience=OPENING)
+                self._member = stack.enter_context(MemberWatch(group, self._server, self._spool, wiring.clock))
             source = BinlogSource(
                 self._server.connection(),
                 marker=lambda datadir: restored_by(Path(datadir)),
@@ -396,6 +407,8 @@ class StreamRun:
             ):
                 return
             self._attendance.look()
+            if self._member is not None:
+                self._look_for_another(self._member, status)
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, archiver.due_in()))
 
@@ -406,9 +419,19 @@ class StreamRun:
             self._holder = replace(self._holder, activity=found)
             self._spool.say(self._holder.note())
 
+    def _look_for_another(self, member: MemberWatch, status: StreamStatus) -> None:
+        """Raises ServerError where the stream is to go on with another member of the group."""
+        if not member.is_due(status):
+            return
+        with suppress(CatalogError):  # asked again
+            known = self._writer.ask(lambda catalog: catalog.identities.of(self._server.name))
+            member.look(known)
+
     def _note_position(self, archiver: Archiver, status: StreamStatus) -> None:
         """Where the server stood after the clocks were last read: what is stored up to there is confirmed."""
         position, moment = status.server_position, status.server_time
+        if moment is not None and self._member is not None:
+            moment = self._member.sure_until(moment)
         if position is not None and moment is not None and moment != self._noted and status.branch:
             number = position.file.rpartition(".")[2]
             archiver.note_position(status.branch, int(number), position.pos, moment)
@@ -436,7 +459,9 @@ class StreamRun:
         try:
             state = looked.result()
             self._writer.ask(
-                lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch, connection.address)
+                lambda _catalog: meet_stream(
+                    self._wiring, self._server.name, state, branch, connection.address, member=self._server.member
+                )
             )
         except (ServerError, RefusedError, CatalogError) as error:
             say(
@@ -502,6 +527,12 @@ def give_up() -> None:
 
 def _binlog_policy(server: ServerSettings) -> Binlog:
     policy = server.policy.binlog
+    if policy is not None and policy.acknowledge != OFF and server.is_group:
+        raise RefusedError(
+            f"{server.name} is a group: commits of a group wait for no stream",
+            detail=f"binlog.acknowledge of policy {server.policy_name} is {policy.acknowledge}: that is for one server",
+            hint="leave acknowledge out of the policy, or name the source as a server without members",
+        )
     if policy is None or not streams(server.policy):
         raise RefusedError(
             f"policy {server.policy_name} does not stream the binary log of {server.name}",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from backupd.alerts.conditions import Key
 from backupd.alerts.rules import CHANGED
-from backupd.app.context.settings import spool_folder
+from backupd.app.context.settings import ServerSettings, spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason, covers
@@ -56,10 +56,13 @@ def accept_hint(server: str) -> str:
     )
 
 
-def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, adopt: bool = True) -> Identity | None:
+def meet(
+    wiring: Wiring, server: str, session: Session, info: ServerInfo, *, adopt: bool = True, member: str = ""
+) -> Identity | None:
     """Compare the server that answers in ``session`` with those that answered under the name ``server`` before, keep
     what was found, and say so where it is a stranger or has taken over. None where it reports no uuid. Without
     ``adopt`` the first one of all is not kept, and None: whoever only looks does not decide which server is meant.
+    ``member``: of the group ``server``, through which it is reached: members are different servers of one history.
 
     Raises CatalogError, ServerError; RefusedError for a copy of our data directory: its backups would say to be ours.
     """
@@ -97,10 +100,12 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
         same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)),
         same_cluster=info.role is Role.NODE and _is_same_cluster(wiring, server, probe_wsrep(session)),
     )
-    return _keep(wiring, server, known, met, address)
+    return _keep(wiring, server, known, met, address, member)
 
 
-def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch, address: str) -> Identity | None:
+def meet_stream(
+    wiring: Wiring, server: str, state: SourceState, branch: Branch, address: str, *, member: str = ""
+) -> Identity | None:
     """As ``meet``, for the server whose binary log was just seen to be ``branch``, byte for byte where that was
     streamed before. MariaDB makes its uuid from a network address and the port: a restart may change it. Raises
     CatalogError."""
@@ -134,7 +139,7 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
         restored_from=_restored_from(wiring, state.marker),
         same_cluster=branch.reason is BranchReason.NODE_CHANGED,
     )
-    return _keep(wiring, server, known, met, address)
+    return _keep(wiring, server, known, met, address, member)
 
 
 def took_over(branch: Branch, uuid: str, *, is_at_home: bool) -> bool:
@@ -253,8 +258,10 @@ def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], add
     return found
 
 
-def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, address: str) -> Identity:
+def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, address: str, member: str = "") -> Identity:
     verdict, why = judge(server, known, met, _archived(wiring, server, known))
+    if member and verdict is Verdict.FAILOVER:  # nobody took over: members are there side by side
+        verdict, why = Verdict.OWN, f"it is reached as the member {member}, and {why}"
     found = _noted(wiring, server, known, met.uuid, verdict, server_id=met.server_id, evidence=why, address=address)
     ours = [one.uuid for one in known if not one.is_stranger]
     if found.is_stranger:
@@ -314,6 +321,12 @@ def refuse_stranger(wiring: Wiring, server: str, connection: Connection, what: s
         met = meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False)
     if met is not None and met.is_stranger:
         raise stranger_refused(met, what)
+
+
+def refuse_strange_member(server: ServerSettings, found: Identity | None) -> None:
+    """Raises RefusedError where a server answers as a member of a group and does not show that it is one."""
+    if server.member and found is not None and found.is_stranger:
+        raise stranger_refused(found, f"nothing shows that {server.member} has the history of {server.name}")
 
 
 def finding_of(found: Identity | None, server: str) -> list[Finding]:

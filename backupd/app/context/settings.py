@@ -30,7 +30,8 @@ FILE_VARIABLE = "BACKUPD_CONFIG"
 class ServerSettings:
     """Everything configured about one server. ``problems``: why its policy cannot be used; then whatever needs the
     policy raises ConfigurationError with them, and the rest goes on. ``ways``: of a group, its members by name, each
-    with the file that it is written in; ``member``: the one that it is reached through, "" where none was chosen."""
+    with the file that it is written in; ``member``: the one that it is reached through, "" where none was chosen, and
+    ``because``: why that one."""
 
     name: str
     file: Path
@@ -40,13 +41,14 @@ class ServerSettings:
     problems: tuple[Problem, ...] = ()
     ways: Mapping[str, tuple[Server, Path]] = field(default_factory=dict)
     member: str = ""
+    because: str = ""
 
     @property
     def is_group(self) -> bool:
         """Is it reached through members?"""
         return bool(self.config.members)
 
-    def through(self, member: str) -> ServerSettings:
+    def through(self, member: str, because: str = "") -> ServerSettings:
         """The same group, reached through this member of it. Raises UnknownNameError."""
         if member not in self.ways:
             raise UnknownNameError(
@@ -55,7 +57,12 @@ class ServerSettings:
             )
         config, file = self.ways[member]
         reached = self.config.model_copy(update={name: getattr(config, name) for name in REACH})
-        return dataclasses.replace(self, config=reached, file=file, member=member)
+        return dataclasses.replace(self, config=reached, file=file, member=member, because=because)
+
+    @property
+    def way(self) -> str:
+        """The name of what is reached: of a group that of the member."""
+        return self.member or self.name
 
     @property
     def usable(self) -> bool:
@@ -105,7 +112,7 @@ class ServerSettings:
         if config.password_env is None:
             return connection
         if config.password_env not in environ:
-            place = f"servers.{self.member or self.name}.password_env"
+            place = f"servers.{self.way}.password_env"
             raise ConfigurationError(
                 [Problem(str(self.file), None, place, f"the environment has no {config.password_env}")]
             )

@@ -71,7 +71,7 @@ def report_transport(wiring: Wiring) -> None:
     """One incident for each server, and each member of a group, that is reached without a word on TLS, until there is
     one. Raises CatalogError."""
     for server in wiring.settings.ways():
-        name = server.member or server.name
+        name = server.way
         try:
             unprotected = is_open(server.connection())
         except ConfigurationError:

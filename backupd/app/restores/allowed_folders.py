@@ -28,7 +28,7 @@ def refuse_unseen(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None
     """Raises NotFoundError for a server that is not there for ``actor``."""
     for name in filter(None, (request.server, request.into)):
         see(actor, name, f"server {name[:80]!r}")
-        wiring.settings.server(name)
+        (wiring.settings.server if name == request.server else wiring.settings.reached)(name)
 
 
 def refuse_folder(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:

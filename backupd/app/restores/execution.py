@@ -212,7 +212,7 @@ class _Tables(_Restore):
         super().__init__(wiring, request, run, waiting)
         self._scratch = wiring.settings.needs_restore().scratch
         self._wanted = request.table_options
-        self._goal = wiring.settings.server(request.into) if request.into else None
+        self._goal = wiring.settings.reached(request.into) if request.into else None
         self._plan, self._way = chosen_way(wiring, request.server, request.target, self._wanted)
         self.chosen, self.base = self._plan, self._plan.base
         self._confirm: str | None = request.into or None if waiting is not None else run.job.arguments.get("confirm")

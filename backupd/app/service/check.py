@@ -16,6 +16,7 @@ from backupd.app.binlogs.status import acknowledged
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context import api_address, destination_identity, file_rights, keys, trust
 from backupd.app.context import settings_problems as transport
+from backupd.app.context.members import candidates, members_away, none_left, refuse_left_history, rules_of
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
@@ -38,6 +39,7 @@ from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, RefusedError, ServerError
 from backupd.model.text import format_time
 from backupd.recovery.chains import strangers
+from backupd.recovery.members import choose
 from policies.lint import advice, crowds, distances, not_yet_active, streams
 from policies.policy import Policy
 from storage.destination import Destination
@@ -60,7 +62,7 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
     for name in names:
         server = wiring.settings.server(name)
         if server.usable:
-            findings = _check_server(wiring, server)
+            findings = (_check_group if server.is_group else _check_server)(wiring, server)
         else:
             hint = f"nothing that needs policy {server.policy_name} works for {name}; other servers are not affected"
             findings = [error("policy", str(problem), hint) for problem in server.problems]
@@ -84,6 +86,38 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
         found += room(wiring, name)
     found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+
+
+def _check_group(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    """Every member, and all else through the one that a backup would be taken from now."""
+    physical = server.policy.physical is not None
+    try:
+        refuse_left_history(wiring.catalog, server)
+    except RefusedError as refused:
+        return [from_error("member", refused)]
+    found = choose(candidates(server, members_away(wiring, server)), rules_of(server, here=physical))
+    findings = [
+        (warning if one.left else fine)(
+            "member", f"{one.name} {'is left' if one.left else 'can be taken'}: {one.reason}"
+        )
+        for one in found
+    ]
+    taken = next((one.name for one in found if not one.left), None)
+    if taken is None:
+        return [from_error("member", none_left(server, found)), *findings]
+    findings += [
+        replace(one, subject=f"{name}: {one.subject}")
+        for name in server.ways
+        for one in _transport(server.through(name))
+    ]
+    return [*findings, *_check_server(wiring, server.through(taken))]
+
+
+def _transport(server: ServerSettings) -> list[Finding]:
+    try:
+        return transport.findings(server.connection())
+    except BackupdError as error:
+        return [from_error("server", error)]
 
 
 def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
@@ -120,20 +154,22 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     )
     return (
         preflight(spec, now=wiring.clock())
-        + transport.findings(connection)
+        + ([] if server.member else transport.findings(connection))
         + stream_findings(wiring, server)
         + found
         + replicating.findings(wiring, server)
-        + _identity(wiring, server.name, connection)
+        + _identity(wiring, server, connection)
         + _foreign(wiring, server.name)
     )
 
 
-def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Finding]:
+def _identity(wiring: Wiring, server: ServerSettings, connection: Connection) -> list[Finding]:
     """Is the server that answers the one whose backups there are? One that does not answer is reported elsewhere."""
     try:
         with connection.connect() as session:
-            return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)
+            info = examine(session, tolerant=True).info
+            met = meet(wiring, server.name, session, info, adopt=False, member=server.member)
+            return finding_of(met, server.name)
     except ServerError:
         return []
     except RefusedError as refused:

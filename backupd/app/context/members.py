@@ -1,0 +1,167 @@
+"""The members of a group, asked at the beginning of a run: who is taken, in which order, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from backupd.app.context.server_identity import own_branches
+from backupd.app.context.settings import ServerSettings, spool_folder
+from backupd.app.context.wiring import Wiring
+from backupd.backup.server_checks import elsewhere, proxy_between
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.spool_repair import place_of
+from backupd.catalog.session import Catalog
+from backupd.engine.member_probe import probe_member
+from backupd.engine.physical.live_datadir import is_folder
+from backupd.engine.sql.client import Session
+from backupd.model.backup_record import BackupKind, Member
+from backupd.model.errors import BackupdError, ConfigurationError, RefusedError, ServerError
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
+from backupd.recovery.members import Candidate, Choice, Preference, Rules, choose
+
+NOTHING: Mapping[str, str] = {}
+_COMES = 10.0
+"""Seconds that the stream may take to copy what the member had."""
+_PAUSE = 0.5
+_ASKED = 5.0
+"""Seconds that a member may take to answer before another one is taken."""
+
+
+def members_away(wiring: Wiring, server: ServerSettings, *, job_id: str = "") -> dict[str, str]:
+    """Members that other jobs than ``job_id`` have taken out of rotation, with that in words. Raises CatalogError."""
+    return {
+        name: f"backup job {absence.job_id} has taken it out of rotation since {format_time(absence.since)}"
+        for name in server.ways
+        if (absence := wiring.catalog.absences.of(name)) is not None and absence.job_id != job_id
+    }
+
+
+def refuse_left_history(catalog: Catalog, server: ServerSettings) -> None:
+    """Raises RefusedError for a group with members of which there are backups or binary logs under their own names,
+    where the configuration does not say that these stay there. Raises CatalogError."""
+    for name in server.ways:
+        count, branches = len(catalog.backups.list(name)), catalog.binlogs.branches(name)
+        if (count or branches) and name not in server.config.former_servers:
+            raise RefusedError(
+                f"{name} is a member of {server.name}, and has {count} backups{' and binary logs' if branches else ''} "
+                "under its own name, which are not part of the history of the group",
+                hint=f"to go on with them, name the group {name} and the member otherwise; to leave them where they "
+                f"are, name {name} in former_servers of {server.name}",
+            )
+
+
+def candidates(server: ServerSettings, away: Mapping[str, str] = NOTHING) -> tuple[Candidate, ...]:
+    """Every member of a group, as it is found now, in the order of the configuration."""
+    with ThreadPoolExecutor(max_workers=max(len(server.ways), 1), thread_name_prefix="member") as pool:
+        found = pool.map(partial(_asked, server), server.ways)
+        return tuple(replace(one, away=away.get(one.name, "")) for one in found)
+
+
+def rules_of(server: ServerSettings, *, here: bool = False, needs_log: bool = False, stay: str = "") -> Rules:
+    """What a run of a group asks of its member, as the configuration says."""
+    config = server.config
+    return Rules(Preference(config.prefer), config.max_lag, here=here, needs_log=needs_log, stay=stay)
+
+
+def choices(wiring: Wiring, server: ServerSettings, kind: BackupKind, job_id: str) -> tuple[Choice, ...]:
+    """The members for a backup of this kind. Raises RefusedError where none can be taken, with every reason, and as
+    ``refuse_left_history``; CatalogError."""
+    refuse_left_history(wiring.catalog, server)
+    stay = ""
+    if kind is BackupKind.PHYSICAL_INCREMENTAL:
+        records = wiring.catalog.backups.list(server.name)
+        physical = [one for one in records if one.kind is not BackupKind.LOGICAL and not one.apart]
+        stay = max(physical, key=lambda one: (one.finished_at, one.id)).server_uuid if physical else ""
+    rules = rules_of(server, here=kind is not BackupKind.LOGICAL, stay=stay)
+    found = choose(candidates(server, members_away(wiring, server, job_id=job_id)), rules)
+    if all(one.left for one in found):
+        raise none_left(server, found)
+    return found
+
+
+def streamed_member(wiring: Wiring, server: ServerSettings) -> ServerSettings:
+    """The group through the member whose binary log is streamed: what is read of another one has no position there.
+    Raises RefusedError, CatalogError."""
+    branches = own_branches(wiring, server.name)
+    uuid = branches[-1].server_uuid if branches else ""
+    found = choose(candidates(server), rules_of(server, needs_log=True, stay=uuid))
+    first = next((one for one in found if not one.left), None)
+    if first is None or first.found is None or first.found.identity is None:
+        raise none_left(server, found)
+    if uuid and first.found.identity.uuid != uuid:
+        raise RefusedError(
+            f"the member of {server.name} whose binary log is streamed cannot be asked: {uuid}",
+            detail="\n".join(f"{one.name}: {one.reason}" for one in found),
+            hint="the next try asks again; another member is streamed after failover_after",
+        )
+    return server.through(first.name, first.reason)
+
+
+def none_left(server: ServerSettings, found: Sequence[Choice], failed: Sequence[tuple[str, str]] = ()) -> RefusedError:
+    """No member of the group is taken."""
+    lines = [*failed, *((one.name, one.reason) for one in found if one.left)]
+    return RefusedError(
+        f"no member of {server.name} can be taken",
+        detail="\n".join(f"{name}: {why}" for name, why in lines) or "no member is in a file that is read",
+        hint=f"correct one of these, and take the backup again; `backupd check {server.name}` shows every member",
+    )
+
+
+def member_at(wiring: Wiring, server: ServerSettings, uuid: str, position: Position) -> Member | None:
+    """What the backup through a member records of it. ``uuid``: of the server that it was taken from, ``position``:
+    where that was in its binary log. Where the log of the group is streamed from another member, the place there is
+    found by the GTIDs, and waited for: it comes to both at its own pace."""
+    if not server.member:
+        return None
+    plain = Member(server.member, server.because)
+    folder, deadline = spool_folder(wiring.settings, server.name), time.monotonic() + _COMES
+    while True:
+        try:
+            spool = Spool(folder)
+            branches = spool.branches()
+            if not branches or branches[-1].server_uuid in ("", uuid):
+                return plain
+            if (place := place_of(spool, position.gtid)) is not None:
+                return replace(plain, log=place, log_server=branches[-1].server_uuid)
+        except (BackupdError, OSError):
+            break
+        if not position.gtid or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE)
+    why = "its position in the binary log of the group is not known, so nothing is replayed onto it"
+    return replace(plain, reason=f"{plain.reason}; {why}")
+
+
+def _asked(server: ServerSettings, name: str) -> Candidate:
+    try:
+        connection = server.through(name).connection()
+        asked = replace(connection, connect_timeout=_ASKED, answer_timeout=_ASKED)
+        with asked.connect() as session:
+            found = probe_member(session, name)
+            version = str(session.scalar("SELECT @@GLOBAL.version_comment"))
+            if proxy := proxy_between(session, version):
+                return Candidate(name, trouble=proxy)
+            return replace(found, elsewhere=next(_elsewhere(session, found), ""))
+    except (ServerError, ConfigurationError) as error:
+        return Candidate(name, trouble=f"it cannot be asked: {one_line(error)}")
+
+
+def _elsewhere(session: Session, found: Candidate) -> Iterator[str]:
+    if found.identity is None:
+        return
+    if far := elsewhere(session, found.identity.hostname):
+        yield far
+    elif not is_folder(Path(found.identity.datadir)):
+        yield f"its data directory {found.identity.datadir} cannot be reached from this host"
+
+
+def one_line(error: BackupdError) -> str:
+    """What failed, with the first line of its detail."""
+    detail = error.detail.splitlines()
+    return f"{error.message} ({detail[0]})" if detail else error.message
