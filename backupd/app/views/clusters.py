@@ -19,6 +19,7 @@ from backupd.app.restores.donors import donors, forecast_of, look, newest_of, re
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.document import Document
+from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
 from backupd.model.text import format_duration
 from backupd.recovery.ist import Advice, Donor, Forecast, Outcome, Rejoin, advice, is_short
@@ -147,20 +148,26 @@ class ClusterWatch(PeriodicCheck):
         super().__init__("clusters", EVERY)
         self._incidents: Incidents | None = None
         self._turn = 0
+        self._nodes: frozenset[str] = frozenset()
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
         now = wiring.clock()
         wiring.catalog.nodes.forget(now - KEPT)
         names = [one.member or one.name for one in wiring.settings.ways()]
-        seen = set(wiring.catalog.nodes.servers())
-        known = [name for name in names if name in seen]
-        others = [name for name in names if name not in seen]
+        self._nodes = frozenset(wiring.catalog.nodes.servers())
+        known = [name for name in names if name in self._nodes]
+        others = [name for name in names if name not in self._nodes]
         self._turn += 1
         return [*known, *others[self._turn % len(others) :][:1]] if others else known
 
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
         server = wiring.settings.reached(name)
-        sample = look(wiring, name, now)
+        try:
+            sample = look(wiring, name, now)
+        except BackupdError:
+            if name not in self._nodes:
+                return  # others report a server that does not answer
+            raise
         if sample is None:
             return
         wiring.catalog.nodes.add(sample)

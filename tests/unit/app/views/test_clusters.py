@@ -115,6 +115,20 @@ def test_the_cluster_is_asked_now_and_shows_what_came_of_forecasts(played: Playe
     assert ended.is_as_predicted is False
 
 
+def test_a_server_that_was_never_seen_to_be_a_node_is_no_trouble_of_this_watch(
+    played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    played.is_up = False
+    ClusterWatch().step(played.desk.wiring, NOW)
+    assert "cannot connect" not in caplog.text
+    played.is_up = True
+    watch = ClusterWatch()
+    watch.step(played.desk.wiring, NOW)
+    played.is_up = False
+    watch.step(played.desk.wiring, NOW)
+    assert "db1: cannot connect" in caplog.text
+
+
 def test_nodes_that_do_not_answer_are_named_and_old_looks_say_nothing(played: Played) -> None:
     watch, desk = ClusterWatch(), played.desk
     watch.step(desk.wiring, NOW)

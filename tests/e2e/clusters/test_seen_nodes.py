@@ -26,14 +26,11 @@ from tests.support.e2e.archived import wired
 from tests.support.e2e.house import House
 from tests.support.keys import Keys
 from tests.support.sample import checksum_everything
-from tests.support.servers.galera import PROVIDER, Cluster, Node
+from tests.support.servers.galera import Cluster, Node
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, query
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
-    pytest.mark.skipif(not PROVIDER.exists(), reason="no galera-4 on this machine"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
 POLICY = (
     "binlog: {stream: true, checkpoint: 1s}\nhooks: {}\nwitness: {enabled: false}\n"
