@@ -284,38 +284,44 @@ def _count(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
         rows += 1
         if at == begin:
             break
-        if rows == 1 and at < stop and (equal := _all_equal(images, body, first, stop)):
+        if rows == 1 and at < stop and (equal := _all_equal(images, body, first, stop, at - first)):
             return equal
     if at != stop:
         raise MisfitError("the last row does not end where its event ends")
     return rows
 
 
-def _all_equal(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
-    """How many rows there are, where they all have the NULLs and the length of the first one; else 0."""
-    bitmaps: list[tuple[int, bytes]] = []
-    size = 0
-    for image in images:
-        nulls = body[at + size : at + size + image.bitmap]
-        steps, rest = image.layout(nulls)
-        if steps:
-            return 0
-        bitmaps.append((size, nulls))
-        size += image.bitmap + rest
-    return _equal_rows(body, at, stop, bitmaps, size)
-
-
-def _equal_rows(body: bytes, at: int, stop: int, bitmaps: list[tuple[int, bytes]], size: int) -> int:
-    """How many rows of ``size`` bytes, all with these NULLs at these places; 0 when they are not so.
-
-    If the first row has the length that its bitmap says, the second one's bitmap stands where it is looked for, and
-    so on: equal bitmaps at equal distances are proof.
-    """
-    rows, left = divmod(stop - at, size) if size else (0, 1)
-    if left:
+def _all_equal(images: tuple[Image, ...], body: bytes, at: int, stop: int, size: int) -> int:
+    """How many rows there are, where they all have the NULLs and the lengths of the first one, which takes ``size``
+    bytes; else 0."""
+    if (stop - at) % size:
         return 0
-    for first_byte, nulls in bitmaps:
-        for number, byte in enumerate(nulls, at + first_byte):
+    decisive: list[tuple[int, bytes]] = []
+    here = at
+    for image in images:
+        nulls = body[here : here + image.bitmap]
+        steps, rest = image.layout(nulls)
+        decisive.append((here - at, nulls))
+        here += image.bitmap
+        for skip, prefix in steps:
+            here += skip
+            length = body[here : here + prefix]
+            decisive.append((here - at, length))
+            here += prefix + int.from_bytes(length, "little")
+        here += rest
+    return _equal_rows(body, at, stop, decisive, size)
+
+
+def _equal_rows(body: bytes, at: int, stop: int, decisive: list[tuple[int, bytes]], size: int) -> int:
+    """How many rows of ``size`` bytes, all with these NULLs and lengths of values at these places; 0 when they are not
+    so.
+
+    If the first row has the length that its NULLs and its values' lengths say, those of the second one stand where they
+    are looked for, and so on: equal ones at equal distances are proof.
+    """
+    rows = (stop - at) // size
+    for first_byte, content in decisive:
+        for number, byte in enumerate(content, at + first_byte):
             if rows > 1 and body[number:stop:size].count(byte) != rows:
                 return 0
     return rows
