@@ -78,7 +78,6 @@ def replica_options(info: ServerInfo, server_id: int, gtid_mode: str) -> dict[st
         found["gtid_mode"] = gtid_mode.upper()
         if gtid_mode != "off":
             found["enforce_gtid_consistency"] = "ON"
-        found["loose_group_replication_start_on_boot"] = "OFF"
     return found
 
 

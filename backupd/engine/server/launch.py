@@ -240,6 +240,7 @@ def option_text(config: ServerConfig) -> str:
         "slow_query_log": "OFF",
         "loose_feedback": "OFF",
         "loose_wsrep_on": "OFF",
+        "loose_group_replication_start_on_boot": "OFF",
         "loose_mysqlx": "OFF",
         # MySQL would make keys and put them into the datadir.
         "loose_auto_generate_certs": "OFF",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from tests.support.e2e.house import SERVER, House
 from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.sample import checksum_everything
+from tests.support.servers.datadir import Options
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.replica import replica_of
 from tests.support.servers.server import Server, connect, query
-from tests.support.servers.stacks import MYSQL, Stack, stacks
+from tests.support.servers.stacks import MYSQL, MYSQL_CLONE, Stack, stacks
 
 PASSWORD = "Repl-s3cret-77"
 POLICY = "binlog: {stream: true, checkpoint: 1s}\n"
@@ -208,3 +210,35 @@ def test_a_replica_of_mysql_follows_by_gtid_or_by_position(
                     assert query(connection, "SELECT @@GLOBAL.gtid_executed") == [(executed,)], "errant transactions"
         finally:
             end(started["pid"])
+
+
+@pytest.mark.parametrize("stack", stacks(MYSQL_CLONE, soak=(MYSQL_CLONE,)))
+def test_a_copy_of_a_member_of_a_group_is_a_replica_and_no_member(short_tmp: Path, keys: Keys, stack: Stack) -> None:
+    options: Options = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON", "disabled_storage_engines": "MyISAM"}
+    with stack.make(tcp=True, options=options) as source, socket.socket() as free:
+        filled(source)
+        free.bind(("127.0.0.1", 0))
+        source.execute(
+            "INSTALL PLUGIN group_replication SONAME 'group_replication.so'",
+            "SET GLOBAL group_replication_group_name = 'aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa'",
+            f"SET GLOBAL group_replication_local_address = '127.0.0.1:{free.getsockname()[1]}'",
+            "SET GLOBAL group_replication_bootstrap_group = ON",
+            "SET PERSIST group_replication_start_on_boot = ON",
+            f"CHANGE REPLICATION SOURCE TO SOURCE_USER='repl', SOURCE_PASSWORD='{PASSWORD}'"
+            " FOR CHANNEL 'group_replication_recovery'",
+            "CREATE SCHEMA mysql_innodb_cluster_metadata",
+        )
+        free.close()
+        source.execute("START GROUP_REPLICATION")
+        house = with_account(House(short_tmp, source, keys, programs=stack.all_programs()))
+        house.backup()
+        source.execute("INSERT INTO shop.orders (what) VALUES ('after the backup')")
+        outcome = house.ok(*replicate(short_tmp / "replica", SERVER, "--start"))
+        try:
+            assert [text for text in outcome["warnings"] if "of a member of a group" in text], outcome["warnings"]
+            with connect(outcome["started"]["socket"]) as connection:
+                assert query(connection, "SELECT Channel_name FROM mysql.slave_master_info") == [("",)]
+                assert query(connection, "SHOW SCHEMAS LIKE 'mysql\\_innodb%'") == []
+                assert query(connection, "SELECT COUNT(*) FROM shop.orders") == [(21,)]
+        finally:
+            end(outcome["started"]["pid"])

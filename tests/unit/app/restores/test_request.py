@@ -10,7 +10,7 @@ import pytest
 
 from api.schemas.restores import KeptRequest, PlanRequest, RestoreAtOnce
 from api.web.pages.wizard import Question
-from backupd.app.restores.request import RestoreRequest, json_name, option_name
+from backupd.app.restores.request import RestoreRequest, json_name, option_name, source_address
 from backupd.cli.commands.restores import plan, restore
 from backupd.cli.commands.tables import requested
 
@@ -53,6 +53,19 @@ def test_a_request_that_was_kept_has_the_defaults_of_a_request() -> None:
             ["--datadir: only for a whole server", "--mode: only for a whole server"],
         ),
         (replace(SOME, tables=()), (), ["--tables: no tables given"]),
+        (replace(WHOLE, replicate_from="db2", delay="1h", server_id=7), (), []),
+        (replace(WHOLE, delay="1h"), (), ["--delay: only with --source, the source to replicate from"]),
+        (replace(WHOLE, mode="new-server", replicate_from="db2"), (), ["--source: only with --mode replica"]),
+        (replace(SOME, replicate_from="db2"), (), ["--source: only for a whole server"]),
+        (
+            replace(WHOLE, replicate_from="db 2", delay="-1h", server_id=2**32),
+            (),
+            [
+                "--server-id: 4294967296 is not between 1 and 4294967295",
+                "--delay: '-1h' is not a duration: write 10s, 15m, 2h, 7d or 1d12h",
+                "--source: 'db 2' is neither the name of a server nor host:port",
+            ],
+        ),
         (
             replace(SOME, sql="/x"),
             ("keys",),
@@ -83,3 +96,22 @@ def test_options_that_are_given_become_the_fields_of_a_request() -> None:
     assert requested("db1", "latest", tables=["a.b"], into="db2", exclude=None, start=False) == RestoreRequest(
         "db1", "latest", mode="tables", tables=("a.b",), into="db2"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", ("", 0)),
+        ("db1.example.com", ("db1.example.com", 3306)),
+        ("10.0.0.7:3307", ("10.0.0.7", 3307)),
+        ("[fe80::1]:3307", ("fe80::1", 3307)),
+    ],
+)
+def test_a_source_has_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
+    assert source_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["db1:0", "db1:65536", "db1:x", "fe80::1", "a b", ":3306", "db1\n"])
+def test_what_is_no_address_is_no_source(text: str) -> None:
+    with pytest.raises(ValueError, match="neither the name of a server nor host:port"):
+        source_address(text)

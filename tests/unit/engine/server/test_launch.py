@@ -17,6 +17,7 @@ from backupd.engine.server.launch import (
     LaunchedServer,
     ServerConfig,
     log_tail,
+    not_started,
     option_text,
     options_for_copy,
 )
@@ -278,3 +279,13 @@ def test_the_file_systems_lost_and_found_is_no_schema(short_tmp: Path) -> None:
 
 def _has(server: PrivateServer, schema: str) -> bool:
     return bool(server.query("SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", (schema,)))
+
+
+def test_a_second_server_on_one_data_directory_is_named_as_that(short_tmp: Path) -> None:
+    where = config(short_tmp)
+    where.directory.mkdir(parents=True, exist_ok=True)
+    where.error_log.write_text("[ERROR] InnoDB: Unable to lock ./ibdata1 error: 11\n")
+    error = not_started(where, "mariadbd did not start", "see its error log")
+    assert error.message == f"another server has the data directory {where.datadir} open"
+    where.error_log.write_text("[ERROR] unknown variable\n")
+    assert not_started(where, "mariadbd did not start", "see its error log").message == "mariadbd did not start"
