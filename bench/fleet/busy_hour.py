@@ -4,11 +4,12 @@ a second destination, retention and sweeps, on a catalog in which each server ha
 ``python -m bench.fleet.busy_hour``. All servers are due in the same minute, which begins soon after the service;
 the hour is over when each of them has a new backup and its copy, however long that takes on this machine. All names
 lead to one small MariaDB server; backups and copies are real.
-``--servers 20 --backups 48`` is done in two minutes. ``--memory``: the most that a process of a job may take.
+``--servers 20 --backups 48`` is done in two minutes. ``--memory``: the most that a process of a job may take. ``--in``:
+the folder for all of it; one in memory (``/dev/shm``) where others keep the disk busy.
 
 The service's memory grows while it begins: all servers are looked at for the first time, and every connection to the
-catalog and every thread meets its largest work. So growth is the median of the last quarter against that of the second
-one; the whole course is told beside it.
+catalog and every thread meets its largest work. The medians of the first and the last quarter are compared even so; the
+course is told beside them. A service that is ended before, or has no time left, is told as far as it came.
 """
 
 from __future__ import annotations
@@ -149,12 +150,12 @@ class Hour:
                         raise TimeoutError(f"after {self._patience:.0f} s: {self.served}, {self.ended}")
                     self._sample(service.pid)
                     time.sleep(SAMPLE)
-                self.seconds = time.monotonic() - started
             finally:
+                self.seconds = time.monotonic() - started
                 service.terminate()
                 service.wait(60)
-        after = os.times()
-        self.cpu = after.children_user + after.children_system - before.children_user - before.children_system
+                after = os.times()
+                self.cpu = after.children_user + after.children_system - before.children_user - before.children_system
 
     def _sample(self, service: int) -> None:
         self.service.append(resident(service))
@@ -179,21 +180,19 @@ class Hour:
 
     def report(self, limit: int) -> str:
         quarter = max(1, len(self.service) // 4)
-        second, last = (
-            statistics.median(part) for part in (self.service[quarter : 2 * quarter], self.service[-quarter:])
-        )
+        first, last = (statistics.median(part) for part in (self.service[:quarter], self.service[-quarter:]))
         size = max(1, -(-len(self.service) // PARTS))
         course = (statistics.median(self.service[at : at + size]) for at in range(0, len(self.service), size))
         done = ", ".join(f"{count:,} {kind} {state}" for (kind, state), count in sorted(self.ended.items()))
         fleet = self._fleet
-        memory = f"{format_size(int(second))}, {format_size(int(last))}"
+        memory = f"{format_size(int(first))}, {format_size(int(last))}"
         return "\n".join(
             [
                 f"| {fleet.servers:,} servers, {fleet.servers * fleet.backups:,} backups before | measured | goal |",
                 "|---|---|---|",
-                f"| the hour's work was done in | {format_duration(self.seconds)}, CPU {self.cpu:,.0f} s | |",
+                f"| at work for | {format_duration(self.seconds)}, CPU {self.cpu:,.0f} s | |",
                 f"| jobs | {done} | none failed |",
-                f"| the service's memory, second and last quarter | {memory} | flat (≤ 1.1): {last / second:.2f} |",
+                f"| the service's memory, first and last quarter | {memory} | flat (≤ 1.1): {last / first:.2f} |",
                 f"| its course, MiB | {', '.join(f'{one / (1 << 20):.0f}' for one in course)} | |",
                 f"| its most | {format_size(max(self.service))} | |",
                 f"| largest process of a job | {format_size(self.largest)} | ≤ {format_size(limit)} |",
@@ -208,8 +207,9 @@ def main() -> None:
     parser.add_argument("--backups", type=int, default=100)
     parser.add_argument("--patience", type=float, default=7200.0, help="seconds")
     parser.add_argument("--memory", type=parse_size, default=parse_size("200MiB"))
+    parser.add_argument("--in", dest="base", default="", metavar="DIR")
     options = parser.parse_args()
-    with short_directory() as base, operator_keys() as keys, PrivateServer(binlog=False) as server:
+    with short_directory(base=options.base) as base, operator_keys() as keys, PrivateServer(binlog=False) as server:
         base.chmod(0o755)
         server.create_backup_users()
         fleet = Fleet(datetime.now(UTC), options.servers, options.backups, options.backups, whole=True)
