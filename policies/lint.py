@@ -206,6 +206,8 @@ def schedules(policy: Policy) -> Iterator[tuple[Location, str]]:
         yield ("verify", "schedule"), policy.verify.schedule
     if policy.witness.schedule is not None:
         yield ("witness", "schedule"), policy.witness.schedule
+    if policy.consistency.checksum.schedule is not None:
+        yield ("consistency", "checksum", "schedule"), policy.consistency.checksum.schedule
 
 
 def distances(cadence: str) -> tuple[timedelta, timedelta]:
@@ -216,7 +218,14 @@ def distances(cadence: str) -> tuple[timedelta, timedelta]:
 
 def contradictions(policy: Policy) -> list[Contradiction]:
     """All of them; none in a policy that can be followed."""
-    return [*_chains(policy), *_witnesses(policy), *_blackouts(policy), *_jitter(policy), *_verification(policy)]
+    return [
+        *_chains(policy),
+        *_witnesses(policy),
+        *_blackouts(policy),
+        *_jitter(policy),
+        *_verification(policy),
+        *_comparisons(policy),
+    ]
 
 
 def _chains(policy: Policy) -> Iterator[Contradiction]:
@@ -297,6 +306,19 @@ def _verification(policy: Policy) -> Iterator[Contradiction]:
             f"{_span(verify.period)} is shorter than the time between two runs of "
             f"verify.schedule (`{verify.schedule}`: {_span(longest)}): nothing can be read "
             "again that soon",
+        )
+
+
+def _comparisons(policy: Policy) -> Iterator[Contradiction]:
+    checksum = policy.consistency.checksum
+    if checksum.schedule is None:
+        return
+    _shortest, longest = distances(checksum.schedule)
+    if longest > checksum.max_age:
+        yield Contradiction(
+            ("consistency", "checksum", "max_age"),
+            f"{_span(checksum.max_age)} is shorter than the time between two runs of consistency.checksum.schedule "
+            f"(`{checksum.schedule}`: {_span(longest)}): the replica would be unchecked in between",
         )
 
 

@@ -474,13 +474,44 @@ class Hooks(Section):
     timeout: Duration = written("5m", description="How long each may take before it is ended.")
 
 
+SHORTEST_CHECK_AGE = timedelta(hours=1)
+
+
+class Checksum(Section):
+    """Every table of a replica is compared with its source's, by pt-table-checksum where that runs."""
+
+    schedule: Cadence | None = optional(
+        description="When the tables are compared. Reading them costs source and replica one full read each.",
+        examples=["0 1 * * sat"],
+    )
+    max_age: Duration = written(
+        "7d",
+        ge=SHORTEST_CHECK_AGE,
+        description="How long a comparison counts. A replica of which any table was not compared within this time is "
+        "`unchecked`.",
+    )
+    action: Literal["flag", "refuse"] = Field(
+        "flag",
+        examples=["refuse"],
+        description="What becomes of a backup of a replica whose tables differ from its source's. `flag`: it is taken, "
+        "and marked `inconsistent-source`. `refuse`: it is not taken.",
+    )
+    max_duration: Duration = written("12h", description="A comparison that takes longer is ended, and has failed.")
+
+
+class Consistency(Section):
+    """Whether a server that replicates from another one holds what its source does."""
+
+    checksum: Checksum = section(Checksum, "Comparison of all tables.")
+
+
 class Policy(Section):
     """The whole of a policy file."""
 
     refused: ClassVar = {
         "password": "secrets do not belong in a policy",
         "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, "
-        "logical.sets, witness.schedule",
+        "logical.sets, witness.schedule, consistency.checksum.schedule",
         "include": "belongs under logical.tables",
         "exclude": "belongs under logical.tables",
         "sets": "belongs under logical",
@@ -516,6 +547,7 @@ class Policy(Section):
     )
     limits: Limits = section(Limits, "Limits on the load of backups on the server.")
     witness: Witness = section(Witness, "Checksums of the source that restored tables are compared with.")
+    consistency: Consistency = section(Consistency, "Comparison of a replica with its source.")
 
     @model_validator(mode="after")
     def _does_something(self) -> Policy:

@@ -58,8 +58,8 @@ class BackupSpec:
     """What is decided about a backup of any kind before it starts.
 
     ``behind``: how far the clock is behind the newest backup; added to the recorded times, so that they are in
-    order. ``reason``: why this kind is taken when another was due. ``config`` gives the configuration of the server's
-    host. ``member``: which member of a group it is taken from, for the position that was found. ``announce`` hears of
+    order. ``reason``: why this kind is taken when another was due. ``flags``: as of
+    ``BackupRecord``. ``config`` gives the configuration of the server's host. ``member``: which member of a group it is taken from, for the position that was found. ``announce`` hears of
     the SHA-256 of the manifest right before it is committed. ``throttle``: what is read from the server passes it;
     ``send`` makes one for each destination, for what is stored there.
     """
@@ -79,6 +79,7 @@ class BackupSpec:
     workers: int = 2
     warnings: tuple[str, ...] = ()
     reason: str = ""
+    flags: tuple[str, ...] = ()
     config: Callable[[], bytes] | None = None
     member: Callable[[Position], Member | None] = lambda _position: None
     announce: Callable[[str], None] = lambda _manifest: None
@@ -203,6 +204,7 @@ class Making:
             to_lsn=receipts.to_lsn,
             server_uuid=spec.info.server_uuid,
             reason=spec.reason,
+            flags=spec.flags,
             tool=captured.tool.name,
             started_at=spec.started_at,
             finished_at=self._clock() + spec.behind,

@@ -1,4 +1,5 @@
-"""What shows that backups are good: proofs of test restores, and the witnesses that they are compared with."""
+"""What shows that backups are good: proofs of test restores, the witnesses that they are compared with, and the checks
+whether a replica that was backed up holds what its source does."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ from backupd.catalog.row_mapping import (
     position_fields,
     row_of,
 )
+from backupd.model.consistency import ConsistencyCheck
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Proof, Witness
 
@@ -57,6 +59,7 @@ proofs = Table(
     Column("tables_present", Integer, nullable=False, server_default="0"),
     Column("not_looked_at", Integer, nullable=False, server_default="0"),
     Column("withdrawn", FreeText, nullable=False, server_default=text("''")),
+    Column("flags", JSON, nullable=False, server_default=text("'[]'")),
     Index(None, "server", "finished_at"),
     Index(None, "backup_id"),
 )
@@ -75,6 +78,50 @@ witnesses = Table(
     Index(None, "server", "taken_at"),
     Index(None, "backup_id"),
 )
+
+
+consistency_checks = Table(
+    "consistency_checks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("replica", String(64), nullable=False),
+    Column("source", FreeText, nullable=False),
+    Column("tool", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime, nullable=False),
+    Column("equal", JSON, nullable=False),
+    Column("different", JSON, nullable=False),
+    Column("unchecked", JSON, nullable=False),
+    Column("errant", JSON, nullable=False),
+    Column("errant_unchecked", FreeText, nullable=False),
+    Index(None, "server", "finished_at"),
+)
+
+
+class ConsistencyChecks(Rows):
+    """Comparisons of replicas with their sources."""
+
+    KEPT = 10
+    """Of each replica: what an older one found, a newer one has found again, or says that it could not look."""
+
+    def add(self, check: ConsistencyCheck) -> None:
+        """Record a check, and forget those of its replica that are too many; but not the last one that compared a table
+        which no newer one did. One of the same id is replaced."""
+        self._put(consistency_checks, row_of(consistency_checks, check))
+        known = [one for one in self.list(check.server) if one.replica == check.replica]
+        seen: set[str] = set()
+        for number, one in enumerate(known):
+            compared = {*one.equal, *one.different}
+            if number >= self.KEPT and compared <= seen:
+                self._do(delete(consistency_checks).where(consistency_checks.c.id == one.id))
+            seen |= compared
+
+    def list(self, server: str, *, limit: int | None = None) -> tuple[ConsistencyCheck, ...]:
+        """Newest first."""
+        query = select(consistency_checks).where(consistency_checks.c.server == server)
+        ordered = query.order_by(consistency_checks.c.finished_at.desc(), consistency_checks.c.id.desc())
+        return self._records(ConsistencyCheck, ordered.limit(limit))
 
 
 class Proofs(Rows):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from backupd.catalog.jobs import Jobs, Schedules
     from backupd.catalog.overview import Glances
     from backupd.catalog.people import Audit, Challenges, Holds, Requests, Sessions, Tokens
-    from backupd.catalog.proofs import Proofs, Witnesses
+    from backupd.catalog.proofs import ConsistencyChecks, Proofs, Witnesses
     from backupd.catalog.restores import Plans, Rates, Rejoins, Restores
     from backupd.catalog.standings import Nodes, Standings
 
@@ -56,6 +56,7 @@ class Catalog:
     restores: Restores = _of("restores")
     proofs: Proofs = _of("proofs")
     witnesses: Witnesses = _of("proofs")
+    consistency_checks: ConsistencyChecks = _of("proofs")
     rates: Rates = _of("restores")
     identities: Identities = _of("backups")
     events: Events = _of("alerts")

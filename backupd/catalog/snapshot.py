@@ -19,7 +19,7 @@ from backupd.catalog.database import Database
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import jobs, schedules
 from backupd.catalog.people import audit, challenges, holds
-from backupd.catalog.proofs import proofs, witnesses
+from backupd.catalog.proofs import consistency_checks, proofs, witnesses
 from backupd.catalog.restores import restores
 from backupd.catalog.standings import server_standings
 from backupd.catalog.tables.backups import identities
@@ -33,7 +33,18 @@ every_table = server_standings.metadata
 _BATCH = 250
 _FINISHED = (jobs, restores)
 """Of these only what has ended: nobody is at the rest any more."""
-_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities)
+_HISTORY = (
+    jobs,
+    restores,
+    challenges,
+    schedules,
+    binlog_lags,
+    proofs,
+    witnesses,
+    consistency_checks,
+    holds,
+    identities,
+)
 """Tables whose rows are identified by their keys."""
 
 

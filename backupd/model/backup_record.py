@@ -32,6 +32,14 @@ class BackupKind(StrEnum):
         return {kind.word: kind for kind in cls}[word]
 
 
+INCONSISTENT = "inconsistent-source"
+ERRANT = "errant-transactions"
+_FLAGS = {
+    INCONSISTENT: "was taken of a replica whose tables differed from its source's",
+    ERRANT: "was taken of a replica that had executed transactions which its source had not",
+}
+
+
 class BackupState(StrEnum):
     """Only committed backups have a row, so: usable, found damaged, or on its way out."""
 
@@ -133,6 +141,9 @@ class BackupRecord(Document):
     """Of a physical backup of a Galera node: its position in the cluster, and the load that it made; null otherwise."""
     member: Member | None = None
     """Of a group: the member that it was taken from."""
+    flags: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
+    """What was known of the server when it was taken: ``inconsistent-source``, its tables differed from those of the
+    server that it replicates from; ``errant-transactions``, it had executed transactions that its source had not."""
     copies: tuple[Copy, ...] = ()
     upstream: Position | None = None
     """Of a replica that follows one source: the position of that source. ``position`` is the server's own."""
@@ -163,6 +174,11 @@ class BackupRecord(Document):
     def known_missing(self) -> tuple[str, ...]:
         """Of a physical backup: tables of which files are not in it."""
         return self.missing or ()
+
+    @property
+    def flag_words(self) -> tuple[str, ...]:
+        """What a plan says of its flags."""
+        return tuple(f"{self.id} {_FLAGS.get(flag, f'is marked {flag}')} ({flag})" for flag in self.flags)
 
     @property
     def whole_at(self) -> frozenset[str]:

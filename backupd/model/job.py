@@ -27,6 +27,7 @@ class JobKind(StrEnum):
     VERIFY = "verify"
     CHALLENGE = "challenge"
     WITNESS = "witness"
+    CONSISTENCY = "consistency"
     REPLICATE = "replicate"
     THAW = "thaw"
     RESTORE = "restore"

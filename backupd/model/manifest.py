@@ -89,7 +89,8 @@ class Header(Document):
     took it, since no other one can go on from there. ``landmarks``: None where no increment can build on this backup,
     and in manifests that are older than they. Of a logical backup: ``table_set``, the policy's set that was dumped, and
     ``tables_missing``, how many tables of it could not be; of a physical one: how many it leaves out that were in no
-    logical one either. ``body_size``: bytes of the unsealed body, 0 in version 1. ``version``: of the format.
+    logical one either. ``body_size``: bytes of the unsealed body, 0 in version 1. ``flags``: as of
+    ``BackupRecord``. ``version``: of the format.
     """
 
     backup_id: str = field(metadata=json_key("backup"))
@@ -115,6 +116,7 @@ class Header(Document):
     table_set: str = field(default="", metadata=HIDDEN)
     tables_missing: int = field(default=0, metadata=HIDDEN)
     body_size: int = field(default=0, metadata=json_key(later=True))
+    flags: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     version: int = field(default=VERSION, metadata=HIDDEN)
 
     @property
@@ -246,6 +248,8 @@ def _document(header: Header) -> dict[str, Any]:
         document["logical"] = {"set": header.table_set, "missing": header.tables_missing}
     if not header.is_bound:
         del document["body_size"]
+    if header.flags:
+        document["flags"] = list(header.flags)
     return document
 
 
@@ -263,6 +267,7 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             Header.from_json(document),
             table_set=logical.get("set", ""),
             tables_missing=int(logical.get("missing", 0)),
+            flags=tuple(map(str, document.get("flags", ()))),
             version=version,
         )
         for part in (header, header.stats, *([header.landmarks] if header.landmarks is not None else [])):

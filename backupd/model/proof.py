@@ -111,6 +111,9 @@ class Proof(Document):
     """Tables and other objects of the witness that could not be looked at; more than 0 is never ``proved``."""
     withdrawn: str = field(default="", metadata=json_key(later=True))
     """Why a good proof does not count any more; empty as a rule."""
+    flags: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
+    """Those of the backups that it restored (``inconsistent-source``, ``errant-transactions``): what was proved is a
+    replica's data, which was not its source's."""
 
     @property
     def is_good(self) -> bool:

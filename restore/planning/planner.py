@@ -130,6 +130,7 @@ def make_plan(
     warnings += [f"{of}: {text}" for text, of in by_text.items()]
     if chain[-1].missing:
         warnings.append(partial_words(chain[-1].id, chain[-1].missing))
+    warnings += [words for one in chain for words in one.flag_words]
     replay = found.choice.replay
     plan = Plan(
         server=server,

@@ -69,6 +69,7 @@ backups = Table(
     Column("node", JSON(none_as_null=True)),
     Column("upstream", JSON(none_as_null=True)),
     Column("member", JSON(none_as_null=True)),
+    Column("flags", JSON, nullable=False, server_default=text("'[]'")),
     Index(None, "server", "finished_at", "id"),
     Index(None, "finished_at", "id"),
     Index("ix_backups_deleted", "id", sqlite_where=_DELETED),
