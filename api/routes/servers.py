@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse
 
 from api.auth import Acting, CurrentActor
 from api.middleware import SEARCHES, SEARCHING
-from api.routes.answers import ADMIN, VIEWER, accepted, listed, one, page, part, router_of
+from api.routes.answers import ADMIN, OPERATOR, VIEWER, accepted, listed, one, page, part, router_of
 from api.schemas.access import Key
-from api.schemas.backups import ApplyRequest, Decisions
+from api.schemas.backups import ApplyRequest, Decisions, ServerConsistency
 from api.schemas.base import Name, Rated, Whole
 from api.schemas.jobs import Accepted
 from api.schemas.servers import (
@@ -61,6 +61,18 @@ def show_cluster(server: ServerName, service: Acting) -> JSONResponse:
     """The Galera cluster that a server is a node of: every configured node is asked now. For each backup: would a node
     that is restored from it come back by IST, from which donor and until when, or by SST."""
     return one(service.servers.cluster(server))
+
+
+@router.get("/servers/{server}/consistency", dependencies=[VIEWER], response_model=ServerConsistency)
+def show_consistency(server: ServerName, service: Acting) -> JSONResponse:
+    """Whether a replica holds what its source does: what all checks together show, and the newest ones."""
+    return one(service.servers.consistency(server))
+
+
+@router.post("/servers/{server}/consistency", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+def check_consistency(server: ServerName, service: Acting) -> JSONResponse:
+    """Compare a replica with its source, table by table. Each of the two reads its tables once."""
+    return accepted(service.requests.check_consistency(server))
 
 
 @router.get("/servers/{server}/retention", dependencies=[VIEWER], response_model=list[Decisions])

@@ -9,7 +9,7 @@ from pydantic import Field
 from api.schemas.base import Asked, Name, OfServer, Query, Shape, Text, example, of
 from api.schemas.jobs import Job
 from backupd.app.retention import rules
-from backupd.model import backup_record, proof, server_facts
+from backupd.model import backup_record, consistency, proof, server_facts
 from backupd.model.backup_record import BackupKind, BackupState
 
 
@@ -154,6 +154,25 @@ class Proof(Shape):
     """A test restore."""
 
     outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
+
+
+@of(consistency.ConsistencyCheck)
+class ConsistencyCheck(Shape):
+    """One comparison of a replica with its source."""
+
+    tool: str = Field(pattern="^(pt-table-checksum|witness)$")
+
+
+@of(consistency.Consistency)
+class Consistency(Shape):
+    """What all checks of a replica show now."""
+
+    verdict: str = Field(pattern="^(clean|different|unchecked)$")
+
+
+@of(consistency.ServerConsistency)
+class ServerConsistency(Shape):
+    """Whether a server, or each compared member of a group, holds what its source does."""
 
 
 class ProofsQuery(OfServer):

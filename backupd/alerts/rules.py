@@ -106,6 +106,10 @@ NOT_OURS = Kind("backups-foreign", "backups-native", "foreign backups found (not
 TAMPERED = Kind("tampered", "tampered-mended", "documents at {subject} were altered or forged", needs=Need.DESTINATION)
 ROLLED_BACK = Kind("rolled-back", "rolled-back-over", "{subject} was possibly rolled back", needs=Need.DESTINATION)
 CHANGED = Kind("server-changed", "server-known", "another server answers under its name")
+INCONSISTENT_REPLICA = Kind("replica-inconsistent", "replica-consistent", "{subject} differs from its source")
+ERRANT_TRANSACTIONS = Kind(
+    "errant-transactions", "errant-transactions-gone", "{subject} has transactions that its source has not"
+)
 EXPIRING = Kind("key-expiring", "key-renewed", "a key expires")
 OVERDUE = Kind("key-overdue", "key-proved", "a key was not proved in time")
 REFUSED = Kind("config-refused", "config-reloaded", "the configuration was refused")

@@ -58,10 +58,10 @@ class BackupSpec:
     """What is decided about a backup of any kind before it starts.
 
     ``behind``: how far the clock is behind the newest backup; added to the recorded times, so that they are in
-    order. ``reason``: why this kind is taken when another was due. ``flags``: as of
-    ``BackupRecord``. ``config`` gives the configuration of the server's host. ``member``: which member of a group it is taken from, for the position that was found. ``announce`` hears of
-    the SHA-256 of the manifest right before it is committed. ``throttle``: what is read from the server passes it;
-    ``send`` makes one for each destination, for what is stored there.
+    order. ``reason``: why this kind is taken when another was due. ``flags``: as of ``BackupRecord``. ``config`` gives
+    the configuration of the server's host. ``member``: which member of a group it is taken from, for the position that
+    was found. ``announce`` hears of the SHA-256 of the manifest right before it is committed. ``throttle``: what is
+    read from the server passes it; ``send`` makes one for each destination, for what is stored there.
     """
 
     backup_id: str

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "leftovers": ("tables.leftovers", {}),
     "test-restore": ("restores.prove", {}),
     "verify": ("work.verify", {}),
+    "consistency": ("work.consistency", {}),
     "replicate": ("work.replicate", {}),
     "runbook": ("restores.runbook", {}),
     "retention": ("backups.retention", {}),

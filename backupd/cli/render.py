@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.cli.output import Screen
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import ERRANT, INCONSISTENT, BackupKind, BackupRecord, BackupState
+from backupd.model.consistency import ConsistencyVerdict, ServerConsistency
 from backupd.model.proof import Proof
 from backupd.model.text import few, format_duration, format_size
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from restore.planning.plan import Plan, Step
 
 _NAMED = 20
+_FLAGS = {INCONSISTENT: "+differs", ERRANT: "+errant"}
 _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
 """Words of the JSON documents of fsck and of a verification."""
 _MARKS = {"error": ("FAIL", "bold red"), "warning": ("warn", "yellow"), "ok": ("ok", "green")}
@@ -51,7 +53,7 @@ def _kind_text(record: BackupRecord) -> str:
 
 def _state_text(record: BackupRecord) -> str:
     """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``, ``+apart``,
-    ``+foreign``."""
+    ``+foreign``; ``+differs`` and ``+errant`` of a replica that was not as its source."""
     lacking = max(record.tables_missing, record.not_dumped)
     state = f"{lacking} missing" if lacking and record.state is BackupState.COMPLETE else str(record.state)
     if record.doubtful and record.state is BackupState.COMPLETE:
@@ -61,6 +63,7 @@ def _state_text(record: BackupRecord) -> str:
         + (" +kept" if record.pinned else "")
         + (" +apart" if record.apart else "")
         + (" +foreign" if record.foreign else "")
+        + "".join(f" {_FLAGS.get(flag, f'+{flag}')}" for flag in record.flags)
     )
 
 
@@ -103,6 +106,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("state", str(record.state)),
             ("missing", _missing_text(record)),
             ("doubtful", record.doubtful),
+            ("flags", ", ".join(record.flags)),
             ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
             (
                 "data",
@@ -317,6 +321,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
         (
             ("server", proof.server),
             ("target", proof.target),
+            ("flags", ", ".join(proof.flags)),
             ("took", format_duration(proof.seconds)),
             ("compared", str(proof.tally)),
             ("proof", proof.id),
@@ -327,6 +332,28 @@ def show_proof(screen: Screen, proof: Proof) -> None:
     for check in proof.checks:
         mark, style = _MARKS[{"passed": "ok", "failed": "error"}.get(check.outcome, "warning")]
         screen.line(f"{mark:<5} {check.name}" + (f": {check.detail}" if check.detail else ""), style=style)
+
+
+def show_consistency(screen: Screen, found: ServerConsistency) -> None:
+    """What is known of each replica, then the newest check."""
+    for one in found.replicas:
+        style = "green" if one.verdict is ConsistencyVerdict.CLEAN else "bold red" if one.different else "yellow"
+        screen.line(one.words, style=style)
+        for name, how in one.different.items():
+            screen.line(f"  {name} {how}")
+        for name, why in one.unchecked.items():
+            screen.line(f"  {name} unchecked: {why}")
+    for check in found.checks[:1]:
+        screen.facts(
+            (
+                ("last check", f"{check.id} of {check.replica} with {check.source}, by {check.tool}"),
+                ("took", format_duration(check.seconds)),
+                ("tables", f"{check.tables}, {check.tables_equal} of them equal"),
+                ("errant", check.errant_unchecked or "none" if not check.errant else ""),
+            )
+        )
+        for line in check.errant:
+            screen.line(f"  errant: {line}", style="yellow")
 
 
 def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.replication import Words, read_replicas
@@ -245,9 +246,8 @@ def _chunks(session: Session, prefix: str, begun: object) -> dict[TableName, Chu
 
 def _skipped(said: str) -> dict[str, str]:
     """What the tool said of tables that it left out."""
-    lines = said.splitlines()
     found = {}
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in pairwise([*said.splitlines(), ""]):
         if match := _SKIPPED.search(line):
             name, why = filter(None, match.groups())
             why = f"{why} {following}" if why.endswith(":") else why

@@ -17,6 +17,7 @@ from backupd.app.context.server_identity import meet, problem_of, reason_of, ref
 from backupd.app.context.settings import ServerSettings, spool_unusable
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import JobRun, Wiring, worker_count
+from backupd.app.verify.consistency import pass_gate
 from backupd.backup.commit import Documents
 from backupd.backup.host_configuration import collect
 from backupd.backup.logical import LogicalSpec, execute
@@ -104,6 +105,7 @@ def resolve(
             )
         met = meet(wiring, server.name, session, probed.info, member=server.member)
         refuse_strange_member(server, met)
+        gate = pass_gate(wiring, server, session, probed.info.role, run)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
     shared = shared_fields(wiring, server, run, destinations, render_logical_runbook)
@@ -119,8 +121,10 @@ def resolve(
             *(f"{key.name}: {key.warning}" for key in keys if key.warning),
             *clock_warning(shared["behind"]),
             *filter(None, [reason_of(met)]),
+            *gate.warnings,
         ),
         reason=reason_of(met),
+        flags=gate.flags,
         config=lambda: artefact.content,
         select=partial(
             select,

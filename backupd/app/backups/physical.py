@@ -27,6 +27,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing
 from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.retention.retention import relieve
+from backupd.app.verify.consistency import pass_gate
 from backupd.backup.host_configuration import collect
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute, slow_destinations
 from backupd.backup.server_checks import REMEDY, elsewhere, in_no_backup, left_out, lost_words
@@ -199,6 +200,7 @@ def resolve(
             raise ElsewhereError(far, hint=f"take a dump from here: backupd backup {server.name} --kind logical")
         met = meet(wiring, server.name, session, probed.info, member=server.member)
         refuse_strange_member(server, met)
+        gate = pass_gate(wiring, server, session, probed.info.role, run)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         refuse_unfit(session, probed.info, tool.tool)
@@ -225,6 +227,7 @@ def resolve(
         *(f"{key.name}: {key.warning}" for key in keys if key.warning),
         *clock_warning(shared["behind"]),
         *filter(None, (full, reason_of(met))),
+        *gate.warnings,
     )
 
     spec = PhysicalSpec(
@@ -238,6 +241,7 @@ def resolve(
         warnings=warnings,
         parent=Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None,
         reason=reason,
+        flags=gate.flags,
         config=lambda: artefact.content,
         spool=wiring.settings.spool / "clone",
         restored_by=restored_by(Path(probed.info.datadir)),

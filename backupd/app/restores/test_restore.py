@@ -117,12 +117,18 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         error=failure,
         warnings=chosen.warnings,
         older=older,
+        flags=_flags(wiring, chosen),
     )
     wiring.catalog.proofs.add(proof)
     if proof.is_good:
         settle_doubts(wiring, chosen.chain)
     after_job(wiring)
     return proof
+
+
+def _flags(wiring: Wiring, chosen: Plan) -> tuple[str, ...]:
+    """Of every backup of its chain."""
+    return tuple(sorted({flag for name in chosen.chain for flag in wiring.catalog.backups.get(name).flags}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ KINDS = {
     "retention": JobKind.RETENTION,
     "challenge": JobKind.CHALLENGE,
     "witness": JobKind.WITNESS,
+    "consistency": JobKind.CONSISTENCY,
 }
 LOGICAL = "logical"
 
@@ -135,6 +136,8 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
         found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments=_verification(policy.verify)))
     if policy.witness.schedule:
         found.append(leg("witness", policy.witness.schedule, JobKind.WITNESS))
+    if comparisons := policy.consistency.checksum.schedule:
+        found.append(leg("consistency", comparisons, JobKind.CONSISTENCY))
     if policy.retention:
         found.append(leg("retention", HOUSEKEEPING, JobKind.RETENTION))
     return tuple(found)

@@ -58,6 +58,7 @@ from backupd.app.schedule.calendar import AlarmClock, next_runs
 from backupd.app.schedule.timetable import BUSY, CLOCK_MOVED, NOT_RUNNING, Timetable
 from backupd.app.service.api_process import ApiWatch
 from backupd.app.service.worker import Worker
+from backupd.app.verify.consistency import resume_paused
 from backupd.app.verify.missing_tables import look_back
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.clusters import ClusterWatch
@@ -282,6 +283,7 @@ class Daemon:
                 self._queue.look(self._wiring, self._wiring.clock())
                 self._thaws.look(self._wiring, self._wiring.clock())
                 self._absences.look(self._wiring)
+                resume_paused(self._wiring)
             self._keep_time(worker, alarm)
             self._trouble = ""
             self._well_at = time.monotonic()

@@ -188,8 +188,13 @@ def _witness(wiring: Wiring, run: JobRun) -> Result:
     from backupd.app.backups.physical import take_witness
 
     begun = time.monotonic()
-    witness_id = take_witness(wiring, run)
-    return Result(witness_id, phases=(Phase("witness", time.monotonic() - begun),))
+    return Result(take_witness(wiring, run), phases=(Phase("witness", time.monotonic() - begun),))
+
+
+def _consistency(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.verify.consistency import perform_check
+
+    return perform_check(wiring, run)
 
 
 def _challenge(wiring: Wiring, run: JobRun) -> Result:
@@ -286,6 +291,7 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.RETENTION: _retention,
     JobKind.CHALLENGE: _challenge,
     JobKind.WITNESS: _witness,
+    JobKind.CONSISTENCY: _consistency,
     JobKind.REPLICATE: _replicate,
     JobKind.RESTORE: _restore,
     JobKind.REMOVAL: _remove,
@@ -490,6 +496,11 @@ class Foreground(Facade):
         done = self._do("test-restore-requested", target, JobKind.TEST_RESTORE, server, report, {"target": target})
         proof: Proof = done.outcome
         return proof
+
+    def check_consistency(self, server: str, report: Report) -> None:
+        """Compare a replica, or those of a group, with the source. Raises what keeps them from being compared."""
+        self._wiring.settings.server(server)
+        self._do("consistency-requested", "", JobKind.CONSISTENCY, server, report, {})
 
     def verify(
         self, server: str | None, subset: float | None, report: Report, labels: Collection[str] = ()

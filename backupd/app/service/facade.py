@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from backupd.catalog.hosts import KnownHost
     from backupd.metrics import Values
     from backupd.model.access import Challenge
+    from backupd.model.consistency import ServerConsistency
     from backupd.model.job import JobRecord
     from backupd.model.server_facts import Identity
     from backupd.model.thaw import Thawing
@@ -158,6 +159,13 @@ class Servers(Facade):
 
         self._see_server(server)
         return cluster(self._wiring, server)
+
+    def consistency(self, server: str) -> ServerConsistency:
+        """Whether it holds what its source does, by the checks that there were. Raises NotFoundError."""
+        from backupd.app.verify.consistency import view
+
+        self._see_server(server)
+        return view(self._wiring, server)
 
     def timeline(self, server: str) -> Timeline:
         """Which moments are recoverable, by branch, with gaps. Raises NotFoundError."""

@@ -85,6 +85,12 @@ class Requests(Facade):
                 require_target(self._wiring, server, target)
             return self._queue(JobKind.TEST_RESTORE, server, {"target": target}, action)
 
+    def check_consistency(self, server: str) -> JobRecord:
+        """Compare a replica with its source, table by table."""
+        with self._audited("consistency-requested", server=server) as action:
+            self._usable(server)
+            return self._queue(JobKind.CONSISTENCY, server, {}, action)
+
     def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
         """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
         with self._audited(

@@ -106,6 +106,24 @@ def verify(
     run.ends(well=outcome.ok)
 
 
+def consistency(
+    run: Run,
+    server: Server,
+    check: Annotated[bool, flag("--check", "Compare all tables now; source and replica each read them once.")] = False,
+) -> None:
+    """Show whether a replica holds what its source does. Exit status 1 unless every table was compared and is equal."""
+    from backupd.cli.progress import reporting
+    from backupd.cli.render import show_consistency
+
+    if check:
+        with reporting() as report:
+            run.service.foreground.check_consistency(server, report)
+    found = run.service.servers.consistency(server)
+    run.screen.document(found.as_json())
+    show_consistency(run.screen, found)
+    run.ends(well=found.is_clean)
+
+
 def fsck(
     run: Run,
     repair: Annotated[

@@ -1,0 +1,360 @@
+"""Does a replica hold what its source does? Checks of all tables on a schedule, and what a backup is told before it is
+taken: a backup of a replica is worth what that replica is worth.
+
+The source of a replica is the configured server that the replica itself names: which one that is shows its uuid
+(MySQL) or its server id (MariaDB), asked for when it is needed, for roles change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA
+from backupd.app.context.settings import ServerSettings, spool_unusable
+from backupd.app.context.wiring import JobRun, Result, Wiring
+from backupd.engine.binlog.errant_statements import ErrantReport, look_for_errant, report_errant
+from backupd.engine.consistency import compare, resume
+from backupd.engine.server.errant import GtidState, errant_among, incomparable, read_gtids
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.replication import ReplicaStatus, read_replicas
+from backupd.engine.sql.client import DEFAULT_PORT, Connection, Session, is_denied
+from backupd.model.backup_record import ERRANT, INCONSISTENT
+from backupd.model.consistency import (
+    Consistency,
+    ConsistencyCheck,
+    ConsistencyVerdict,
+    ServerConsistency,
+    consistency_of,
+)
+from backupd.model.errors import BackupdError, ConfigurationError, RefusedError, ServerError
+from backupd.model.event import Severity
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Role
+from backupd.model.text import new_id
+
+_PAUSED = "paused"
+"""Folder of the spool: see ``_noted``."""
+_NAMED = 10
+"""Tables, or transactions, that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a backup of a replica has to say of it: ``flags`` of the record, and ``warnings``."""
+
+    flags: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def perform_check(wiring: Wiring, run: JobRun) -> Result:
+    """The job: see ``check_consistency``. That a table differs is an incident of its own, and what was never compared
+    is shown as unchecked, so that no event of the job reports either."""
+    begun = time.monotonic()
+    found = check_consistency(wiring, run)
+    lines = [
+        f"{one.replica}: {name}: {how}" for one in found for name, how in {**one.different, **one.unchecked}.items()
+    ]
+    problem = None
+    if lines:
+        differ, left = sum(len(one.different) for one in found), sum(len(one.unchecked) for one in found)
+        problem = BackupdError(
+            f"{differ} tables differ from the source's and {left} were not compared",
+            detail="\n".join(lines),
+            hint=f"backupd consistency {run.job.server} shows what all checks together say",
+        )
+    phases = (Phase("consistency", time.monotonic() - begun),)
+    return Result(found[-1].id, 0, phases, problem, partial=True, accepted=True, reported=True)
+
+
+def check_consistency(wiring: Wiring, run: JobRun) -> tuple[ConsistencyCheck, ...]:
+    """Compare every replica that ``run.job.server`` means (itself, or those of its members that replicate) with its
+    source, table by table, and keep what was found.
+
+    Raises RefusedError where none of them replicates from a configured server, or a check of it runs already;
+    ToolError, ServerError, CancelledError."""
+    server = wiring.settings.server(run.job.server)
+    policy = server.policy.consistency.checksum
+    pairs = [(one, source) for one in _ways(wiring, server) for source in _sources(wiring, one)]
+    if not pairs:
+        raise RefusedError(
+            f"{server.name} does not replicate from another server, so there is nothing to compare it with",
+            hint="a consistency check compares a replica with its source; SHOW REPLICA STATUS on it says whether it is "
+            "one",
+        )
+    made = []
+    for one, source in pairs:
+        run.check()
+        made.append(_checked(wiring, one, source, run, policy.max_duration.total_seconds()))
+    return tuple(made)
+
+
+def _checked(
+    wiring: Wiring, one: ServerSettings, source: ServerSettings, run: JobRun, seconds: float
+) -> ConsistencyCheck:
+    name, other = name_of(one), name_of(source)
+    with wiring.locked(f"consistency-{other}", f"a consistency check on {other} is running already"):
+        of_replica, of_source = one.restore_connection(), source.restore_connection()
+        _resume_left(wiring, name, of_replica)
+        begun = wiring.clock()
+        found = compare(
+            of_source,
+            of_replica,
+            run.context(wiring),
+            seconds=seconds,
+            pausing=lambda: _noted(wiring, name),
+        )
+        errant = look_for_errant(one.connection(), [source.connection()])
+    run.check()
+    check = ConsistencyCheck(
+        id=new_id(wiring.clock()),
+        server=one.name,
+        replica=name,
+        source=other,
+        tool=found.tool,
+        started_at=begun,
+        finished_at=wiring.clock(),
+        equal=found.equal,
+        different=found.different,
+        unchecked=found.unchecked,
+        errant=tuple(errant.detail.splitlines()),
+        errant_unchecked=errant.unchecked,
+    )
+    run.fence()
+    wiring.catalog.consistency_checks.add(check)
+    _report_errant(wiring, one, errant, run.job.id)
+    _report_tables(wiring, one, state_of(wiring, one), run.job.id)
+    return check
+
+
+def state_of(wiring: Wiring, server: ServerSettings) -> Consistency:
+    """What the checks of a server, or of the member that it is reached through, show now. Raises CatalogError."""
+    name = name_of(server)
+    checks = [one for one in wiring.catalog.consistency_checks.list(server.name) if one.replica == name]
+    return consistency_of(name, checks, server.policy.consistency.checksum.max_age, wiring.clock())
+
+
+def view(wiring: Wiring, server_name: str) -> ServerConsistency:
+    """What is known of a server without asking it. Raises NotFoundError."""
+    server = wiring.settings.server(server_name)
+    checks = wiring.catalog.consistency_checks.list(server_name)
+    max_age, now = server.policy.consistency.checksum.max_age, wiring.clock()
+    replicas = sorted({one.replica for one in checks}) or [server_name]
+    states = [consistency_of(name, [one for one in checks if one.replica == name], max_age, now) for name in replicas]
+    return ServerConsistency(server_name, tuple(states), checks)
+
+
+def pass_gate(wiring: Wiring, server: ServerSettings, session: Session, role: Role, run: JobRun) -> Gate:
+    """Before a backup of ``server``, to which ``session`` is open, as what it is now: what is known of it as a replica.
+    Nothing where it replicates from nobody.
+
+    Raises RefusedError where its tables differ and the policy refuses that; ServerError when it is gone."""
+    if role is not Role.REPLICA:
+        return Gate()
+    try:
+        statuses = _statuses(session)
+    except ServerError as error:
+        if not is_denied(error):
+            raise
+        words = f"whether {name_of(server)} holds what its source does is not known: {error.detail}"
+        return Gate(warnings=(words,))
+    flags, warnings = [], []
+    found = _errant_of(wiring, server, session, statuses)
+    _report_errant(wiring, server, found, run.job.id)
+    if found.found:
+        flags.append(ERRANT)
+        warnings.append(
+            f"{name_of(server)} has executed transactions that its source has not: "
+            + "; ".join(found.detail.splitlines()[:_NAMED])
+        )
+    elif found.unchecked:
+        warnings.append(f"whether {name_of(server)} has errant transactions is not known: {found.unchecked}")
+    checksum = server.policy.consistency.checksum
+    state = state_of(wiring, server)
+    if state.verdict is ConsistencyVerdict.DIFFERENT:
+        if checksum.action == "refuse":
+            raise RefusedError(
+                f"no backup of {name_of(server)} is taken: {state.why}",
+                detail="\n".join(f"{name}: {how}" for name, how in state.different.items()),
+                hint="repair the replica (pt-table-sync, or make it anew), then: "
+                f"backupd consistency {server.name} --check; the policy refuses it (consistency.checksum.action)",
+            )
+        flags.append(INCONSISTENT)
+        warnings.append(state.words)
+    elif state.verdict is ConsistencyVerdict.UNCHECKED and checksum.schedule is not None:
+        warnings.append(state.words)
+    return Gate(tuple(flags), tuple(warnings))
+
+
+# -- who is whose source
+
+
+def name_of(server: ServerSettings) -> str:
+    """Of the server that is reached: the member of a group, or the server itself."""
+    return server.member or server.name
+
+
+def _ways(wiring: Wiring, server: ServerSettings) -> Iterator[ServerSettings]:
+    """A server as it is reached: of a group, through each of its members."""
+    return (one for one in wiring.settings.ways() if one.name == server.name)
+
+
+def _statuses(session: Session) -> tuple[ReplicaStatus, ...]:
+    return read_replicas(session, read_dialect(session))
+
+
+def _sources(wiring: Wiring, one: ServerSettings) -> Iterator[ServerSettings]:
+    """The configured servers that ``one`` replicates from. Raises RefusedError for one that is not configured,
+    ServerError."""
+    with one.connection().connect() as session:
+        for status in _statuses(session):
+            found = source_of(wiring, one, status)
+            if found is None:
+                raise RefusedError(
+                    f"the source of {name_of(one)} is {status.source_host}:{status.source_port}, which is no "
+                    "configured server that can be reached",
+                    hint="add it to the configuration (an address and an account; as a member of a group, or with a "
+                    "policy)",
+                )
+            yield found
+
+
+def source_of(wiring: Wiring, one: ServerSettings, status: ReplicaStatus) -> ServerSettings | None:
+    """The configured server that a replication connection of ``one`` means, which answers now. None where none does."""
+    for other in _candidates(wiring, one, status):
+        with contextlib.suppress(ServerError, ConfigurationError):
+            connection = other.connection()
+            with connection.connect() as session:
+                known = session.variables("server_id", "server_uuid", "port")
+            if status.source_uuid and known.get("server_uuid"):
+                if known["server_uuid"] == status.source_uuid:
+                    return other
+                continue
+            same_port = int(known.get("port") or 0) == status.source_port or _is_at(other, status)
+            if status.source_id == int(known.get("server_id") or 0) and same_port:
+                return other
+    return None
+
+
+def _candidates(wiring: Wiring, one: ServerSettings, status: ReplicaStatus) -> list[ServerSettings]:
+    """Who may be the source, the likeliest first: members of the same group, servers at that address, those that are
+    known by their uuid or id, and servers of this host."""
+    others = [other for other in wiring.settings.ways() if name_of(other) != name_of(one)]
+    known = {
+        identity.server
+        for identity in wiring.catalog.identities.all()
+        if (identity.uuid == status.source_uuid if status.source_uuid else identity.server_id == status.source_id)
+    }
+
+    def rank(other: ServerSettings) -> int:
+        wanted = (other.name == one.name, _is_at(other, status), other.name in known, not other.config.host)
+        return wanted.index(True) if True in wanted else len(wanted)
+
+    return sorted((other for other in others if rank(other) < 4), key=rank)
+
+
+def _is_at(other: ServerSettings, status: ReplicaStatus) -> bool:
+    config = other.config
+    return bool(config.host) and (config.host, config.port or DEFAULT_PORT) == (status.source_host, status.source_port)
+
+
+# -- errant transactions
+
+
+def _errant_of(
+    wiring: Wiring, server: ServerSettings, session: Session, statuses: tuple[ReplicaStatus, ...]
+) -> ErrantReport:
+    """Compared with all sources; where one of them cannot be asked, with the other members of the group."""
+    state = read_gtids(session)  # before its sources
+    sources = [source_of(wiring, server, status) for status in statuses]
+    reached = [source for source in sources if source is not None]
+    if len(reached) == len(statuses):
+        return look_for_errant(server.connection(), [source.connection() for source in reached])
+    others: list[GtidState] = []
+    for other in _ways(wiring, server):
+        if name_of(other) != name_of(server):
+            with contextlib.suppress(ServerError, ConfigurationError), other.connection().connect() as there:
+                others.append(read_gtids(there))
+    missing = next(
+        f"{status.source_host}:{status.source_port}"
+        for status, source in zip(statuses, sources, strict=True)
+        if source is None
+    )
+    if not others:
+        return ErrantReport(unchecked=f"its source {missing} is not configured, or cannot be asked")
+    written = {status.source_uuid.lower() or str(status.source_id) for status in statuses}
+    return report_errant(session, state, errant_among(state, others, written), incomparable(state, others))
+
+
+def _report_errant(wiring: Wiring, server: ServerSettings, found: ErrantReport, job_id: str) -> None:
+    key = Key(ERRANT_TRANSACTIONS, server.name, name_of(server))
+    if found.found:
+        message = f"{name_of(server)} has executed transactions that its source has not: " + "; ".join(
+            map(str, found.found[:_NAMED])
+        )
+        wiring.settle(Condition(key, Severity.WARNING, message, found.detail, found.hint, job_id))
+    elif not found.unchecked:
+        wiring.settle(looked={key: f"{name_of(server)} has no errant transactions any more"}, job_id=job_id)
+
+
+def _report_tables(wiring: Wiring, server: ServerSettings, state: Consistency, job_id: str) -> None:
+    key = Key(INCONSISTENT_REPLICA, server.name, name_of(server))
+    if state.different:
+        wiring.settle(
+            Condition(
+                key,
+                Severity.ERROR,
+                f"{state.replica} differs from its source: {state.why}",
+                "\n".join(f"{name}: {how}" for name, how in state.different.items()),
+                f"repair it (pt-table-sync, or make the replica anew), then: backupd consistency {server.name} "
+                "--check; until then its backups are marked inconsistent-source, or refused "
+                "(consistency.checksum.action)",
+                job_id,
+            )
+        )
+    else:
+        over = f"no table of {state.replica} is known to differ any more: it is {state.verdict}"
+        wiring.settle(looked={key: over}, job_id=job_id)
+
+
+# -- an applier that is paused
+
+
+@contextlib.contextmanager
+def _noted(wiring: Wiring, replica: str) -> Iterator[None]:
+    """While the applier of ``replica`` is paused, a note in the spool says so: should this process die, the service,
+    or the next check, starts it again."""
+    note = _note(wiring, replica)
+    with wiring.locked(f"paused-{replica}", f"the replication of {replica} is paused by another check"):
+        try:
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.touch()
+        except OSError as error:
+            raise spool_unusable(wiring.settings.spool, error) from error
+        yield
+        note.unlink(missing_ok=True)  # what the block raises leaves it: perhaps the applier could not be started
+
+
+def _note(wiring: Wiring, replica: str) -> Path:
+    return wiring.settings.spool / _PAUSED / replica
+
+
+def _resume_left(wiring: Wiring, replica: str, connection: Connection) -> None:
+    note = _note(wiring, replica)
+    if note.exists():
+        with wiring.locked(f"paused-{replica}", f"the replication of {replica} is paused by a check that goes on"):
+            resume(connection)
+            note.unlink(missing_ok=True)
+
+
+def resume_paused(wiring: Wiring) -> None:
+    """Start the appliers that a check which was killed left paused. Those of a check that goes on are left alone.
+    Quiet where a server cannot be reached: the note stays, and the next look tries again."""
+    folder = wiring.settings.spool / _PAUSED
+    for note in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(BackupdError):
+            _resume_left(wiring, note.name, wiring.settings.reached(note.name).restore_connection())
