@@ -64,12 +64,13 @@ def refuse_unnamed(wiring: Wiring, actor: Actor, request: RestoreRequest) -> Non
     account's password sent to any address. Raises ForbiddenError, NotFoundError."""
     if not request.replicate_from:
         return
-    if request.replicate_from not in wiring.settings.configuration.servers:
+    settings, named = wiring.settings, request.replicate_from
+    if settings.groups.get(named, named) not in settings.servers:
         raise ForbiddenError(
             f"{request.replicate_from[:80]!r} is not a server of the configuration",
             hint="name a configured server as the source, or use the command line on the host of the service",
         )
-    see(actor, request.replicate_from, f"server {request.replicate_from[:80]!r}")
+    see(actor, settings.groups.get(named, named), f"server {named[:80]!r}")
 
 
 def _plan(wiring: Wiring, request: RestoreRequest, base: str | None) -> Plan:
@@ -84,8 +85,9 @@ class _Wanted:
     def __init__(self, wiring: Wiring, request: RestoreRequest) -> None:
         self._wiring, self._request = wiring, request
         self._server = wiring.settings.server(request.server)
-        named = wiring.settings.configuration.servers
-        self._source = wiring.settings.server(request.replicate_from) if request.replicate_from in named else None
+        settings = wiring.settings
+        named = request.replicate_from in {*settings.servers, *settings.groups}
+        self._source = settings.reached(request.replicate_from) if named else None
         self.begun = self._begun()
         self._account = self._account_at_source()
 
