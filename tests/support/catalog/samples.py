@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, Stats
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Check, Phase, Proof, Witness
-from backupd.model.server_facts import Position
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123457, tzinfo=UTC)
 POSITION = Position("mysql-bin.000042", 5_000_000_000, "0-11-12345678901234")
@@ -95,3 +96,26 @@ def witness(number: int = 1, *, position: Position = POSITION) -> Witness:
         objects={"views": 2},
         seconds=1.0000001,
     )
+
+
+def server_info(**changes: object) -> ServerInfo:
+    """What a probe found of a MariaDB, but for ``changes``."""
+    plain = ServerInfo(
+        flavour=Flavour.MARIADB,
+        version=Version(10, 11, 19),
+        version_text="10.11.19-MariaDB",
+        datadir="/var/lib/mysql",
+        hostname="db1",
+        server_id=1,
+        server_uuid="",
+        role=Role.STANDALONE,
+        read_only=False,
+        log_bin=True,
+        position=Position("bin.000001", 4, "0-1-1"),
+        gtid_mode="",
+        engines={"InnoDB": 3},
+        data_bytes=1,
+        tables=3,
+        variables={"innodb_page_size": "16384"},
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # the fields are named by each test

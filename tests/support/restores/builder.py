@@ -27,10 +27,11 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool, Version
 from backupd.transfer.records.encryption import Unsealer
 from storage import layout
 from storage.destination import Destination
+from tests.support.catalog.samples import server_info
 from tests.support.keys import Keys
 
 BACKUP_ID = "20261121T020000Z-7f3a9c01"
@@ -197,28 +198,6 @@ class Builder:
         for name, content in {layout.BODY: self.sealed[layout.BODY], **(side_files or {})}.items():
             destination.put(folder + name, io.BytesIO(content))
         destination.put(layout.manifest_key(header.server, header.backup_id), io.BytesIO(encode_header(header)))
-
-
-def server_info(**changes: object) -> ServerInfo:
-    plain = ServerInfo(
-        flavour=Flavour.MARIADB,
-        version=Version(10, 11, 19),
-        version_text="10.11.19-MariaDB",
-        datadir="/var/lib/mysql",
-        hostname="db1",
-        server_id=1,
-        server_uuid="",
-        role=Role.STANDALONE,
-        read_only=False,
-        log_bin=True,
-        position=Position("bin.000001", 4, "0-1-1"),
-        gtid_mode="",
-        engines={"InnoDB": 3},
-        data_bytes=1,
-        tables=3,
-        variables={"innodb_page_size": "16384"},
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # the fields are named by each test
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -20,10 +20,11 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.transfer.holds_and_locks import Mark
 from storage import layout, objects
 from storage.destination import Destination, as_tree
+from tests.support.catalog.samples import server_info
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 
@@ -130,23 +131,7 @@ class Stock:
 
 def facts(name: str, header: Header) -> BodyFacts:
     version = Version(10, 11, 6)
-    info = ServerInfo(
-        flavour=Flavour.MARIADB,
-        version=version,
-        version_text="10.11.6",
-        datadir="/d",
-        hostname="h",
-        server_id=1,
-        server_uuid="",
-        role=Role.STANDALONE,
-        read_only=False,
-        log_bin=False,
-        position=Position(),
-        gtid_mode="",
-        engines={},
-        data_bytes=0,
-        tables=0,
-    )
+    info = server_info(version=version, version_text="10.11.6", datadir="/d", log_bin=False, position=Position())
     return BodyFacts(
         backup_id=name,
         position=Position(),

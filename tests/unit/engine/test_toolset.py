@@ -20,27 +20,16 @@ from backupd.engine.toolset import (
     shortcomings,
 )
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
-from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Flavour, Position, Tool, Version
+from tests.support.catalog.samples import server_info
 
-SERVER = ServerInfo(
+SERVER = server_info(
     flavour=Flavour.MYSQL,
     version=Version(9, 7, 4),
     version_text="",
-    datadir="/var/lib/mysql",
-    hostname="db",
-    server_id=1,
-    server_uuid="",
-    role=Role.STANDALONE,
-    read_only=False,
-    log_bin=True,
-    position=Position(),
     gtid_mode="on",
+    position=Position(),
     engines={},
-    data_bytes=0,
-    tables=0,
-    encrypted=(),
-    external=(),
-    plugins=(),
     variables={},
 )
 

@@ -12,8 +12,9 @@ from backupd.engine.replay_applier import refuse_repeated
 from backupd.engine.replay_pipe import refuse_inexact
 from backupd.model.binlog import ReplayMethod, Stop, plus
 from backupd.model.errors import RefusedError
-from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
+from backupd.model.server_facts import Position, Version
 from backupd.process.run_context import RunContext
+from tests.support.catalog.samples import server_info
 from tests.support.logs.binlogs import all_of, real_logs, why_not
 
 
@@ -52,7 +53,16 @@ def _repeated(folder: Path) -> tuple[Path, str, int, int, int]:
 
 
 def _leg(path: Path, start: Position, found: Walk) -> Leg:
-    return Leg(_info(), (path,), start, Stop("", "", 0, ""), ReplayMethod.PIPE, path.parent, RunContext(), found=found)
+    return Leg(
+        server_info(version=Version(10, 11)),
+        (path,),
+        start,
+        Stop("", "", 0, ""),
+        ReplayMethod.PIPE,
+        path.parent,
+        RunContext(),
+        found=found,
+    )
 
 
 def test_a_gtid_that_occurs_twice_is_seen_and_only_the_pipe_takes_it_from_a_place(tmp_path: Path) -> None:
@@ -94,23 +104,3 @@ def test_data_that_statements_change_is_seen_and_rows_are_something_else(flavour
         path = real_logs(flavour).files[chapter].path
         found = walk([path], Position("", 0, all_of(path)[0].gtids_before))
         assert found.by_statement is (chapter == "statements")
-
-
-def _info() -> ServerInfo:
-    return ServerInfo(
-        flavour=Flavour.MARIADB,
-        version=Version(10, 11),
-        version_text="",
-        datadir="",
-        hostname="",
-        server_id=1,
-        server_uuid="",
-        role=Role.STANDALONE,
-        read_only=False,
-        log_bin=True,
-        position=Position(),
-        gtid_mode="",
-        engines={},
-        data_bytes=0,
-        tables=0,
-    )

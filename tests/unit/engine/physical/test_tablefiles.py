@@ -22,8 +22,9 @@ from backupd.engine.physical.tablefiles import (
 )
 from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.manifest import BodyFacts, decode_body, encode_facts
-from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.model.table import BaseTable, TableName
+from tests.support.catalog.samples import server_info
 from tests.support.servers.mariadb import PrivateServer
 
 NAMES = (
@@ -219,23 +220,7 @@ def test_where_definitions_are_in_the_dictionary() -> None:
 
 def test_a_manifest_tells_what_tables_there_were() -> None:
     version = Version(10, 11, 6)
-    server = ServerInfo(
-        flavour=Flavour.MARIADB,
-        version=version,
-        version_text="10.11.6",
-        datadir="/d",
-        hostname="h",
-        server_id=1,
-        server_uuid="",
-        role=Role.STANDALONE,
-        read_only=False,
-        log_bin=False,
-        position=Position(),
-        gtid_mode="",
-        engines={},
-        data_bytes=0,
-        tables=0,
-    )
+    server = server_info(version=version, version_text="10.11.6", datadir="/d", log_bin=False, position=Position())
     facts = BodyFacts(
         backup_id="20260102T000000Z-00000001",
         position=Position(),

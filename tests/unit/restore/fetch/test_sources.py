@@ -14,8 +14,9 @@ from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources, load_chain, pinned
 from storage import layout
 from storage.destination import Destination
+from tests.support.catalog.samples import server_info
 from tests.support.keys import Keys
-from tests.support.restores.builder import Builder, server_info
+from tests.support.restores.builder import Builder
 from tests.support.stores.memory import MemoryDestination
 
 FULL, FIRST, SECOND = (f"20261121T0{hour}0000Z-7f3a9c0{hour}" for hour in (2, 3, 4))

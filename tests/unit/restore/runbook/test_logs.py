@@ -30,6 +30,15 @@ from tests.support.restores.stored_segments import (
 )
 
 CHILD = "20261121T090500Z-bbbbbbbb"
+FORKED = {
+    "id": CHILD,
+    "noticed_at": BASE + timedelta(seconds=40),
+    "since": BASE + timedelta(seconds=39),
+    "reason": BranchReason.LOST_TAIL,
+    "parent": BRANCH,
+    "names_go_on": True,
+}
+"""A branch that the parent's lost end began, but for its fork."""
 
 
 @dataclass
@@ -220,62 +229,37 @@ def test_the_history_is_the_one_that_the_server_was_on_and_what_is_not_certain_i
 
 
 def test_nothing_of_the_parent_is_left_out_before_a_fork(hand: Hand) -> None:
-    forked = {
-        "id": CHILD,
-        "noticed_at": BASE + timedelta(seconds=40),
-        "since": BASE + timedelta(seconds=39),
-        "reason": BranchReason.LOST_TAIL,
-        "parent": BRANCH,
-        "names_go_on": True,
-    }
-    hand.branch(**forked, fork=Position("bin.000002", 1000, "0-1-5"), first_number=3)
+    hand.branch(**FORKED, fork=Position("bin.000002", 1000, "0-1-5"), first_number=3)
     hand.store_segment(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-5", after="0-1-40")
     for to in ("latest", at(70)):
         assert "gap: bytes 800 to 1000 of binary log 2" in hand.refused(to)
     assert hand.chosen(at(25), HISTORY=CHILD) == "1 2 from 300 to 400", "what is missing is not needed"
-    hand.branch(**forked, fork=Position("bin.000002", 800, "0-1-5"), first_number=3)
+    hand.branch(**FORKED, fork=Position("bin.000002", 800, "0-1-5"), first_number=3)
     assert hand.chosen("latest") == "1 2 3 from 300 to"
-    hand.branch(**forked, fork=Position("bin.000002", 800, ""), first_number=3)
+    hand.branch(**FORKED, fork=Position("bin.000002", 800, ""), first_number=3)
     assert hand.chosen("latest") == "1 2 3 from 300 to", "without GTIDs the bytes tell"
-    hand.branch(**forked, fork=Position("bin.000002", 800, "0-1-4"), first_number=3)
+    hand.branch(**FORKED, fork=Position("bin.000002", 800, "0-1-4"), first_number=3)
     assert "gap: between binary logs 2 and 3" in hand.refused("latest")
 
 
 def test_a_file_of_the_parent_that_is_missing_before_a_fork_is_a_gap(hand: Hand) -> None:
-    forked = {
-        "id": CHILD,
-        "noticed_at": BASE + timedelta(seconds=40),
-        "since": BASE + timedelta(seconds=39),
-        "reason": BranchReason.LOST_TAIL,
-        "parent": BRANCH,
-        "names_go_on": True,
-        "first_number": 4,
-    }
     hand.store_segment(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
-    hand.branch(**forked, fork=Position("bin.000003", 1000, "0-1-8"))
+    hand.branch(**FORKED, fork=Position("bin.000003", 1000, "0-1-8"), first_number=4)
     hand.store_segment(4, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-8", after="0-1-40")
     for to in ("latest", at(70)):
         assert "gap: binary log 3" in hand.refused(to)
     assert hand.chosen(at(25), HISTORY=CHILD) == "1 2 from 300 to 400"
     hand.store_segment(3, 0, 1000, Ending.ROTATED, transaction(8, 256, 1000, 35), before="0-1-4", after="0-1-8")
     assert hand.chosen("latest") == "1 2 3 4 from 300 to"
-    hand.branch(**forked, fork=Position("bin.000002", 900, "0-1-4"))
+    hand.branch(**FORKED, fork=Position("bin.000002", 900, "0-1-4"), first_number=4)
     assert "gap: binary log 3" in hand.refused("latest"), "what the parent has of it came after the fork"
 
 
 def test_a_backup_of_what_the_server_lost_is_not_gone_on_from(hand: Hand) -> None:
-    forked = {
-        "id": CHILD,
-        "noticed_at": BASE + timedelta(seconds=40),
-        "since": BASE + timedelta(seconds=39),
-        "reason": BranchReason.LOST_TAIL,
-        "parent": BRANCH,
-        "names_go_on": True,
-    }
     hand.store_segment(1, 200, 600, Ending.OPEN, transaction(1, 256, 600, 60), of=CHILD, before="", after="0-1-40")
-    hand.branch(**forked, fork=Position("bin.000001", 200, ""), first_number=1)
+    hand.branch(**FORKED, fork=Position("bin.000001", 200, ""), first_number=1)
     assert "it holds what the server had lost" in hand.refused("latest"), "the file is the child's by now"
-    hand.branch(**forked, fork=Position("bin.000001", 200, ""), first_number=2)
+    hand.branch(**FORKED, fork=Position("bin.000001", 200, ""), first_number=2)
     assert "it holds what the server had lost" in hand.refused("latest"), "the file was left before the backup's place"
 
 
