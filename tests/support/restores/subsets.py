@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.backup.commit import Documents
-from backupd.backup.physical import Parent, PhysicalSpec, execute
-from backupd.engine.server.probe import probe
+from backupd.backup.physical import Parent
 from backupd.engine.sql.client import Connection
-from backupd.engine.toolset import physical_tool
 from backupd.model.binlog import ReplaySpec
-from backupd.model.manifest import Body, Header
+from backupd.model.manifest import Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
 from backupd.process.run_context import RunContext
 from backupd.transfer.records.encryption import Unsealer
 from restore.fetch.sources import Sources
-from restore.runbook.backup_runbook import render_runbook
-from restore.runbook.shared_steps import render_unpack
 from restore.scratch_server import ScratchSpec
 from restore.subset import Needed, SubsetCopy, subset_instance
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.oracle import Sums
 from tests.support.restores.rolling import Kind
-from tests.support.restores.taken import now
+from tests.support.restores.taken import now, physical_backup
 from tests.support.servers import mysql
-from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server
-from tests.support.stores.folders import make_short_directory
+from tests.support.servers.server import Server
 
 MIB = 1024 * 1024
 
@@ -63,41 +56,13 @@ class ChainRepository:
 
     def take(self, hear: Callable[[str], None] | None = None) -> Header:
         """The next backup: the full one, then increments. ``hear`` gets what the tool prints, while it runs."""
-        connection = Connection(socket=str(self.server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
-        info = probe(connection)
-
-        def documents(body: Body, header: Header) -> Documents:
-            return Documents(
-                runbook=render_runbook(header, body, destinations=["local"]).encode(),
-                unpack=render_unpack(header.backup_id, body.entries, header.objects),
-            )
-
-        workdir = make_short_directory("bt-work-")
-        try:
-            outcome = execute(
-                PhysicalSpec(
-                    backup_id=new_id(now()),
-                    server="shop",
-                    connection=connection,
-                    info=info,
-                    tool=physical_tool(info, paths=self.programs),
-                    destinations=(self.destination,),
-                    recipients=(self.keys.fingerprint,),
-                    gnupg_home=self.keys.public_home,
-                    identity_key=b"k" * 32,
-                    workdir=workdir,
-                    started_at=now(),
-                    documents=documents,
-                    spool=self.folder / "spool",
-                    parent=Parent(self.chain, self.headers[-1].to_lsn) if self.headers else None,
-                ),
-                RunContext(now),
-                on_stderr=hear,
-            )
-        finally:
-            shutil.rmtree(workdir)
-        self.headers.append(outcome.header)
-        return outcome.header
+        parent = Parent(self.chain, self.headers[-1].to_lsn) if self.headers else None
+        spool = self.folder / "spool"
+        header = physical_backup(
+            self.server, self.keys, self.destination, spool=spool, programs=self.programs, parent=parent, hear=hear
+        )
+        self.headers.append(header)
+        return header
 
     def spec(self, *, replay: ReplaySpec | None = None, length: int | None = None) -> ScratchSpec:
         return ScratchSpec(

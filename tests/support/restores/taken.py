@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from backupd.backup.commit import Documents
-from backupd.backup.physical import PhysicalSpec, execute
+from backupd.backup.physical import Parent, PhysicalSpec, execute
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
-from backupd.engine.toolset import physical_tool
+from backupd.engine.toolset import NO_PATHS, physical_tool
 from backupd.engine.witness import take
 from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
@@ -25,6 +26,7 @@ from restore.whole_server import RestoreSpec
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
+from tests.support.servers.server import Server
 from tests.support.stores.folders import make_short_directory
 
 
@@ -65,9 +67,17 @@ class Taken:
         return Taken(folder, self.header, self.body, self.witness)
 
 
-def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
-    destination = FilesystemDestination("local", folder)
-    destination.initialise(now())
+def physical_backup(
+    server: Server,
+    keys: Keys,
+    destination: FilesystemDestination,
+    *,
+    spool: Path | None = None,
+    programs: Mapping[str, str] = NO_PATHS,
+    parent: Parent | None = None,
+    hear: Callable[[str], None] | None = None,
+) -> Header:
+    """A full backup, or an increment of ``parent``. ``hear`` gets what the tool prints, while it runs."""
     connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     info = probe(connection)
 
@@ -85,7 +95,7 @@ def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
                 server="shop",
                 connection=connection,
                 info=info,
-                tool=physical_tool(info),
+                tool=physical_tool(info, paths=programs),
                 destinations=(destination,),
                 recipients=(keys.fingerprint,),
                 gnupg_home=keys.public_home,
@@ -93,11 +103,21 @@ def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
                 workdir=workdir,
                 started_at=now(),
                 documents=documents,
+                spool=spool,
+                parent=parent,
             ),
             RunContext(now),
+            on_stderr=hear,
         )
     finally:
         shutil.rmtree(workdir)
+    return outcome.header
+
+
+def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
+    destination = FilesystemDestination("local", folder)
+    destination.initialise(now())
+    header = physical_backup(server, keys, destination)
+    connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     witness = take(connection, server="shop", max_seconds=60)
-    body = load_body(destination, outcome.header, Unsealer(keys.secret_home))
-    return Taken(folder, outcome.header, body, witness)
+    return Taken(folder, header, load_body(destination, header, Unsealer(keys.secret_home)), witness)
