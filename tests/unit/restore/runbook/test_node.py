@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from backupd.model.server_facts import Role
 from restore.runbook.backup_runbook import render_runbook
+from tests.support.catalog.samples import server_info
 from tests.support.keys import Keys
-from tests.support.restores.builder import Builder, server_info
+from tests.support.restores.builder import Builder
 
 
 def runbook(keys: Keys, role: Role) -> str:
