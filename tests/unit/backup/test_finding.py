@@ -28,6 +28,7 @@ TRIED = {
     "it can be written": "something is put and removed",
     "it can be written, {}": "something is put and removed",
     "{} can be written": "something is written",
+    "{} ({}) has {} nodes; configured are {}": "each configured node is asked",
 }
 """Beginnings of the lines that are ok, and how each was tried."""
 
