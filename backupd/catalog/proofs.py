@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     JSON,
@@ -36,9 +37,11 @@ from backupd.catalog.row_mapping import (
     position_fields,
     row_of,
 )
-from backupd.model.consistency import ConsistencyCheck
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Proof, Witness
+
+if TYPE_CHECKING:
+    from backupd.model.consistency import ConsistencyCheck
 
 proofs = Table(
     "proofs",
@@ -119,6 +122,8 @@ class ConsistencyChecks(Rows):
 
     def list(self, server: str, *, limit: int | None = None) -> tuple[ConsistencyCheck, ...]:
         """Newest first."""
+        from backupd.model.consistency import ConsistencyCheck  # what does not look at checks need not load them
+
         query = select(consistency_checks).where(consistency_checks.c.server == server)
         ordered = query.order_by(consistency_checks.c.finished_at.desc(), consistency_checks.c.id.desc())
         return self._records(ConsistencyCheck, ordered.limit(limit))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from backupd.cli.output import Screen
 from backupd.model.backup_record import ERRANT, INCONSISTENT, BackupKind, BackupRecord, BackupState
-from backupd.model.consistency import ConsistencyVerdict, ServerConsistency
 from backupd.model.proof import Proof
 from backupd.model.text import few, format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
+    from backupd.model.consistency import ServerConsistency
     from backupd.model.thaw import ThawPlan
     from restore.planning.plan import Plan, Step
 
@@ -337,7 +337,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
 def show_consistency(screen: Screen, found: ServerConsistency) -> None:
     """What is known of each replica, then the newest check."""
     for one in found.replicas:
-        style = "green" if one.verdict is ConsistencyVerdict.CLEAN else "bold red" if one.different else "yellow"
+        style = "green" if one.verdict == "clean" else "bold red" if one.different else "yellow"
         screen.line(one.words, style=style)
         for name, how in one.different.items():
             screen.line(f"  {name} {how}")

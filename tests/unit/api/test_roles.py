@@ -15,6 +15,7 @@ from tests.support.service.rig import Rig
 OPERATOR = {
     ("POST", "/v1/backups"),
     ("POST", "/v1/restores"),
+    ("POST", "/v1/servers/{server}/consistency"),
     ("POST", "/v1/test-restores"),
     ("POST", "/v1/verifications"),
     ("POST", "/v1/replications"),
