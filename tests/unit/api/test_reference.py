@@ -19,6 +19,7 @@ from tests.support.service.state import documented, reference, two_servers
 PROMISED = """
 GET /servers, GET /servers/{server}, GET /servers/{server}/timeline, GET /servers/{server}/retention,
 POST /servers/{server}/retention, POST /servers/{server}/accept, GET /clusters/{server},
+GET /servers/{server}/consistency, POST /servers/{server}/consistency,
 GET /servers/{server}/binlog/search, POST /backups, GET /backups, GET /backups/{id},
 DELETE /backups/{id}, POST /backups/{id}/keep, POST /backups/{id}/unkeep, POST /backups/{id}/undelete,
 GET /backups/{id}/runbook, POST /restores/plan, GET /restores/plan/{id}, POST /restores, GET /restores,
