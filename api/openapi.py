@@ -30,6 +30,7 @@ _PROBLEMS_OF_CHANGES = {
     409: "Conflict: a retention rule, a hold or another running operation prevents the request.",
     413: "The request is too long.",
 }
+_PROBLEMS_OF_CLUSTERS = {409: "The server is not a node of a cluster, or no node answers."}
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -106,6 +107,8 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
         responses.pop("422", None)
         return
     problems = dict(_PROBLEMS) if method == "get" else {**_PROBLEMS, **_PROBLEMS_OF_CHANGES}
+    if path.startswith("/v1/clusters/"):
+        problems |= _PROBLEMS_OF_CLUSTERS
     for status, description in sorted(problems.items()):
         shape = RefusedRestore if (path, method, status) == ("/v1/restores", "post", 409) else Problem
         responses[str(status)] = {
