@@ -134,7 +134,7 @@ class Choice:
 
 def choose(candidates: Sequence[Candidate], rules: Rules) -> tuple[Choice, ...]:
     """Every member once: first those that are tried, in order, then those that are left."""
-    unclear = {**_apart(candidates), **_duplicates(candidates)}
+    unclear = {**apart(candidates), **_duplicates(candidates)}
     usable, left = list[Candidate](), list[Choice]()
     for one in candidates:
         if why := unclear.get(one.name) or next(_objections(one, rules), ""):
@@ -163,12 +163,24 @@ def _duplicates(candidates: Sequence[Candidate]) -> dict[str, str]:
             found[one.name] = (
                 f"it is the same server as {', '.join(others)} ({one.identity}): a proxy or a virtual address answers"
             )
+        elif one.identity is not None and (copies := _of_same_uuid(one, candidates)):
+            found[one.name] = (
+                f"it has the same uuid as {', '.join(copies)} ({one.identity.uuid}), which is another server: the data "
+                "directory of one of them is a copy of the other's; remove auto.cnf from that, and restart it"
+            )
     return found
 
 
-def _apart(candidates: Sequence[Candidate]) -> dict[str, str]:
+def _of_same_uuid(one: Candidate, candidates: Sequence[Candidate]) -> list[str]:
+    """Other servers that cannot be told from this one: a chain or a stream of one would go on with another."""
+    uuid = one.identity.uuid if one.identity is not None else ""
+    return [other.name for other in candidates if uuid and other is not one and _is(other, uuid)]
+
+
+def apart(candidates: Sequence[Candidate]) -> dict[str, str]:
     """Members that follow nobody, beside others of which that is true, too: only one of these is the source, and the
-    others hold what it was once. It is the one that the replicas follow, where these follow just one of them."""
+    others hold what it was once. It is the one that the replicas follow, where these follow just one of them. Where
+    they follow several, a replica of one of these is no better than that. With why, for each."""
     alone = [one for one in candidates if not (one.trouble or one.is_replica or one.node is not None)]
     if len(alone) < 2:
         return {}
@@ -181,7 +193,13 @@ def _apart(candidates: Sequence[Candidate]) -> dict[str, str]:
             if one is not sources[0]
         }
     names = ", ".join(one.name for one in alone)
-    return {one.name: f"{names} are no replicas: nothing shows which of them is the source" for one in alone}
+    unclear = {one.name: f"{names} are no replicas: nothing shows which of them is the source" for one in alone}
+    rivals = {one.identity.server_id: one.name for one in sources if one.identity is not None}
+    for one in candidates:
+        if one.is_replica and (led := one.follows & rivals.keys()) and led != rivals.keys():
+            followed_here = ", ".join(rivals[number] for number in sorted(led))
+            unclear[one.name] = f"it follows {followed_here}, and nothing shows which of {names} is the source"
+    return unclear
 
 
 def _objections(one: Candidate, rules: Rules) -> Iterator[str]:
@@ -275,7 +293,11 @@ def follow(
     first = tried[0] if tried else None
     if not current:
         return Following(first.name, first.reason) if first is not None else Following("", _nobody(choices))
-    same = next((one for one in choices if one.found is not None and _is(one.found, current)), None)
+    same = min(
+        (one for one in choices if one.found is not None and _is(one.found, current)),
+        key=lambda one: one.name != name,  # copies have one uuid
+        default=None,
+    )
     if same is not None and not _is_gone(same):
         return Following(same.name, f"{same.reason}, and it is streamed already" if not same.left else same.reason)
     gone = now - gone_since if gone_since is not None else patience

@@ -3,7 +3,8 @@ stays the one until it has been gone for ``failover_after``. Then the next one i
 the stream goes on with it: one whose log reaches back to that comes before one that has purged the logs between.
 
 How far a replica's log shows what was committed is not known from its clock: it is behind its source. What is confirmed
-by it is older by so much.
+by it is older by so much. Nothing is confirmed by a member that has been left behind: after a failover the former
+source answers, its log is at its end, and what the group commits is in another one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from backupd.model.errors import BackupdError, ServerError
 from backupd.model.event import Severity
 from backupd.model.server_facts import Identity
 from backupd.model.text import Clock
-from backupd.recovery.members import Choice, Following, Preference, choose, follow
+from backupd.recovery.members import Choice, Following, Preference, apart, choose, follow
 
 SWITCHED = "stream-member"
 """The event of a stream that goes on with another member."""
@@ -80,12 +81,15 @@ def log_member(
 
 
 class MemberWatch:
-    """Of a stream that goes through ``server``, a member of ``group``."""
+    """Of a stream that goes through ``server``, a member of ``group``. ``trouble``: why what is committed in the group
+    may not be in its log, although it answers; "" for nothing."""
 
     def __init__(self, group: ServerSettings, server: ServerSettings, spool: Spool, clock: Clock) -> None:
         self._group, self._server, self._spool, self._clock = group, server, spool, clock
         self._due = 0.0
+        self._compared: float | None = None
         self._behind: tuple[float, float] | None = None
+        self.trouble = ""
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._ask, args=(server.connection(),), name="lag", daemon=True)
 
@@ -130,13 +134,25 @@ class MemberWatch:
             try:
                 with asked.connect() as session:
                     while not self._halt.is_set():
-                        seconds = lag_of_member(session)
+                        self._compare()
+                        seconds = lag_of_member(session) if not self.trouble else None
                         self._behind = (seconds, time.monotonic()) if seconds is not None else None
                         self._halt.wait(_ASKED)
             except BackupdError as error:
                 self._behind = None
                 say("stream-lag", str(error), level=logging.DEBUG, server=self._server.name)
                 self._halt.wait(_ASKED)
+
+    def _compare(self) -> None:
+        """Is it still the one whose log the group's history goes to, as far as the members that answer show?"""
+        now = time.monotonic()
+        if self._compared is not None and now - self._compared < _EVERY:
+            return
+        why = apart(candidates(self._group)).get(self._server.member, "")
+        trouble = f"what the group commits may not be in the log of {self._server.member}: {why}" if why else ""
+        if trouble and trouble != self.trouble:
+            say("stream-left-behind", trouble, level=logging.ERROR, server=self._server.name)
+        self.trouble, self._compared = trouble, now
 
 
 def _found(

@@ -393,8 +393,9 @@ class StreamRun:
                 self._meet(status.branch)
             wanted_at = wanted_at or status.server_time
             if time.monotonic() - reported >= REPORT:
-                alone = {"": self._attendance.trouble} if self._attendance.trouble else {}
-                report.beat(status, archiver.behind(), {**alone, **self._troubles})
+                found = [self._attendance.trouble, self._member.trouble if self._member is not None else ""]
+                own = {"": "; ".join(filter(None, found))} if any(found) else {}
+                report.beat(status, archiver.behind(), {**own, **self._troubles})
                 reported = time.monotonic()
                 if self._holder.kept:
                     renew_log(log_of(self._wiring.settings, self._server.name))

@@ -101,6 +101,32 @@ def test_of_several_members_that_follow_nobody_the_one_that_is_followed_is_the_s
     assert why([stale, SOURCE], "db1") == "old, db1 are no replicas: nothing shows which of them is the source"
 
 
+def test_where_two_sources_are_followed_no_replica_of_one_of_them_is_taken() -> None:
+    rival = Candidate("db9", identity=identity(9), role=Role.SOURCE, logs=True)
+    its = replace(OTHER, follows=frozenset({9}))
+    assert order([SOURCE, rival, REPLICA, its]) == []
+    assert why([SOURCE, rival, REPLICA, its], "db2") == (
+        "it follows db1, and nothing shows which of db1, db9 is the source"
+    )
+    both = replace(REPLICA, name="both", identity=identity(4), follows=frozenset({1, 9}))
+    assert order([SOURCE, rival, REPLICA, its, both]) == ["both"]
+
+
+def test_a_copied_uuid_makes_members_that_nobody_can_tell_apart() -> None:
+    copied = replace(OTHER, identity=Identity("uuid-2", 3, "db", "/data/3"))
+    assert order([SOURCE, REPLICA, copied], Rules(stay="uuid-2")) == ["db1"]
+    assert "it has the same uuid as db3 (uuid-2), which is another server" in why([SOURCE, REPLICA, copied], "db2")
+    assert "remove auto.cnf" in why([SOURCE, REPLICA, copied], "db3")
+
+
+def test_of_members_with_one_uuid_the_stream_stays_with_the_one_that_it_was() -> None:
+    copied = replace(OTHER, identity=Identity("uuid-2", 3, "db", "/data/3"))
+    found = choose([REPLICA, copied], Rules(needs_log=True, stay="uuid-2"))
+    for name in ("db2", "db3"):
+        following = follow(found, current="uuid-2", name=name, gone_since=NOW, patience=timedelta(minutes=5), now=NOW)
+        assert following.name == name
+
+
 def test_a_chain_stays_with_its_member_whatever_is_preferred() -> None:
     assert order([SOURCE, REPLICA], Rules(stay="uuid-1")) == ["db1", "db2"]
     late = replace(REPLICA, lag=100.0)
