@@ -27,7 +27,8 @@ BUDGET = 60.0
 @dataclass(frozen=True, slots=True)
 class Compared(Document):
     """``tables``: how many had equal checksums; ``skipped``: how many were not compared, for lack of time or of a
-    snapshot; ``differing``: tables and objects that are not the same."""
+    snapshot; ``differing``: tables and objects that are not the same. ``seqno``: of the last snapshot, -1 where the two
+    never met at one."""
 
     member: str
     tables: int
@@ -45,36 +46,31 @@ def compare(member: str, theirs: Connection, ours: Connection, *, budget: float 
             key=lambda table: (table.size, table.name),
         )
         wanted = [table.name for table in tables if not table.is_sequence]
-        equal: set[TableName] = set()
-        suspect: list[TableName] = wanted
-        differing: list[str] = []
+        looked: dict[TableName, str] = {}
         seqno = -1
-        for _round in range(_ROUNDS):
-            if not suspect or (met := _meet(one, other)) < 0:
+        for number in range(_ROUNDS):
+            left = [table for table in wanted if looked.get(table, not number)]
+            if not left or time.monotonic() > end or (met := _meet(one, other)) < 0:
                 break
             seqno = met
-            suspect, differing = _compare_tables(one, other, suspect, equal, end)
+            for table in left:
+                if time.monotonic() > end:
+                    break
+                looked[table] = _difference(one, other, table)
             _close(one, other)
+        differing = [words for words in looked.values() if words]
+        equal = len(looked) - len(differing)
         differing += _definitions(one, other)
-    return Compared(member, len(equal), len(wanted) - len(equal) - len(suspect), tuple(differing), seqno)
+    return Compared(member, equal, len(wanted) - len(looked), tuple(differing), seqno)
 
 
-def _compare_tables(
-    one: Session, other: Session, tables: list[TableName], equal: set[TableName], end: float
-) -> tuple[list[TableName], list[str]]:
-    """Those that differ, and in words how."""
-    suspect, words = [], []
-    for table in tables:
-        if time.monotonic() > end:
-            break
-        theirs, ours = checksums(one, (table,)), checksums(other, (table,))
-        name = str(table)
-        if name in theirs.values and theirs.values[name] == ours.values.get(name):
-            equal.add(table)
-        else:
-            suspect.append(table)
-            words.append(f"{table.shown}: {ours.failed.get(name) or theirs.failed.get(name) or 'other rows'}")
-    return suspect, words
+def _difference(one: Session, other: Session, table: TableName) -> str:
+    """In words; "" of a table that is the same on both."""
+    theirs, ours = checksums(one, (table,)), checksums(other, (table,))
+    name = str(table)
+    if name in theirs.values and theirs.values[name] == ours.values.get(name):
+        return ""
+    return f"{table.shown}: {ours.failed.get(name) or theirs.failed.get(name) or 'other rows'}"
 
 
 def _meet(one: Session, other: Session) -> int:

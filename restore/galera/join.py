@@ -21,9 +21,9 @@ from backupd.engine.server.launch import log_tail
 from backupd.engine.server.wsrep import probe_wsrep
 from backupd.engine.sql.client import Connection
 from backupd.model.document import Document, json_key
-from backupd.model.errors import CancelledError, ServerError
+from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.job import Progress
-from backupd.model.server_facts import ClusterPosition
+from backupd.model.server_facts import SYNCED, ClusterPosition
 from backupd.process.folders import open_plain
 from backupd.process.run_context import RunContext
 from restore.galera.comparison import Compared
@@ -39,8 +39,10 @@ _KEPT = 64 * 1024
 _STORED = re.compile(r"Recovered position from storage: ([0-9a-f-]{36}):(-?\d+)")
 _RECEIVING = re.compile(r"Receiving IST: (\d+) writesets, seqnos (\d+)-(\d+)")
 _SST = re.compile(r"Proceeding with SST|\bSST completed on joiner")
+INCONSISTENT = "Inconsistency detected"
+"""Of a node whose rows are not those that a write set of its cluster was made for."""
 _FAILED = re.compile(
-    r"Receiving IST failed, node restart required|Reversing history|Inconsistency detected"
+    rf"Receiving IST failed, node restart required|Reversing history|{INCONSISTENT}"
     r"|Could not open state file for writing|Failed to load provider|Unsupported WS version"
 )
 _SYNCED = "Synchronized with group"
@@ -148,18 +150,29 @@ def watch(
         if markers.failed:
             return Ending.FAILED, markers, markers.failed
         ending = markers.ending(position)
-        if ending is not None and state is not None and state[0] == "Synced" and state[1].uuid == position.uuid:
+        if ending is not None and state is not None and _is_back(state, position):
             return ending, markers, ""
         if ending is not None and state is None and time.monotonic() - moved > _SILENT_SECONDS:
             return ending, markers, f"by its log it is synced, but {connection.address} does not answer"
         if text or state != seen:
             moved, seen = time.monotonic(), state
+        if time.monotonic() - moved > still and ending is None and state is not None and _is_back(state, position):
+            raise ToolError(
+                f"the node is Synced in its cluster at {state[1].seqno}, but its log does not say how it came back",
+                detail=f"{node.log} was read; without its lines an IST and an SST look alike",
+                hint="its server goes on. See where it logs (SHOW VARIABLES LIKE 'log_error'), give the whole path to "
+                "log_error in its option file, and compare the node with a member",
+            )
         if time.monotonic() - moved > still and not markers.sst:
             return Ending.HUNG, markers, f"nothing has happened for {still:.0f} s; its state is {_shown(state)}"
         if context.is_cancelled():
             raise CancelledError("stopped watching the node, whose server goes on; the same command watches it again")
         context.report(Progress("join", note=_note(markers, state)))
         time.sleep(_LOOK_SECONDS)
+
+
+def _is_back(state: tuple[str, ClusterPosition], position: ClusterPosition) -> bool:
+    return state[0] == SYNCED and state[1].uuid == position.uuid
 
 
 def _note(markers: Markers, state: tuple[str, ClusterPosition] | None) -> str:

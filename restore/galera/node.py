@@ -76,7 +76,10 @@ class Node:
     def log(self) -> Path:
         """Where its server writes what it does."""
         name = server_option(self.option_file, "log_error")
-        return self.datadir / name if name else self.output
+        if not name:
+            return self.output
+        path = self.datadir / name
+        return path if path.suffix else path.with_name(f"{path.name}.err")  # as a server completes it
 
     def start(self) -> int:
         """Start it; gives its process id. Raises ToolError where it cannot be started at all."""
@@ -98,6 +101,8 @@ class Node:
             except ProcessLookupError:
                 continue
             try:
+                if not _is_of(pid, self.restore_id):
+                    continue  # it ended just now, and the number is another one's
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
                 if not _ended(handle, _POLITE_SECONDS):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -118,18 +123,20 @@ def started_by(restore_id: str) -> int | None:
 
 
 def _processes(restore_id: str) -> Iterator[int]:
-    mark = f"{_MARK}={restore_id}".encode()
     for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            # Scripts that the server starts (for an SST) have its environment, too.
-            if (process / "comm").read_text().strip() not in _SERVERS:
-                continue
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                yield int(process.name)
-        except OSError:
-            continue  # it has ended
+        if process.name.isdigit() and _is_of(int(process.name), restore_id):
+            yield int(process.name)
+
+
+def _is_of(pid: int, restore_id: str) -> bool:
+    """Is it a server that the restore started? Scripts that it runs for an SST have its environment, too."""
+    process, mark = Path("/proc", str(pid)), f"{_MARK}={restore_id}".encode()
+    try:
+        if (process / "comm").read_text().strip() not in _SERVERS:
+            return False
+        return mark in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has ended
 
 
 def _ended(handle: int, seconds: float) -> bool:

@@ -78,9 +78,15 @@ def aside_name(datadir: Path, restore_id: str) -> Path:
 
 
 def move_aside(datadir: Path, aside: Path) -> None:
-    """One rename, on the disk. May be repeated after a kill."""
+    """One rename, on the disk. May be repeated after a kill. Raises RefusedError where the system does not let us."""
     if datadir.is_dir() and foreign_entries(datadir) and not aside.exists():
-        datadir.rename(aside)
+        try:
+            datadir.rename(aside)
+        except OSError as error:
+            raise RefusedError(
+                f"the old data directory {datadir} cannot be moved aside: {error.strerror}",
+                hint=f"move it to {aside} yourself and repeat the command: it continues where it stopped",
+            ) from error
         sync_folder(datadir.parent)
 
 

@@ -6,7 +6,8 @@ grastate.dat in the staging folder, when everything else is done: no server coul
 
 What the state of the restore keeps (``State.node``): ``position`` and ``gtid`` of the copy, once they are proved;
 ``aside``: where the old data directory is; ``began``: the position that the running join began from, and ``offset``:
-the byte of the node's log where it began.
+the byte of the node's log where it began; ``spoiled``: rows of the copy contradicted the cluster's, so it must not
+join again.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from backupd.model.job import Progress
 from backupd.model.proof import Check
 from backupd.model.server_facts import ClusterPosition, Tool
 from backupd.process.run_context import RunContext
-from restore.datadir.checks import FAILED, PASSED
-from restore.datadir.occupancy import foreign_entries, refuse_links, worker_account
+from restore.datadir.checks import FAILED, PASSED, SKIPPED
+from restore.datadir.occupancy import foreign_entries, refuse_links, refuse_occupied, worker_account
 from restore.datadir.staging import passable, read_marker, read_state, write_marker, write_state
-from restore.datadir.start import Started, look_folder, server_config, starting
+from restore.datadir.start import Started, clear, look_folder, server_config, starting
 from restore.fetch.sources import Loaded, Programs, Sources
 from restore.galera import grastate
 from restore.galera.cluster import look
 from restore.galera.comparison import compare
-from restore.galera.join import Ending, Joined, log_size, watch
+from restore.galera.join import INCONSISTENT, Ending, Joined, log_size, watch
 from restore.galera.node import Node, refuse_no_node, server_option, started_by
 from restore.galera.old_datadir import (
     aside_name,
@@ -119,10 +120,18 @@ class _Rejoin(WholeRestore):
         return False
 
     def resume(self) -> bool:
-        """Take up what an earlier attempt left. An SST may have removed the marker: the staging folder has it, too."""
+        """Take up what an earlier attempt left. An SST may have removed the marker: the staging folder has it, too.
+        What was put in place and was moved away since is restored anew."""
+        asked = self._state
         if super().resume():
             return True
-        return self._state.stage == "placed"
+        if self._state.stage != "placed":
+            return False
+        if foreign_entries(self._site.datadir, self._site.ours):
+            return True
+        clear(self._site)
+        self._state = asked
+        return False
 
     def await_free(self, *, placed: bool) -> None:
         """The node itself, which an earlier attempt started, goes on joining."""
@@ -135,6 +144,12 @@ class _Rejoin(WholeRestore):
         if not foreign_entries(datadir, ours):
             return
         refuse_no_old_datadir(datadir)
+        if self._site.inside:
+            raise RefusedError(
+                f"what is in {datadir} cannot be moved aside by one rename: the restore is built inside it",
+                detail="it is a mount point, or the folder above it is another file system or not writable",
+                hint="move its content into another folder yourself, and keep it until the node is back",
+            )
         log_bin = ""
         with contextlib.suppress(BackupdError):
             log_bin = server_option(self._galera.option_file, "log_bin")
@@ -166,7 +181,7 @@ class _Rejoin(WholeRestore):
             return
         info = chain[-1].body.facts.server
         refuse_unproved(info, tuple(self._cluster.members.values()))
-        cut = narrowed(work.spec, logs, base.seqno)
+        cut = narrowed(work.spec, logs, base.seqno, self._domain if self._gtid_mode else None)
         if cut is None:
             self._warnings.append(f"the archived binary logs hold no transaction behind seqno {base.seqno}")
             return
@@ -194,7 +209,9 @@ class _Rejoin(WholeRestore):
         """Make the copy a node's, and the old data directory give way."""
         site = self._site
         if self._state.stage != "placing":
-            found = self._known() or Recovered(self._base())
+            # What an earlier attempt knew of a copy that was rebuilt since is not true of this one.
+            known = self._known() if self._state.stage == "replayed" else None
+            found = known or Recovered(self._base())
             with self._private(programs.needed_server.path) as config:
                 grastate.remove(site.data)
                 refuse_unequal(recover(config, found.gtid), found)
@@ -209,7 +226,17 @@ class _Rejoin(WholeRestore):
             )
             self._keep(position=str(found.position), gtid=found.gtid, aside=aside)
         if aside := self._state.node.get("aside"):
-            move_aside(site.datadir, Path(aside))
+            self._yielded(Path(aside))
+
+    def _yielded(self, aside: Path) -> None:
+        """The old data directory gives way. Hours may have gone by since it was looked at: its server may live again,
+        and may have gone on."""
+        datadir = self._site.datadir
+        if foreign_entries(datadir, self._site.ours):
+            self.await_free(placed=False)
+            self._cluster = look(self._galera.cluster, self._galera.members)
+            self.refuse_filled(self._site.ours)
+        move_aside(datadir, aside)
 
     def complete(self, chain: Sequence[Loaded], programs: Programs, started: Started | None) -> RestoreOutcome:  # noqa: ARG002
         """Start the node and watch it, or say how to."""
@@ -233,7 +260,9 @@ class _Rejoin(WholeRestore):
             checks.append(Check("compared", FAILED, joined.reason))
         if (seen := joined.compared) is not None:
             words = f"{seen.tables} tables equal to {seen.member}'s at seqno {seen.seqno}, {seen.skipped} not compared"
-            checks.append(Check("compared", FAILED if seen.differing else PASSED, "; ".join((words, *seen.differing))))
+            nothing = seen.skipped and not seen.tables
+            passed = FAILED if seen.differing else SKIPPED if nothing else PASSED
+            checks.append(Check("compared", passed, "; ".join((words, *seen.differing))))
         if joined.pid:
             self.cleared()
             if joined.ending is Ending.IST:
@@ -260,7 +289,7 @@ class _Rejoin(WholeRestore):
             ending, markers, reason = watch(node, began, self._galera.node, offset, context)
             if ending in (Ending.FAILED, Ending.HUNG):
                 node.end()
-                reason = "\n".join(filter(None, (reason, self._settled(programs))))
+                reason = "\n".join(filter(None, (reason, self._settled(programs, reason))))
         joined = Joined(
             ending,
             began,
@@ -279,11 +308,17 @@ class _Rejoin(WholeRestore):
         """Ask the members again, write grastate.dat anew, and start the server. Raises RefusedError where it would
         take an SST and may not."""
         datadir = self._site.datadir
+        if self._state.node.get("spoiled"):
+            raise RefusedError(
+                f"what is in {datadir} contradicted the cluster in an earlier attempt: it must not join again",
+                hint=f"move {datadir} away, keep it for an examination, and repeat the command: it restores anew",
+            )
+        refuse_occupied(datadir)  # a service may have started it as soon as it was in place
         found, known = recover(self._config(programs.needed_server, look_folder(self._state.restore_id))), self._known()
         if found is None or known is None or found.position.seqno < known.position.seqno:
             raise RefusedError(
                 f"InnoDB in {datadir} is at {found or 'no position'}, and it was restored to {known}",
-                hint="another server has worked on it: restore again into an empty data directory",
+                hint=f"another server has worked on it: move {datadir} away and repeat the command: it restores anew",
             )
         self._cluster = look(self._galera.cluster, self._galera.members)
         refuse_other_cluster(found.position, self._cluster.uuid)
@@ -296,21 +331,27 @@ class _Rejoin(WholeRestore):
                 hint="the node was not started; --allow-sst starts it all the same, to take a full copy of a donor; "
                 "--to latest replays archived binary logs first; a larger gcache.size keeps more",
             )
+        refuse_occupied(datadir)
         for name in grastate.CACHES:
             (datadir / name).unlink(missing_ok=True)
         grastate.write(datadir, found.position, self._account)
         self._keep(began=str(found.position), offset=log_size(node.log))
         node.start()
 
-    def _settled(self, programs: Programs) -> str:
+    def _settled(self, programs: Programs, reason: str) -> str:
         """After a join that failed: grastate.dat, in which the server left -1, says again what InnoDB has."""
+        datadir = self._site.datadir
+        if INCONSISTENT in reason:
+            self._keep(spoiled=True)
+            grastate.remove(datadir)
+            return f"its rows contradict the cluster's: move {datadir} away and repeat the command, which restores anew"
         try:
             found = recover(self._config(programs.needed_server, look_folder(self._state.restore_id)))
             known = self._known()
             if found is None or known is None or found.position.uuid != known.position.uuid:
-                grastate.remove(self._site.datadir)
-                return "what it left is no node's data any more: restore again"
-            grastate.write(self._site.datadir, found.position, self._account)
+                grastate.remove(datadir)
+                return f"what it left is no node's data any more: move {datadir} away and repeat the command"
+            grastate.write(datadir, found.position, self._account)
         except BackupdError as error:
             return f"what it left cannot be looked at: {error.message}"
         return f"grastate.dat was written anew for seqno {found.position.seqno}; the same command tries again"
@@ -350,9 +391,13 @@ class _Rejoin(WholeRestore):
     def _gtid_mode(self) -> bool:
         return any(state.gtid_mode for state in self._cluster.members.values())
 
+    @property
+    def _domain(self) -> int:
+        """Of the cluster's GTIDs, where these are common."""
+        return next(state.gtid_domain for state in self._cluster.members.values() if state.gtid_mode)
+
     def _gtid(self, gtids: str) -> str:
-        domain = next(state.gtid_domain for state in self._cluster.members.values() if state.gtid_mode)
-        return gtid_in(gtids, domain)
+        return gtid_in(gtids, self._domain)
 
     def _keep(self, **node: Any) -> None:
         """Remember it durably, in the marker of what is in place and in the staging folder of what is not."""
@@ -399,8 +444,12 @@ class _Rejoin(WholeRestore):
         )
 
     def _advice(self, position: ClusterPosition) -> tuple[str, ...]:
-        """How the node is started by hand, and what will come of it now."""
+        """How the node is started by hand, and what will come of it now, which the members are asked for once more."""
         seqno = position.seqno
+        try:
+            self._cluster = look(self._galera.cluster, self._galera.members)
+        except RefusedError as error:
+            return (f"do not start the node's service yet, it is at seqno {seqno}: {error.message}",)
         if donors := self._cluster.donors(seqno):
             senders = ", ".join(donors)
             return (f"start the node's service: it is at seqno {seqno}, and {senders} can send the rest by IST",)

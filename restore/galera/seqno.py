@@ -27,9 +27,10 @@ class Narrowed:
     left: int
 
 
-def narrowed(spec: ReplaySpec, logs: Logs, base: int) -> Narrowed | None:
+def narrowed(spec: ReplaySpec, logs: Logs, base: int, domain: int | None = None) -> Narrowed | None:
     """``spec`` and its fetched ``logs`` (the last file is cut, later ones are gone), up to the last Xid. ``base``: the
-    seqno of the backup. None where nothing has a higher one.
+    seqno of the backup; ``domain``: of the cluster's GTIDs, None with wsrep_gtid_mode=OFF. None where nothing has a
+    higher one.
 
     Raises RefusedError for a replay across a fork, and for numbers that do not rise: transactions that were written
     with wsrep_on=OFF have numbers of their own server.
@@ -56,8 +57,21 @@ def narrowed(spec: ReplaySpec, logs: Logs, base: int) -> Narrowed | None:
     path, xid = found
     kept = files[: files.index(path) + 1]
     left = _transactions_behind(files[len(kept) - 1 :], xid.end)
+    last = ""
+
+    def take(one: Transaction) -> None:
+        nonlocal last
+        last = one.gtid
+
     with path.open("rb") as stream:
-        seen = scan(stream, stop=xid.end)
+        seen = scan(stream, stop=xid.end, on_transaction=take)
+    if domain is not None and last.partition("-")[0] != str(domain):
+        raise RefusedError(
+            f"the last transaction of the binary logs, {last or 'without a GTID'}, is not the cluster's, whose domain "
+            f"is {domain}: its Xid {seqno} is no seqno",
+            detail="transactions that a session wrote with wsrep_on=OFF are in no other node's history",
+            hint="restore the backup alone (--to backup:ID), where a node still keeps what follows it",
+        )
     for gone in files[len(kept) :]:
         gone.unlink()
     os.truncate(path, xid.end)

@@ -150,7 +150,14 @@ def foretold(wiring: Wiring, server: str, record: BackupRecord, takes: timedelta
     """How the node comes back that is restored from this backup now, which ``takes`` so long. Raises CatalogError."""
     node = record.node
     looked = donors(wiring, server, node.uuid if node is not None else "")
-    return forecast(node.position if node is not None else None, looked.donors, now=wiring.clock(), predicted=takes)
+    others = besides(server, looked.donors)
+    return forecast(node.position if node is not None else None, others, now=wiring.clock(), predicted=takes)
+
+
+def besides(server: str, found: Iterable[Donor]) -> tuple[Donor, ...]:
+    """Without the node itself, whose cache is lost with it. Where no other is configured nothing better is known."""
+    everyone = tuple(found)
+    return tuple(one for one in everyone if one.sample.server != server) or everyone
 
 
 def _measured(wiring: Wiring, sample: NodeSample) -> Donor:

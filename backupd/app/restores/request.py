@@ -260,6 +260,9 @@ class RestoreRequest:
             yield f"{name('target')}: a node comes back from latest or from backup:ID; the cluster brings it further"
         if self.exclude:
             yield f"{name('exclude')}: what the cluster has executed cannot be left out on one node"
+        for given in ("accept_older", "accept_inexact"):
+            if getattr(self, given):
+                yield f"{name(given)}: a node has the same rows as its cluster, or it must not join: use backup:ID"
         if self.allow_sst and not self.start:
             yield f"{name('allow_sst')}: only together with {name('start')}"
 

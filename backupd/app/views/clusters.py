@@ -15,7 +15,7 @@ from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import IST_WINDOW
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.donors import donors, forecast_of, look, newest_of, refuse_no_node, seen_donors
+from backupd.app.restores.donors import besides, donors, forecast_of, look, newest_of, refuse_no_node, seen_donors
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.document import Document
@@ -134,11 +134,12 @@ def window(wiring: Wiring, server: str, now: datetime) -> Window | None:
     seen = seen_donors(wiring, server, now)
     if not seen.donors:
         return None
-    verdict = forecast_of(wiring, newest, listed, seen.donors, now)
+    found = besides(server, seen.donors)
+    verdict = forecast_of(wiring, newest, listed, found, now)
     left = max(verdict.until - now, timedelta(0)) if verdict.until is not None else None
     if verdict.outcome in (Outcome.SST, Outcome.FOREIGN):
         left = timedelta(0)
-    return Window(newest, verdict, seen.donors, left)
+    return Window(newest, verdict, found, left)
 
 
 class ClusterWatch(PeriodicCheck):

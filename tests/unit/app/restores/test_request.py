@@ -16,6 +16,7 @@ from backupd.cli.commands.tables import requested
 
 WHOLE = RestoreRequest("db1", "latest", datadir="/srv/new", start=True, mode="replica", replay_with="pipe")
 SOME = RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), into="db2", rename="*_x", triggers="none")
+NODE = RestoreRequest("db1", "latest", mode="galera", datadir="/srv/new", cluster="lab", start=True)
 FIELDS = {one.name: one.default for one in fields(RestoreRequest)}
 
 
@@ -47,6 +48,15 @@ def test_a_request_that_was_kept_has_the_defaults_of_a_request() -> None:
         (SOME, ("triggers", "confirm", "keys"), []),
         (WHOLE, ("keys", "triggers"), ["--keys: only for tables", "--triggers: only for tables"]),
         (replace(WHOLE, source="logical"), (), ["--from: only for tables"]),
+        (NODE, (), []),
+        (
+            replace(NODE, accept_inexact=True, accept_older=True),
+            (),
+            [
+                f"--{name}: a node has the same rows as its cluster, or it must not join: use backup:ID"
+                for name in ("accept-older", "accept-inexact")
+            ],
+        ),
         (
             replace(SOME, datadir="/x"),
             ("mode",),

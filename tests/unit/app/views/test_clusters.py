@@ -16,7 +16,7 @@ from backupd.app.views.clusters import ClusterWatch, cluster, window
 from backupd.app.views.metrics import measure
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import NodeFacts
-from backupd.recovery.ist import NodeSample, Rejoin
+from backupd.recovery.ist import NodeSample, Rejoin, donor_of
 from tests.support.catalog.samples import backup
 from tests.support.service.desk import NOW, Desk, desk_of
 from tests.support.service.house import GOLD
@@ -98,6 +98,23 @@ def test_the_alert_comes_while_there_is_time_and_goes_with_a_larger_cache(played
     played.gcache *= 2
     watch.step(at(desk, late + timedelta(minutes=1)).wiring, NOW + late + timedelta(minutes=1))
     assert len(desk.catalog.events.list(kind="ist-window-kept")) == 1
+
+
+def test_the_cache_of_the_node_that_is_lost_is_not_counted(played: Played) -> None:
+    """db1 alone keeps enough; when it is restored, that is gone."""
+    desk = at(played.desk, timedelta(minutes=1))
+    sample = played.look(desk.wiring, "db1", NOW)
+    assert sample is not None
+    other = replace(sample, server="db2", downto=sample.last)
+    desk.catalog.nodes.add(sample)
+    desk.catalog.nodes.add(other)
+    found = window(desk.wiring, "db1", desk.wiring.clock())
+    assert found is not None
+    assert not found.verdict.is_ist
+    assert found.left == timedelta(0)
+    db1, db2 = donor_of([sample]), donor_of([other])
+    assert donors.besides("db1", (db1, db2)) == (db2,)
+    assert donors.besides("db1", (db1,)) == (db1,)
 
 
 def test_the_cluster_is_asked_now_and_shows_what_came_of_forecasts(played: Played) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import ToolError
 from backupd.model.server_facts import ClusterPosition
+from backupd.process.run_context import RunContext
+from restore.datadir.occupancy import find_account
+from restore.galera import join
+from restore.galera import node as node_module
 from restore.galera.join import Ending, Markers
+from restore.galera.node import Node
 
 UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
 OURS = ClusterPosition(UUID, 8203)
@@ -61,3 +71,43 @@ def test_what_was_received_is_kept() -> None:
     markers = Markers()
     markers.take(IST)
     assert (markers.writesets, markers.first, markers.last, markers.stored) == (26685, 8204, 34888, OURS)
+
+
+def test_a_node_that_is_back_is_not_ended_because_its_log_is_silent(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is somewhere else than its option file says."""
+    node = Node("r", "mariadbd", None, short_tmp / "mysql", find_account("root"))
+    monkeypatch.setattr(join, "started_by", lambda _id: 7)
+    monkeypatch.setattr(join, "_state", lambda _connection: ("Synced", ClusterPosition(UUID, 9000)))
+    with pytest.raises(ToolError, match="does not say how it came back"):
+        join.watch(node, OURS, Connection(socket="/nowhere/s.sock", user="x"), 0, RunContext(), still=0.1)
+    monkeypatch.setattr(join, "_state", lambda _connection: ("Joining", ClusterPosition(UUID, 9000)))
+    found = join.watch(node, OURS, Connection(socket="/nowhere/s.sock", user="x"), 0, RunContext(), still=0.1)
+    assert found[0] is Ending.HUNG
+
+
+@pytest.mark.parametrize(
+    ("value", "log"),
+    [
+        ("/var/log/mysql/error", "/var/log/mysql/error.err"),
+        ("/var/log/mysql/error.log", "/var/log/mysql/error.log"),
+        ("node", "/srv/mysql/node.err"),
+        ("", "/srv/mysql.start.log"),
+    ],
+)
+def test_a_log_without_a_suffix_has_the_servers(value: str, log: str, short_tmp: Path) -> None:
+    options = short_tmp / "my.cnf"
+    options.write_text("[mariadbd]\n" + (f"log_error={value}\n" if value else ""))
+    assert Node("r", "mariadbd", options, Path("/srv/mysql"), find_account("root")).log == Path(log)
+
+
+def test_a_process_that_took_over_the_number_is_not_ended(monkeypatch: pytest.MonkeyPatch, short_tmp: Path) -> None:
+    stranger = subprocess.Popen(("sleep", "60"))
+    try:
+        monkeypatch.setattr(node_module, "_processes", lambda _id: iter([stranger.pid]))
+        Node("r", "mariadbd", None, short_tmp, find_account("root")).end()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_it_is_moved_once_and_whole(short_tmp: Path) -> None:
     datadir.mkdir()
     move_aside(datadir, aside)
     assert datadir.exists(), "an empty one is no old data directory"
+
+
+def test_one_that_cannot_be_renamed_is_refused_with_the_reason(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_path: Path, _goal: Path) -> Path:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    datadir = data_of(short_tmp, 7)
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(RefusedError, match="cannot be moved aside: Device or resource busy"):
+        move_aside(datadir, aside_name(datadir, "r"))
 
 
 def test_a_folder_of_something_else_is_refused(short_tmp: Path) -> None:

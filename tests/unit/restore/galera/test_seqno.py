@@ -23,7 +23,7 @@ ROWS, DDL, NOTHING = Happened.ROWS, Happened.DDL, Happened.NOTHING
 
 
 def cut(
-    folder: Path, *files: list[Happened], first: int = BASE + 1
+    folder: Path, *files: list[Happened], first: int = BASE + 1, domain: int | None = None
 ) -> tuple[Narrowed | None, dict[int, tuple[str, int]]]:
     """The replay of ``files``, and where each seqno that has events ends."""
     ends: dict[int, tuple[str, int]] = {}
@@ -38,7 +38,7 @@ def cut(
     stop = Stop("b", paths[-1].name, paths[-1].stat().st_size, f"{DOMAIN}-{SERVER_ID}-{gtid - 1}")
     leg = ReplayLeg((), Position(paths[0].name, 4, ""), stop, transactions=len(ends))
     spec = ReplaySpec((leg,), ReplayMethod.APPLIER, "", 0, len(ends), (SERVER_ID,))
-    return narrowed(spec, Logs((tuple(paths),), ()), BASE), ends
+    return narrowed(spec, Logs((tuple(paths),), ()), BASE, domain), ends
 
 
 HISTORIES = st.lists(st.lists(st.sampled_from(list(Happened)), max_size=8), min_size=1, max_size=3)
@@ -79,6 +79,14 @@ def test_trailing_definitions_are_left_to_the_cluster(tmp_path: Path) -> None:
 def test_numbers_that_do_not_rise_are_no_seqnos(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="it is no seqno"):
         cut(tmp_path, [ROWS, ROWS], first=BASE - 1)
+
+
+def test_the_last_transaction_has_to_be_the_clusters(tmp_path: Path) -> None:
+    """One that a session wrote with wsrep_on=OFF has the node's own domain, and an Xid that may look like a seqno."""
+    found, _ends = cut(tmp_path, [ROWS, ROWS], domain=DOMAIN)
+    assert found is not None
+    with pytest.raises(RefusedError, match=f"10-100-2, is not the cluster's.*Xid {BASE + 2} is no seqno"):
+        cut(tmp_path, [ROWS, ROWS], domain=DOMAIN + 1)
 
 
 def test_a_replay_across_a_fork_is_refused(tmp_path: Path) -> None:
