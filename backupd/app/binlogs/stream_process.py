@@ -230,8 +230,7 @@ class StreamRun:
                 self._keep_going(streamer, archiver, recorder, report, backfill, once=once)
             finally:
                 last = streamer.status()
-                self._stop.set()
-                thread.join(UNWIND)
+                self._end(thread)
                 backfill.join(PATIENCE)
                 for follower in report.followers:
                     follower.join(PATIENCE / len(report.followers))
@@ -412,6 +411,24 @@ class StreamRun:
                 self._look_for_another(self._member, status)
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, archiver.due_in()))
+
+    def _end(self, streamer: threading.Thread) -> None:
+        """Where others share the process: as long as ``streamer``, which writes to the spool, waits for a server or a
+        disk, the lock is held, and the process is asked to end, since a thread cannot be. It would write beside the
+        next stream."""
+        whole = self._stop.is_set()
+        self._stop.set()
+        streamer.join(UNWIND)
+        if self._holder.shared and streamer.is_alive():
+            say(
+                "stream-stuck",
+                f"process {os.getpid()} ends, with all of its streams: this one did not within {UNWIND:.0f} s",
+                level=logging.WARNING,
+                server=self._server.name,
+            )
+            if not whole:
+                os.kill(os.getpid(), signal.SIGTERM)
+            streamer.join()
 
     def _note_activity(self, found: str) -> None:
         """How much comes, for the service: streams on which hardly anything does share processes, but for those that

@@ -1,0 +1,47 @@
+"""A stream in a process that others share, which does not end when it is asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from backupd.app.binlogs import stream_process
+from backupd.app.binlogs.stream_process import StreamRun
+from backupd.app.context.wiring import Wiring
+from backupd.app.runtime.child_process import CatalogWriter
+from backupd.app.runtime.service_manager import Waker
+from backupd.catalog.session import open_catalog
+from tests.support.service.house import GOLD, Office
+
+
+@pytest.mark.parametrize(("shared", "whole"), [(True, False), (True, True), (False, False)])
+def test_its_lock_is_held_and_its_process_is_asked_to_end_while_it_may_write_to_the_spool(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool, whole: bool
+) -> None:
+    """``whole``: all of the process ends already."""
+    monkeypatch.setattr(stream_process, "UNWIND", 0.05)
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    settings = Office(
+        short_tmp, servers={"db1": "gold"}, policies={"gold": GOLD + "binlog: {checkpoint: 5s}\n"}
+    ).write()
+    answered, stop = threading.Event(), threading.Event()
+    hanging = threading.Thread(target=answered.wait, daemon=True)
+    hanging.start()
+    if whole:
+        stop.set()
+    with open_catalog(settings.catalog) as catalog:
+        writer = CatalogWriter(settings.catalog)
+        run = StreamRun(Wiring(settings, catalog), "db1", writer, Waker(), stop, kept=True, shared=shared)
+        ending = threading.Thread(target=run._end, args=(hanging,), daemon=True)
+        ending.start()
+        ending.join(0.5)
+        assert ending.is_alive() is shared
+        assert signals == ([(os.getpid(), signal.SIGTERM)] if shared and not whole else [])
+        answered.set()
+        ending.join(5)
+        assert not ending.is_alive()
