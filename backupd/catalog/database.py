@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -260,12 +260,14 @@ class _Watchdog:
     @contextmanager
     def over(self, connection: _Patient) -> Iterator[None]:
         """Shut ``connection`` when the block takes longer than PATIENCE, but never once it is over."""
-        with self._lock:
-            self._waiting[connection], self._used = time.monotonic() + PATIENCE, True
-            if self._thread is None or not self._thread.is_alive():  # a process that was forked has none of its threads
-                self._thread = threading.Thread(target=self._look, name="catalog-watchdog", daemon=True)
-                self._thread.start()
         try:
+            with self._lock:
+                self._waiting[connection], self._used = time.monotonic() + PATIENCE, True
+                # A process that was forked has none of its threads.
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._look, name="catalog-watchdog", daemon=True)
+                    with suppress(RuntimeError):  # no further thread may be started: the next wait tries again
+                        self._thread.start()
             yield
         finally:
             with self._lock:
@@ -278,7 +280,8 @@ class _Watchdog:
                 now = time.monotonic()
                 for one in [one for one, until in self._waiting.items() if now >= until]:
                     del self._waiting[one]
-                    one.shut()
+                    with suppress(Exception):  # it was closed in this moment; the others are watched on
+                        one.shut()
                 if not self._used and not self._waiting:
                     self._thread = None
                     return

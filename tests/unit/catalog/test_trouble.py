@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -10,9 +11,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from alembic import command
@@ -372,6 +374,47 @@ def test_a_postgresql_that_hangs_is_given_up_and_met_again(
             connection.execute(text("SELECT pg_sleep(600)"))
         with database.read() as connection, database.unhurried(connection):
             connection.execute(text("SELECT pg_sleep(2)"))
+
+
+class _Waits:
+    """A connection that waits until it is shut, or was closed just before that."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.ended = threading.Event()
+        self._closed = closed
+
+    def shut(self) -> None:
+        self.ended.set()
+        if self._closed:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+
+def test_a_connection_that_cannot_be_shut_or_a_thread_that_cannot_be_started_leaves_no_wait_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(revision, "PATIENCE", 0.05)
+    monkeypatch.setattr(revision, "_LOOK", 0.1)
+    watchdog, gone, other = revision._Watchdog(), _Waits(closed=True), _Waits()
+
+    def over(one: _Waits) -> AbstractContextManager[None]:
+        return watchdog.over(cast(revision._Patient, one))
+
+    with over(gone), over(other):
+        assert gone.ended.wait(5)
+        assert other.ended.wait(5)
+    watchdog, unwatched = revision._Watchdog(), _Waits()
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", _no_more_threads)
+        with over(unwatched):
+            pass
+    last = _Waits()
+    with over(last):
+        assert last.ended.wait(5)
+    assert not unwatched.ended.is_set(), "its wait was over"
+
+
+def _no_more_threads(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) -> None:
