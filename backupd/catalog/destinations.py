@@ -180,10 +180,10 @@ class Replications(Rows):
         query = _WAITING.join(backups, backups.c.id == _R.backup_id).where(~backups.c.foreign)
         return self._records(Replication, narrowed(query, (backups.c.server, server), (_R.destination, destination)))
 
-    def servers_due(self, now: datetime) -> frozenset[str]:
-        """Those of whose backups one is to be tried again by now."""
-        query = select(backups.c.server).join(replications, backups.c.id == _R.backup_id).where(_R.not_before <= now)
-        return frozenset(self._scalars(query))
+    def due(self, now: datetime) -> frozenset[tuple[str, str]]:
+        """Servers and destinations of whose backups one is to be tried again by now."""
+        query = select(backups.c.server, _R.destination).join(replications, backups.c.id == _R.backup_id)
+        return frozenset((row[0], row[1]) for row in self._rows(query.where(_R.not_before <= now).distinct()))
 
     def of_backup(self, backup_id: str) -> tuple[Replication, ...]:
         """Of one backup, by destination."""

@@ -191,11 +191,14 @@ class _Look:
     again: datetime
     held: frozenset[str]
 
-    def calls_for_another(self, changes: Count, busy: Collection[tuple[str, str]], server: str, now: datetime) -> bool:
-        """``busy``: servers and destinations whose jobs are not over now."""
+    def calls_for_another(
+        self, changes: Count, busy: Collection[tuple[str, str]], due: Collection[str], server: str, now: datetime
+    ) -> bool:
+        """``busy``: servers and destinations whose jobs are not over now; ``due``: destinations of this server at which
+        something is to be tried again."""
         if changes != self.changes or not now < self.again <= now + HOURLY:  # later than that: the clock was ahead
             return True
-        return any((server, destination) not in busy for destination in self.held)
+        return not self.held.issuperset(due) or any((server, destination) not in busy for destination in self.held)
 
 
 class ReplicaWatch(PeriodicCheck):
@@ -221,13 +224,14 @@ class ReplicaWatch(PeriodicCheck):
             self._looks.clear()
         self._changes = catalog.standings.counts()
         busy = catalog.jobs.open_copies() if any(look.held for look in self._looks.values()) else ()
-        due = catalog.replications.servers_due(now)
+        due: dict[str, set[str]] = {}
+        for name, destination in catalog.replications.due(now):
+            due.setdefault(name, set()).add(destination)
         return [
             name
             for name in wiring.settings.servers
             if (last := self._looks.get(name)) is None
-            or last.calls_for_another(self._changes.get(name, Count()), busy, name, now)
-            or (name in due and not last.held)
+            or last.calls_for_another(self._changes.get(name, Count()), busy, due.get(name, ()), name, now)
         ]
 
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:

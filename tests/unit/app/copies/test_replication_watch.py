@@ -83,6 +83,28 @@ def test_what_failed_is_tried_again_when_its_time_has_come_and_everything_each_h
     assert look(one, watch) == ["offsite"]
 
 
+def test_what_failed_at_one_place_is_tried_again_while_a_job_of_another_goes_on(shop: Make) -> None:
+    one = shop(others=("offsite", "tape"))
+    watch = ReplicaWatch()
+    name = one.add(1, days=0.01, destinations=("local",))
+    look(one, watch)
+    finish(one)
+    one.catalog.jobs.enqueue(job_for(one.wiring, SERVER, "tape"))
+    one.add(2, days=0.01, destinations=("local",))
+    look(one, watch)  # it is news at both, and the job of tape is not over
+    for job in one.catalog.jobs.list(SERVER, state=JobState.QUEUED):
+        if job.arguments["destination"] != "tape":
+            one.catalog.jobs.finish(job.id, JobState.CANCELLED, one.clock(), token=0)
+    one.catalog.replications.expect("offsite", {name: 5}, one.clock())
+    one.catalog.replications.failing(
+        name, "offsite", one.clock(), not_before=one.clock() + timedelta(minutes=4), message="gone"
+    )
+    look(one, watch)
+    assert "offsite" not in queued(one)
+    one.clock.move(minutes=4)
+    assert "offsite" in look(one, watch)
+
+
 def test_a_server_is_looked_at_again_only_when_something_calls_for_it(
     shop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
