@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.app.context.settings import Settings
@@ -89,27 +90,51 @@ def _crowd(settings: Settings, name: str, running: Sequence[JobRecord]) -> str:
     return f"destination {name} is used by {_named(users)} (concurrency.per_destination: {limit})"
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A job that waits for destinations, ``since`` then. ``full``: those that it waits for; ``keeps``: those at which a
+    slot is kept for it; ``first``: it uses several, and no older one of that kind waits for the same."""
+
+    since: tuple[datetime, str]
+    full: frozenset[str]
+    keeps: frozenset[str]
+    first: bool
+
+
 class Admission:
     """Which queued jobs may start, for one look at the queue, whose jobs are asked about from the oldest on.
 
     A slot at a destination is kept for an older job that waits for it: a steady stream of younger ones, each content
-    with fewer destinations, would keep it waiting for ever.
+    with fewer destinations, would keep it waiting for ever. Of those that wait for one destination and use others, too,
+    only the first keeps slots at these: behind it, a whole queue for a full destination would empty the others.
     """
 
     def __init__(self, settings: Settings, paused: Collection[str]) -> None:
         self._settings, self._paused = settings, paused
-        self._waiting: dict[str, JobRecord] = {}
+        self._waiting: dict[str, _Waiting] = {}
 
     def allows(self, job: JobRecord, running: Sequence[JobRecord]) -> bool:
         """May ``job`` start beside ``running``, and beside what is older and waits for its destinations?"""
         why = obstacle(self._settings, self._paused, job, running)
-        older = [one for one in self._waiting.values() if (one.queued_at, one.id) < (job.queued_at, job.id)]
-        if not why and not _crowded(self._settings, job, [*running, *older]):
+        since, needed = (job.queued_at, job.id), _destinations(self._settings, job)
+        older = [one for one in self._waiting.values() if one.since < since]
+        full = self._full(needed, running, older)
+        if not why and not full:
             self._waiting.pop(job.id, None)
             return True
         if not why or why == _crowded(self._settings, job, running):
-            self._waiting[job.id] = job
+            first = len(needed) > 1 and not any(one.first and one.full & full for one in older)
+            self._waiting[job.id] = _Waiting(since, full, needed if first else full, first)
         return False
+
+    def _full(
+        self, names: Collection[str], running: Sequence[JobRecord], waiting: Collection[_Waiting]
+    ) -> frozenset[str]:
+        """Those of these destinations at which no slot is left beside those that are used and kept."""
+        used = Counter(name for job in running for name in _destinations(self._settings, job))
+        used.update(name for one in waiting for name in one.keeps)
+        limit = self._settings.configuration.concurrency.per_destination
+        return frozenset(name for name in names if used[name] >= limit)
 
     def bars(self, running: Sequence[JobRecord]) -> list[Bar]:
         """What ``allows`` would say no to, of jobs that are younger than all that it was asked about: most of a long
@@ -128,17 +153,22 @@ class Admission:
             found.append(Bar(servers=busy, but=_APART))
         if broken := {name for name, one in settings.servers.items() if one.policy not in settings.policies}:
             found.append(Bar(servers=broken, but=_NO_POLICY))
-        taken = [*running, *self._waiting.values()]
-        if full := {name for name in settings.destinations if _crowd(settings, name, taken)}:
+        if full := self._full(settings.destinations, running, self._waiting.values()):
             found.append(Bar(kinds={_COPY}, destinations=full))
-            # A job that waits for a full one and for others keeps a slot at those, so it has to be asked.
+            # The first job that waits for a full one and uses others keeps a slot at those, so it has to be asked.
+            queues = full & {name for one in self._waiting.values() if one.first for name in one.full}
+
+            def keeps_nothing(needed: set[str]) -> bool:
+                return bool(needed & queues) or (len(needed) == 1 and needed <= full)
+
             needs = {
                 name: (set(one.destinations.required), set(one.destinations.others))
                 for name, one in settings.policies.items()
             }
             using = [(name, *needs[one.policy]) for name, one in settings.servers.items() if one.policy in needs]
-            found.append(Bar(servers=[name for name, required, _others in using if required <= full], kinds=BACKUPS))
-            every = [name for name, required, others in using if required | others <= full]
+            barred = [name for name, required, _others in using if keeps_nothing(required)]
+            found.append(Bar(servers=barred, kinds=BACKUPS))
+            every = [name for name, required, others in using if keeps_nothing(required | others)]
             found.append(Bar(servers=every, but=(*BACKUPS, _COPY, *_NO_POLICY)))
         return found
 

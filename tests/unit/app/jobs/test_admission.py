@@ -104,6 +104,26 @@ def test_what_is_barred_would_not_have_been_allowed(tmp_path: Path) -> None:
     assert barred > 0  # it asked about fewer
 
 
+def test_a_queue_for_a_full_destination_keeps_one_slot_at_another_and_its_first_job_starts_next(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "{jobs: 9, per_destination: 2}")
+    admission = Admission(settings, set())
+
+    def job(number: int, server: str, kind: JobKind = JobKind.FULL, destination: str = "") -> JobRecord:
+        arguments = {"destination": destination} if destination else {}
+        moment = NOON + timedelta(seconds=number)
+        return JobRecord(f"j{number}", kind, server, JobState.QUEUED, moment, arguments=arguments)
+
+    running = [job(1, "a1"), job(2, "a2")]  # both at local
+    queue = [job(number, "c1") for number in range(3, 9)]  # at local and second
+    first, second = (job(number, "a1", JobKind.REPLICATE, "second") for number in (10, 11))
+    assert [admission.allows(one, running) for one in queue] == [False] * 6
+    assert admission.allows(first, running), "the others of the queue cannot start before its first one"
+    assert not admission.allows(second, [*running, first]), "the first one's slot"
+    assert not admission.allows(job(12, "d1"), running[:1]), "nor does a younger one take what it waits for"
+    assert any("c1" in (bar.servers or ()) for bar in admission.bars([*running, first])), "the queue is not read"
+    assert admission.allows(queue[0], [running[0], first])
+
+
 # -- hosts
 
 
