@@ -91,7 +91,7 @@ from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, RolledForward, goal_of
 from restore.replica.follow import PHASE as REPLICATED
 from restore.replica.follow import Replica, follow, not_begun
-from restore.replica.setup import ReplicaSpec, replica_config, set_up, state_of
+from restore.replica.setup import ReplicaSpec, ReplicaState, replica_config, set_up, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,8 @@ class WholeRestore:
         with workable(self._site.datadir):
             when = format_time(marker_time(self._site.datadir))
         was_started = any(phase.name == "started" for phase in marker.phases)
-        if marker.same_work(self._state) and self._spec.start and was_started:
+        is_this = self._spec.follow is None or bool(marker.replica)  # else it has lived as another server since
+        if marker.same_work(self._state) and self._spec.start and was_started and is_this:
             self._state = marker
             self._warnings.append(
                 f"restore {marker.restore_id} was finished at {when}: nothing was restored or checked again"
@@ -348,7 +349,9 @@ class WholeRestore:
         raise RefusedError(
             f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
             detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
-            hint="use it: set the server's datadir to it. With its server started by backupd, --start --to "
+            hint="use it, or give an empty data directory: it was not restored as a replica"
+            if marker.same_work(asked) and not is_this
+            else "use it: set the server's datadir to it. With its server started by backupd, --start --to "
             f"{marker.words} finds or starts that again; to restore something else, give an empty data directory"
             if was_started
             else "use it: start the server with this datadir; to restore once more, give an empty data directory",
@@ -492,7 +495,10 @@ class WholeRestore:
         spec, site, context = self._spec, self._site, self._context
         info = chain[-1].body.facts.server
         state = state_of(self._state.replica)
-        if state is None or not state.following:
+        if state is not None and not state.following and self._state.stage == "finished":
+            # Its own service may have run since, and have applied what follows its position.
+            state = self._let_loose(state)
+        elif state is None or not state.following:
             assert_local(site.datadir, site.final_store)
             private = self._config(program, look_folder(self._state.restore_id))
             if spec.start:
@@ -502,10 +508,7 @@ class WholeRestore:
                 shutil.rmtree(private.directory, ignore_errors=True)
                 state = set_up(private, info, follow_spec, self._position(chain[-1]))
                 shutil.rmtree(private.directory, ignore_errors=True)
-            # From the moment it is let loose nobody sets its position again.
-            state = replace(state, following=spec.start)
-            self._state = replace(self._state, replica=state.as_json())
-            write_marker(site.datadir, self._state)
+            state = self._let_loose(state)
         if not spec.start:
             replica = not_begun(state, info, follow_spec.delay)
             return replace(outcome, replica=replica, warnings=(*outcome.warnings, *state.notes))
@@ -517,6 +520,13 @@ class WholeRestore:
             started, replica = follow(config, info, follow_spec, state, context)
         self._state = replace(self._state, replica={**state.as_json(), _HANDED_OVER: replica.as_json()})
         return replace(outcome, started=started, replica=replica, warnings=(*outcome.warnings, *state.notes))
+
+    def _let_loose(self, state: ReplicaState) -> ReplicaState:
+        """Remember a replica that is set up. From the moment it is let loose nobody sets its position again."""
+        state = replace(state, following=self._spec.start)
+        self._state = replace(self._state, replica=state.as_json())
+        write_marker(self._site.datadir, self._state)
+        return state
 
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
