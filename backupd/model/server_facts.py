@@ -95,7 +95,8 @@ class ExternalPath(Document):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo(Document):
-    """The answer of a probe. ``variables`` holds what a started copy needs (page size, undo layout, ...)."""
+    """The answer of a probe. ``variables`` holds what a started copy needs (page size, undo layout, ...). ``sources``:
+    uuids of the servers that it replicates from, of those that have none their server_ids."""
 
     flavour: Flavour
     version: Version
@@ -116,6 +117,7 @@ class ServerInfo(Document):
     plugins: tuple[str, ...] = ()
     external: tuple[ExternalPath, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
 
 
 @dataclass(frozen=True, slots=True)

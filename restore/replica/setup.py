@@ -24,7 +24,15 @@ from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.document import Document
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, ServerInfo
-from restore.replica.source import ReplicaStart, Restored, SourceFacts, choose_start, read_source, refuse_not_sent
+from restore.replica.source import (
+    ReplicaStart,
+    Restored,
+    SourceFacts,
+    choose_start,
+    read_source,
+    refuse_not_sent,
+    refuse_other_source,
+)
 
 RELAY_LOG = "replica-relay-bin"
 """Relay logs are found by name: the service has to be given the same one."""
@@ -110,6 +118,7 @@ def set_up(config: ServerConfig, info: ServerInfo, spec: ReplicaSpec, position: 
     """Make the copy of ``config``, which is at ``position``, a replica that has not begun. ``info``: of the backed-up
     server. May be repeated until replication has begun. Raises RefusedError, ServerError, ToolError."""
     facts, start = spec.at(position)
+    refuse_other_source(spec.restored, start, facts, info.sources)
     notes = list(own_identity(config.datadir))
     dialect = dialect_of(info.flavour, info.version)
     launched = LaunchedServer(replica_config(config, info, spec.server_id, facts.gtid_mode))

@@ -223,6 +223,22 @@ def _refuse_other_history(restored: Restored, source: SourceFacts) -> None:
         )
 
 
+def refuse_other_source(
+    restored: Restored, start: ReplicaStart, source: SourceFacts, followed: Collection[str]
+) -> None:
+    """A file and a byte are a place of one server only, and other servers may have the same. ``followed``: whom the
+    backed-up server followed (see ``ServerInfo.sources``), nothing where that was not recorded. Raises RefusedError."""
+    known = {source.uuid, str(source.server_id)}
+    if start.by_gtid or restored.is_own or not followed or known & set(followed):
+        return
+    raise RefusedError(
+        f"{source.address} is not the server that the backed-up one followed, and {start} is a place in the binary log "
+        "of that",
+        detail=f"{_identity(source)}; it followed {', '.join(sorted(followed))}",
+        hint="replicate from that server, or from the backed-up one",
+    )
+
+
 def _some(gtids: MysqlGtids) -> str:
     text = str(gtids)
     return text if len(text) <= 300 else f"{few(text.split(','), _SHOWN)} ({gtids.count} transactions)"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backupd.engine.server.wsrep import is_node
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
@@ -477,7 +477,8 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         "binlog_do_db": str(log.get("Binlog_Do_DB") or ""),
         "binlog_ignore_db": str(log.get("Binlog_Ignore_DB") or ""),
     }
-    role = _role(session, dialect, denied, variables)
+    channels = _ask(session.records, dialect.replica_status, denied)
+    role = Role.REPLICA if channels else _role(session, variables)
     census = take_census(session, dialect, variables, replica=role is Role.REPLICA, denied=denied if tolerant else None)
     info = ServerInfo(
         flavour=flavour,
@@ -499,6 +500,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         external=census.external,
         plugins=_plugins(session),
         variables={name: value for name, value in variables.items() if name in KEPT_VARIABLES},
+        sources=sources_of(channels),
     )
     return Probed(info, census.warnings, tuple(denied))
 
@@ -524,10 +526,17 @@ def position_of(session: Session, dialect: Dialect, log: Mapping[str, object]) -
     return Position(file=str(log["File"]), pos=int(str(log["Position"])), gtid=gtid)
 
 
-def _role(session: Session, dialect: Dialect, denied: list[str], variables: Mapping[str, str]) -> Role:
+def sources_of(channels: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The servers that the rows of ``replica_status`` name, as of ``ServerInfo``; none for one that never answered."""
+    found = set()
+    for row in channels:
+        uuid, number = (row.get(f"Source_{name}", row.get(f"Master_{name}")) for name in ("UUID", "Server_Id"))
+        found.add(str(uuid or number or ""))
+    return tuple(sorted(found - {""}))
+
+
+def _role(session: Session, variables: Mapping[str, str]) -> Role:
     """Without the right to ask, a replica is known by its running threads, which PROCESS shows."""
-    if _ask(session.records, dialect.replica_status, denied):
-        return Role.REPLICA
     threads = session.records("SHOW PROCESSLIST", shown=True)
     if any(row["User"] == "system user" and row["Command"] in _REPLICA_THREADS for row in threads):
         return Role.REPLICA

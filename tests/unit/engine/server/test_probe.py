@@ -88,6 +88,8 @@ def test_a_replica_and_its_source_know_their_roles() -> None:
             with _service(replica).connect() as session:
                 probed = examine(session)
             assert probed.info.role is Role.REPLICA
+            assert probed.info.sources == (str(source.server_id),), "MariaDB names its source by number"
+            assert probe(_service(source)).sources == ()
             assert probed.info.read_only
             assert any("log_slave_updates" in sentence for sentence in probed.warnings)
             # The tool's account may not ask for the replica's status; the running threads tell.

@@ -8,7 +8,14 @@ import pytest
 
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, Version
-from restore.replica.source import Restored, SourceFacts, choose_server_id, choose_start
+from restore.replica.source import (
+    ReplicaStart,
+    Restored,
+    SourceFacts,
+    choose_server_id,
+    choose_start,
+    refuse_other_source,
+)
 
 ONE, OTHER = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
 MYSQL = SourceFacts(
@@ -49,6 +56,20 @@ def test_without_gtids_it_begins_by_file_and_position_of_the_source() -> None:
     upstream = replace(OLD, is_own=False, upstream=Position("source.000002", 33))
     assert str(choose_start(upstream, MARIADB)) == "source.000002:33", "of its source, not its own"
     refused(replace(OLD, is_own=False), MARIADB, "holds no position in the binary log of db1:3306")
+
+
+def test_the_file_of_one_server_is_no_place_in_the_log_of_another_one() -> None:
+    copy = replace(OLD, is_own=False, upstream=Position("bin.000002", 157))
+    for kind, there in ((replace(MYSQL, gtid_mode="off"), "0000-u"), (MARIADB, "7")):
+        source = replace(kind, uuid="0000-u", server_id=7)
+        start = ReplicaStart(Position("bin.000002", 157), False, "")
+        refuse_other_source(copy, start, source, (there,))
+        refuse_other_source(copy, start, source, ())
+        with pytest.raises(RefusedError, match="is not the server that the backed-up one followed") as caught:
+            refuse_other_source(copy, start, source, ("8",))
+        assert "bin.000002:157" in caught.value.message
+        refuse_other_source(replace(copy, is_own=True), start, source, ("8",))
+        refuse_other_source(copy, replace(start, by_gtid=True), source, ("8",))
 
 
 def test_what_the_source_has_purged_is_refused_with_the_place() -> None:
