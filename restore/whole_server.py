@@ -495,10 +495,8 @@ class WholeRestore:
         spec, site, context = self._spec, self._site, self._context
         info = chain[-1].body.facts.server
         state = state_of(self._state.replica)
-        if state is not None and not state.following and self._state.stage == "finished":
-            # Its own service may have run since, and have applied what follows its position.
-            state = self._let_loose(state)
-        elif state is None or not state.following:
+        # On one that is finished its own service may have run since, and have applied what follows its position.
+        if state is None or not (state.following or self._state.stage == "finished"):
             assert_local(site.datadir, site.final_store)
             private = self._config(program, look_folder(self._state.restore_id))
             if spec.start:
@@ -508,6 +506,7 @@ class WholeRestore:
                 shutil.rmtree(private.directory, ignore_errors=True)
                 state = set_up(private, info, follow_spec, self._position(chain[-1]))
                 shutil.rmtree(private.directory, ignore_errors=True)
+        if not state.following:
             state = self._let_loose(state)
         if not spec.start:
             replica = not_begun(state, info, follow_spec.delay)
