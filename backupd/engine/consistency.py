@@ -21,17 +21,18 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+from backupd.engine.server.accounts import Grants, read_grants
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.replication import Words, read_replicas
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import Dialect
-from backupd.engine.sql.tables import Table, list_tables
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, definitions, list_tables
 from backupd.engine.witness import MomentWitness
 from backupd.model.binlog import MysqlGtids, covers
 from backupd.model.errors import CancelledError, RefusedError, ToolError
@@ -50,6 +51,8 @@ SCHEMA = "percona"
 """Where the tool keeps its table of checksums, and we the one that names the replicas."""
 _MEMBERS = f"`{SCHEMA}`.`backupd_members`"
 _SUMS = f"`{SCHEMA}`.`checksums`"
+_SETS_FORMAT = (("SYSTEM_VARIABLES_ADMIN", "SUPER"), ("BINLOG ADMIN", "SUPER"))
+"""Who may set binlog_format in a session, in MySQL and in MariaDB."""
 _DIFFERENCES, _LEFT_OUT = 16, 32 | 64
 _FIRST_WITHOUT = Version(8, 4)
 """Of MySQL and Percona Server: it has no SHOW SLAVE HOSTS, and the tool ends."""
@@ -59,6 +62,9 @@ _PAUSE = 30.0
 """Seconds that the replica's applier may be paused to reach the moment of the source's snapshot."""
 _LOOK = 0.2
 _REASONS = 20
+_ALTERED = "it was made, altered or replaced meanwhile"
+_RESULT = re.compile(r"\S+ +(\d+) +\d+ +\d+ +-?\d+ +\d+ +(\d+) +[\d.]+ (.+)")
+"""A line of the tool's answer: errors, chunks that were skipped, the table."""
 _SKIPPED = re.compile(r"Skipping table (.+?) because (.+)|Cannot checksum table (.+?): (.+?)(?: at \S+ line \d+\.)?$")
 
 
@@ -97,20 +103,67 @@ def compare(
     ``pausing``: as of ``at_one_gtid``.
 
     Raises RefusedError where neither way of comparing is possible, ToolError, ServerError, CancelledError."""
-    with source.connect() as session:
-        dialect = read_dialect(session)
-    if dialect.flavour is Flavour.MARIADB or dialect.version < _FIRST_WITHOUT:
+    with source.connect() as session, replica.connect() as other:
+        by_tool = uses_tool(read_dialect(session))
+        for one in (session, other):
+            if not sees_all(read_grants(one)):
+                raise RefusedError(
+                    f"the account at {one.connection.address} may not read every table (SELECT ON *.*): one that it "
+                    "does not see would count as compared",
+                    hint="backupd check names the privileges that a consistency check needs",
+                )
+    if by_tool:
         return checksum(source, replica, context, seconds=seconds)
     return at_one_gtid(source, replica, context, seconds=seconds, pausing=pausing)
+
+
+def uses_tool(dialect: Dialect) -> bool:
+    """Of the source: does ``compare`` use pt-table-checksum there, and not our own witness?"""
+    return dialect.flavour is Flavour.MARIADB or dialect.version < _FIRST_WITHOUT
+
+
+def sees_all(grants: Grants) -> bool:
+    """Does a list of tables that this account is given have every table?"""
+    hidden = (schema for schema, names in grants.revoked.items() if "SELECT" in names)
+    return grants.allow("SELECT") and not set(hidden) - {*SYSTEM_SCHEMAS}
+
+
+def missing_privileges(source: Session, replica: Session) -> tuple[list[str], list[str]]:
+    """What the accounts of a source and of its replica lack for ``compare``, as GRANT says it. Raises ServerError."""
+    lacks = []
+    by_tool = uses_tool(read_dialect(source))
+    for session in (source, replica):
+        dialect, grants = read_dialect(session), read_grants(session)
+        wanted = [] if sees_all(grants) else ["SELECT ON *.*"]
+        alone: list[tuple[str, ...]] = [(dialect.replica_privilege,), (dialect.monitor_privilege,)]
+        if by_tool and session is source:
+            alone += [("PROCESS",), ("REPLICATION SLAVE",), _SETS_FORMAT[dialect.flavour is Flavour.MARIADB]]
+            if dialect.replica_privilege == "SLAVE MONITOR":  # SHOW SLAVE HOSTS of MariaDB since it has that
+                alone += [("REPLICATION MASTER ADMIN", "SUPER")]
+            tables = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE")
+            wanted += [f"{name} ON {SCHEMA}.*" for name in tables if not grants.allow(name, SCHEMA)]
+        elif not by_tool:
+            alone += [("RELOAD",)]
+            alone += [("REPLICATION_SLAVE_ADMIN", "SUPER")] if session is replica else []
+        wanted += [f"{names[0]} ON *.*" for names in alone if not any(map(grants.allow, names))]
+        lacks.append(list(dict.fromkeys(wanted)))
+    return lacks[0], lacks[1]
 
 
 # -- pt-table-checksum
 
 
 def checksum(source: Connection, replica: Connection, context: RunContext, *, seconds: float) -> Compared:
-    """By the tool. It writes on the source, into a schema of its own, and that replicates. Raises as ``compare``."""
+    """By the tool. It writes on the source, into a schema of its own, and that replicates. Raises as ``compare``;
+    RefusedError where the source is a replica itself: what is written on it would be errant there."""
     with source.connect() as session:
-        before = _names(session)
+        if above := read_replicas(session, read_dialect(session)):
+            raise RefusedError(
+                f"the source at {source.address} is itself a replica (of {above[0].source_host}:"
+                f"{above[0].source_port}): {PROGRAM} writes on the source, and that would be errant transactions there",
+                hint="run pt-table-checksum by hand on the source at the top: its checksums reach every replica",
+            )
+        before, marks = _names(session), definitions(session)
         begun = session.scalar("SELECT UTC_TIMESTAMP()")
     with option_file(source.option_groups()) as of_source, option_file(replica.option_groups()) as of_replica:
         with source.connect() as session:
@@ -129,10 +182,14 @@ def checksum(source: Connection, replica: Connection, context: RunContext, *, se
             one.execute("SET SESSION time_zone = '+00:00'")
         chunks, sums = _arrived(session, other, begun)
         theirs, after = _names(other), _names(session)
+        now = definitions(session)
     # What was made or dropped meanwhile may be on one of the two only.
     ours = {name for name in after if name in before or name in theirs}
     theirs = {name for name in theirs if name in after or name not in before}
-    found = judge(ours, theirs, chunks, sums, skipped=_skipped(done.stderr))
+    # Another table may have taken the name of one whose chunks were compared.
+    altered = {f"{name.schema}.{name.table}": _ALTERED for name, mark in now.items() if marks.get(name) != mark}
+    said = whole(done.stdout) - altered.keys()
+    found = judge(ours, theirs, chunks, sums, skipped={**_skipped(done.stderr), **altered}, whole=said)
     _refuse_failed(done, found)
     return found
 
@@ -174,9 +231,11 @@ def judge(
     sums: Mapping[TableName, Chunks],
     *,
     skipped: Mapping[str, str],
+    whole: Collection[str],
 ) -> Compared:
     """What the checksums say of each table. ``ours`` and ``theirs``: the tables of source and replica; ``done``: chunks
-    at the source; ``skipped``: what the tool said of tables that it left out, by name. Pure."""
+    at the source; ``skipped``: what the tool said of tables that it left out, by name; ``whole``: those of which it did
+    every chunk, for a chunk that it skipped is on neither side. Pure."""
     equal: list[str] = []
     different: dict[str, str] = {}
     unchecked: dict[str, str] = {}
@@ -191,8 +250,10 @@ def judge(
             different[str(name)] = f"{chunks.different} of {chunks.count} chunks differ{rows}"
         elif name not in done:
             unchecked[str(name)] = skipped.get(f"{name.schema}.{name.table}", _left_out(name))
-        elif chunks is None or chunks.pending or chunks.count < done[name]:
-            unchecked[str(name)] = "not every chunk of it was compared"
+        elif (
+            chunks is None or chunks.pending or chunks.count < done[name] or f"{name.schema}.{name.table}" not in whole
+        ):
+            unchecked[str(name)] = skipped.get(f"{name.schema}.{name.table}", "not every chunk of it was compared")
         else:
             equal.append(str(name))
     return Compared(tuple(equal), different, unchecked, PROGRAM)
@@ -205,7 +266,9 @@ def _name_members(session: Session, dsn: str) -> None:
         f"CREATE TABLE IF NOT EXISTS {_MEMBERS} "
         "(id INT NOT NULL PRIMARY KEY, parent_id INT, dsn VARCHAR(255) NOT NULL) ENGINE=InnoDB"
     )
-    session.execute(f"REPLACE INTO {_MEMBERS} VALUES (1, NULL, %s)", dsn)  # noqa: S608 - a constant
+    # The tool connects to whatever is listed, with the source's account.
+    session.execute(f"DELETE FROM {_MEMBERS}")  # noqa: S608 - a constant
+    session.execute(f"INSERT INTO {_MEMBERS} VALUES (1, NULL, %s)", dsn)  # noqa: S608 - a constant
 
 
 def _report(context: RunContext, line: str) -> None:
@@ -242,6 +305,20 @@ def _chunks(session: Session, prefix: str, begun: object) -> dict[TableName, Chu
         begun,
     )
     return {TableName(str(row[0]), str(row[1])): Chunks(*map(int, row[2:])) for row in rows}
+
+
+def whole(answer: bytes) -> frozenset[str]:
+    """The tables that the tool says it did without an error and without skipping a chunk. Pure."""
+    good: set[str] = set()
+    bad: set[str] = set()
+    for line in answer.splitlines():
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = line.decode("latin-1")
+        if match := _RESULT.fullmatch(text):
+            (bad if int(match[1]) or int(match[2]) else good).add(match[3])
+    return frozenset(good - bad)
 
 
 def _skipped(said: str) -> dict[str, str]:
@@ -300,7 +377,7 @@ def at_one_gtid(
     as ``compare``."""
     with contextlib.ExitStack() as stack:
         at_source = stack.enter_context(MomentWitness(source, include=_is_shared, clock=context.clock))
-        with pausing(), _paused(replica) as applier:
+        with _paused(replica, pausing) as applier:
             at_source.open()
             applier.go_on_until(at_source.position.gtid, context)
             at_replica = stack.enter_context(MomentWitness(replica, include=_is_shared, clock=context.clock))
@@ -370,9 +447,10 @@ class _Applier:
 
 
 @contextlib.contextmanager
-def _paused(replica: Connection) -> Iterator[_Applier]:
-    """Stop the applier for the block, and start it again whatever happens. Raises RefusedError where it does not run
-    now, or is behind on purpose."""
+def _paused(replica: Connection, pausing: Callable[[], AbstractContextManager[None]]) -> Iterator[_Applier]:
+    """Stop the applier for the block, and start it again whatever happens; ``pausing`` ends with an exception only
+    where it may not run again. Raises RefusedError where it does not run now, or is behind on purpose: it is left so,
+    and ``pausing`` is not entered."""
     with replica.connect() as session:
         dialect = read_dialect(session)
         running = [one for one in read_replicas(session, dialect) if one.is_running]
@@ -383,11 +461,16 @@ def _paused(replica: Connection) -> Iterator[_Applier]:
                 hint="SHOW REPLICA STATUS on it says why",
             )
         words = Words.of(dialect.flavour, dialect.version)
-        session.execute(f"STOP {words.replica} SQL_THREAD")
-        try:
-            yield _Applier(session, dialect)
-        finally:
+        trouble: BaseException | None = None
+        with pausing():
+            session.execute(f"STOP {words.replica} SQL_THREAD")
+            try:
+                yield _Applier(session, dialect)
+            except BaseException as error:  # noqa: BLE001 - it is raised again, once the applier runs
+                trouble = error
             resume(replica)
+        if trouble is not None:
+            raise trouble
 
 
 def resume(replica: Connection) -> None:
