@@ -23,9 +23,10 @@ from backupd.model.backup_record import BackupKind, Member
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError, ServerError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
-from backupd.recovery.members import Candidate, Choice, Preference, Rules, choose
+from backupd.recovery.members import Candidate, Choice, Compared, Preference, Rules, choose
 
 NOTHING: Mapping[str, str] = {}
+_NOT_COMPARED: Mapping[str, Compared] = {}
 _COMES = 10.0
 """Seconds that the stream may take to copy what the member had."""
 _PAUSE = 0.5
@@ -56,11 +57,35 @@ def refuse_left_history(catalog: Catalog, server: ServerSettings) -> None:
             )
 
 
-def candidates(server: ServerSettings, away: Mapping[str, str] = NOTHING) -> tuple[Candidate, ...]:
+def members_compared(wiring: Wiring, server: ServerSettings) -> dict[str, Compared]:
+    """What the comparisons of each member with its source show now. Raises CatalogError."""
+    from backupd.model.consistency import ConsistencyVerdict, consistency_of  # a server that is no group needs none
+
+    checks = wiring.catalog.consistency_checks.list(server.name)
+    max_age, now = server.policy.consistency.checksum.max_age, wiring.clock()
+    words = {ConsistencyVerdict.CLEAN: Compared.EQUAL, ConsistencyVerdict.DIFFERENT: Compared.DIFFERENT}
+    found = {
+        name: consistency_of(name, [one for one in checks if one.replica == name], max_age, now).verdict
+        for name in server.ways
+    }
+    return {name: words.get(verdict, Compared.UNKNOWN) for name, verdict in found.items()}
+
+
+def candidates(
+    server: ServerSettings,
+    away: Mapping[str, str] = NOTHING,
+    compared: Mapping[str, Compared] = _NOT_COMPARED,
+) -> tuple[Candidate, ...]:
     """Every member of a group, as it is found now, in the order of the configuration."""
     with ThreadPoolExecutor(max_workers=max(len(server.ways), 1), thread_name_prefix="member") as pool:
-        found = pool.map(partial(_asked, server), server.ways)
-        return tuple(replace(one, away=away.get(one.name, "")) for one in found)
+        return tuple(
+            replace(
+                one,
+                away=away.get(one.name, ""),
+                compared=compared.get(one.name, Compared.UNKNOWN) if one.is_replica else Compared.UNKNOWN,
+            )
+            for one in pool.map(partial(_asked, server), server.ways)
+        )
 
 
 def rules_of(server: ServerSettings, *, here: bool = False, needs_log: bool = False, stay: str = "") -> Rules:
@@ -79,7 +104,8 @@ def choices(wiring: Wiring, server: ServerSettings, kind: BackupKind, job_id: st
         physical = [one for one in records if one.kind is not BackupKind.LOGICAL and not one.apart]
         stay = max(physical, key=lambda one: (one.finished_at, one.id)).server_uuid if physical else ""
     rules = rules_of(server, here=kind is not BackupKind.LOGICAL, stay=stay)
-    found = choose(candidates(server, members_away(wiring, server, job_id=job_id)), rules)
+    away = members_away(wiring, server, job_id=job_id)
+    found = choose(candidates(server, away, members_compared(wiring, server)), rules)
     if all(one.left for one in found):
         raise none_left(server, found)
     return found

@@ -16,13 +16,21 @@ from backupd.app.binlogs.status import acknowledged
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context import api_address, destination_identity, file_rights, keys, trust
 from backupd.app.context import settings_problems as transport
-from backupd.app.context.members import candidates, members_away, none_left, refuse_left_history, rules_of
+from backupd.app.context.members import (
+    candidates,
+    members_away,
+    members_compared,
+    none_left,
+    refuse_left_history,
+    rules_of,
+)
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
 from backupd.app.copies import missing_copies as replicating
 from backupd.app.jobs import admission as queuewatch
 from backupd.app.retention import holds
+from backupd.app.verify import consistency
 from backupd.app.views.capacity import room
 from backupd.backup.acknowledgement_checks import ACKNOWLEDGEMENT
 from backupd.backup.cluster_checks import NodeLook, examine_cluster, look_at_node
@@ -95,7 +103,8 @@ def _check_group(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         refuse_left_history(wiring.catalog, server)
     except RefusedError as refused:
         return [from_error("member", refused)]
-    found = choose(candidates(server, members_away(wiring, server)), rules_of(server, here=physical))
+    asked = candidates(server, members_away(wiring, server), members_compared(wiring, server))
+    found = choose(asked, rules_of(server, here=physical))
     findings = [
         (warning if one.left else fine)(
             "member", f"{one.name} {'is left' if one.left else 'can be taken'}: {one.reason}"
@@ -158,6 +167,7 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         + stream_findings(wiring, server)
         + found
         + replicating.findings(wiring, server)
+        + list(consistency.findings(wiring, server))
         + _identity(wiring, server, connection)
         + _foreign(wiring, server.name)
     )

@@ -8,17 +8,20 @@ The source of a replica is the configured server that the replica itself names: 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA
 from backupd.app.context.settings import ServerSettings, spool_unusable
 from backupd.app.context.wiring import JobRun, Result, Wiring
+from backupd.backup.finding import Finding, fine, from_error, warning
+from backupd.backup.finding import Severity as Level
 from backupd.engine.binlog.errant_statements import ErrantReport, look_for_errant, report_errant
-from backupd.engine.consistency import compare, resume
+from backupd.engine.consistency import PROGRAM, compare, missing_privileges, resume, uses_tool
 from backupd.engine.server.errant import GtidState, errant_among, incomparable, read_gtids
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.replication import ReplicaStatus, read_replicas
@@ -154,6 +157,7 @@ def pass_gate(wiring: Wiring, server: ServerSettings, session: Session, role: Ro
 
     Raises RefusedError where its tables differ and the policy refuses that; ServerError when it is gone."""
     if role is not Role.REPLICA:
+        _report_no_replica(wiring, server, run.job.id)
         return Gate()
     try:
         statuses = _statuses(session)
@@ -188,6 +192,37 @@ def pass_gate(wiring: Wiring, server: ServerSettings, session: Session, role: Ro
     elif state.verdict is ConsistencyVerdict.UNCHECKED and checksum.schedule is not None:
         warnings.append(state.words)
     return Gate(tuple(flags), tuple(warnings))
+
+
+def findings(wiring: Wiring, server: ServerSettings) -> Iterator[Finding]:
+    """Of ``check``: can the comparisons that the policy schedules be done, with the accounts that do them? ``server``:
+    as it is reached, of a group through one member."""
+    if server.policy.consistency.checksum.schedule is None:
+        return
+    subject = "consistency"
+    try:
+        sources = list(_sources(wiring, server))
+        if not sources:
+            yield fine(subject, f"{name_of(server)} replicates from nobody, so there is nothing to compare it with")
+        for source in sources:
+            with source.restore_connection().connect() as there, server.restore_connection().connect() as here:
+                by_tool = uses_tool(read_dialect(there))
+                if by_tool and shutil.which(wiring.settings.programs.get(PROGRAM, PROGRAM)) is None:
+                    yield warning(subject, f"there is no {PROGRAM} here", "install percona-toolkit")
+                lacks = missing_privileges(there, here)
+            for one, missing in zip((source, server), lacks, strict=True):
+                which = "source" if one is source else "replica"
+                if missing:
+                    yield warning(
+                        subject,
+                        f"the account on {name_of(one)} (the {which}) lacks what a consistency check needs: "
+                        f"{', '.join(missing)}",
+                        f"grant these to the account of restore_defaults_file of {one.name}, or set that",
+                    )
+                else:
+                    yield fine(subject, f"the account on {name_of(one)} (the {which}) may do a consistency check")
+    except (ServerError, ConfigurationError, RefusedError) as error:
+        yield replace(from_error(subject, error), severity=Level.WARNING)
 
 
 # -- who is whose source
@@ -319,6 +354,15 @@ def _report_tables(wiring: Wiring, server: ServerSettings, state: Consistency, j
     else:
         over = f"no table of {state.replica} is known to differ any more: it is {state.verdict}"
         wiring.settle(looked={key: over}, job_id=job_id)
+
+
+def _report_no_replica(wiring: Wiring, server: ServerSettings, job_id: str) -> None:
+    """A replica that was promoted: nothing compares it any more, and what it holds is what counts."""
+    name = name_of(server)
+    if not wiring.catalog.consistency_checks.list(server.name, limit=1):
+        return
+    keys = (Key(ERRANT_TRANSACTIONS, server.name, name), Key(INCONSISTENT_REPLICA, server.name, name))
+    wiring.settle(looked=dict.fromkeys(keys, f"{name} is no replica any more"), job_id=job_id)
 
 
 # -- an applier that is paused

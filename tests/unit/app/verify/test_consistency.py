@@ -1,0 +1,178 @@
+"""What the checks of replicas mean for whoever comes after them: members of a group, incidents, and an applier that was
+left paused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.alerts.conditions import Condition, Key
+from backupd.alerts.rules import ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA
+from backupd.app.context import members
+from backupd.app.context.members import candidates, choices
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.verify.consistency import findings, pass_gate, resume_paused
+from backupd.catalog.session import open_catalog
+from backupd.model.backup_record import BackupKind
+from backupd.model.consistency import ConsistencyCheck
+from backupd.model.event import Severity
+from backupd.model.server_facts import Role
+from backupd.recovery.members import Candidate, Compared, Identity
+from tests.support.servers import mysql
+from tests.support.servers.mysql import MySQLServer
+from tests.support.servers.replica import catch_up, replica_of
+
+GROUP = """
+  shop: {members: [db1, db2, db3], policy: gold}
+  db1: {socket: /run/1.sock, user: b}
+  db2: {socket: /run/2.sock, user: b}
+  db3: {socket: /run/3.sock, user: b}
+"""
+PAUSES = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.verify.consistency import _noted
+from backupd.engine import consistency
+from backupd.process.run_context import RunContext
+
+wiring = Wiring(load_settings(Path(sys.argv[1])), None)
+
+def paused(*_args):
+    print("paused", flush=True)
+    time.sleep(600)
+
+consistency._Applier.go_on_until = paused
+here, there = (wiring.settings.server(name).connection() for name in ("db1", "db2"))
+consistency.at_one_gtid(here, there, RunContext(), seconds=600, pausing=lambda: _noted(wiring, "db2"))
+"""
+
+
+def configured(folder: Path, servers: str) -> Path:
+    policies = folder / "policies"
+    policies.mkdir()
+    (policies / "gold.yaml").write_text(
+        'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n'
+        "consistency: {checksum: {schedule: 'every 24h', max_age: 7d}}\n"
+    )
+    file = folder / "backupd.yaml"
+    file.write_text(
+        f"catalog: sqlite:///{folder}/catalog.db\nspool: {folder}/spool\npolicies: {policies}\n"
+        f"servers:{servers}destinations:\n  local: {{type: filesystem, path: {folder}/repository}}\n"
+        f"encryption: {{gnupg_home: {folder}, recipients: [ops@example.com]}}\n"
+    )
+    return file
+
+
+def check(replica: str, server: str = "shop", **found: Any) -> ConsistencyCheck:
+    now = datetime.now(UTC)
+    values = {"equal": ("`shop`.`a`",), **found}
+    return ConsistencyCheck(f"check-{replica}", server, replica, "db1", "witness", now, now, **values)
+
+
+def test_a_member_that_was_found_equal_is_taken_before_one_of_which_that_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_server: object, name: str) -> Candidate:
+        number = int(name[-1])
+        role = Role.SOURCE if number == 1 else Role.REPLICA
+        return Candidate(name, identity=Identity(f"u{number}", number, "h", name), role=role, follows=frozenset({1}))
+
+    monkeypatch.setattr(members, "_asked", asked)
+    settings = load_settings(configured(tmp_path, GROUP))
+    with open_catalog(settings.catalog) as catalog:
+        wiring = Wiring(settings, catalog)
+        catalog.consistency_checks.add(check("db3"))
+        catalog.consistency_checks.add(check("db2", equal=(), different={"`shop`.`a`": "1 of 1 chunks differ"}))
+        catalog.consistency_checks.add(check("db1"))
+        found = choices(wiring, settings.server("shop"), BackupKind.LOGICAL, "job")
+        assert [one.name for one in found] == ["db3", "db2", "db1"]
+        assert "its rows equal the source's" in found[0].reason
+        assert "its rows differ from the source's" in found[1].reason
+        assert "equal" not in found[2].reason, "what it was found to be as a replica says nothing of a source"
+    (source, *_others) = candidates(settings.server("shop"))
+    assert source.compared is Compared.UNKNOWN
+
+
+def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(tmp_path: Path) -> None:
+    settings = load_settings(configured(tmp_path, "\n  db2: {socket: /run/2.sock, user: b, policy: gold}\n"))
+    with open_catalog(settings.catalog) as catalog:
+        wiring, run, session = Wiring(settings, catalog), Run(), None
+        catalog.consistency_checks.add(check("db2", server="db2"))
+        keys = [Key(kind, "db2", "db2") for kind in (ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA)]
+        for key in keys:
+            wiring.settle(Condition(key, Severity.ERROR, "it differs"))
+        for _twice in range(2):
+            gate = pass_gate(wiring, settings.server("db2"), session, Role.SOURCE, run)  # type: ignore[arg-type]
+            assert (gate.flags, gate.warnings) == ((), ())
+        kinds = [one.kind for one in catalog.events.list(limit=10)]
+        assert sorted(kinds[:2]) == ["errant-transactions-gone", "replica-consistent"]
+        assert len(kinds) == 4
+
+
+class Run:
+    class job:  # noqa: N801 - as the job of a run is named
+        id = "job"
+
+
+@pytest.mark.skipif(bool(mysql.why_not()), reason=mysql.why_not() or "there is one")
+def test_an_applier_that_a_killed_check_left_paused_is_started_and_check_names_what_the_accounts_lack(
+    tmp_path: Path,
+) -> None:
+    with MySQLServer(tcp=True) as source, replica_of(source) as replica:
+        servers = "".join(
+            f"\n  {name}: {{socket: {one.socket}, defaults_file: {one.client_file('root', '')}, policy: gold}}"
+            for name, one in (("db1", source), ("db2", replica))
+        )
+        file = configured(tmp_path, f"{servers}\n")
+        wiring = Wiring(load_settings(file), None)  # type: ignore[arg-type]
+        with subprocess.Popen([sys.executable, "-c", PAUSES, str(file)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"paused\n"
+            source.execute("CREATE DATABASE later")
+            resume_paused(wiring)
+            assert not is_applying(replica), "the check goes on: it is left alone"
+            os.kill(process.pid, signal.SIGKILL)
+        assert not is_applying(replica)
+        resume_paused(wiring)
+        assert is_applying(replica)
+        catch_up(source, replica)
+        replica.execute("STOP REPLICA SQL_THREAD")
+        resume_paused(wiring)
+        assert not is_applying(replica), "it was started once: whoever stops it now means it"
+        replica.execute("START REPLICA SQL_THREAD")
+
+        source.execute("CREATE USER few@localhost", "GRANT RELOAD ON *.* TO few@localhost")
+        catch_up(source, replica)
+        file.write_text(file.read_text().replace(str(replica.client_file("root", "")), few(replica)))
+        settings = load_settings(file)
+        with open_catalog(settings.catalog) as catalog:
+            said = [str(one.message) for one in findings(Wiring(settings, catalog), settings.server("db2"))]
+            assert any("SHOW REPLICA STATUS" in one or "REPLICATION CLIENT" in one for one in said), said
+            source.execute("GRANT REPLICATION CLIENT ON *.* TO few@localhost")
+            catch_up(source, replica)
+            said = [str(one.message) for one in findings(Wiring(settings, catalog), settings.server("db2"))]
+        lacks = "SELECT ON *.*, REPLICATION_SLAVE_ADMIN ON *.*"
+        assert said == [
+            "the account on db1 (the source) may do a consistency check",
+            f"the account on db2 (the replica) lacks what a consistency check needs: {lacks}",
+        ]
+
+
+def few(server: MySQLServer) -> str:
+    return str(server.client_file("few", ""))
+
+
+def is_applying(server: MySQLServer) -> bool:
+    state = server.scalar("SELECT SERVICE_STATE FROM performance_schema.replication_applier_status")
+    return str(state) == "ON"
