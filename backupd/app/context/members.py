@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from backupd.model.backup_record import BackupKind, Member
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError, ServerError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
+from backupd.process.folders import read_plain
 from backupd.recovery.members import Candidate, Choice, Compared, Preference, Rules, choose
 
 NOTHING: Mapping[str, str] = {}
@@ -30,6 +32,9 @@ _NOT_COMPARED: Mapping[str, Compared] = {}
 _COMES = 10.0
 """Seconds that the stream may take to copy what the member had."""
 _PAUSE = 0.5
+_MYSQL = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z")
+"""A server_uuid; server_uid of MariaDB, which keeps none in its data directory, is another text."""
+_SAYS = re.compile(rb"^server-uuid=([0-9A-Fa-f-]{36})\s*$", re.MULTILINE)
 _ASKED = 5.0
 """Seconds that a member may take to answer before another one is taken."""
 
@@ -185,6 +190,22 @@ def _elsewhere(session: Session, found: Candidate) -> Iterator[str]:
         yield far
     elif not is_folder(Path(found.identity.datadir)):
         yield f"its data directory {found.identity.datadir} cannot be reached from this host"
+    elif _is_of_mysql(found) and _owner(found.identity.datadir) not in ("", found.identity.uuid.lower()):
+        # Hosts may have one name, and a container's folder is another one out here.
+        yield f"{found.identity.datadir} on this host is the data directory of another server"
+
+
+def _is_of_mysql(found: Candidate) -> bool:
+    return found.identity is not None and _MYSQL.match(found.identity.uuid) is not None
+
+
+def _owner(datadir: str) -> str:
+    """The uuid of the MySQL server whose data directory this is; "" where it does not say."""
+    try:
+        said = _SAYS.search(read_plain(Path(datadir) / "auto.cnf", 4096))
+    except OSError:
+        return ""
+    return said[1].decode().lower() if said else ""
 
 
 def one_line(error: BackupdError) -> str:
