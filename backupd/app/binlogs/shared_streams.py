@@ -71,12 +71,13 @@ class SharedStream(threading.Thread):
         self._waker.wake()
 
     def run(self) -> None:
-        """Until it is asked to end, or fails."""
+        """Until it is asked to end, or fails; whatever it has begun is asked to end then."""
         settings, name = self._settings, self._server
         try:
             with server_log(log_of(settings, name), name):
                 self._stream(settings, name)
         finally:
+            self._stopped.set()  # whatever it had begun beside it ends, too
             self._over.wake()
 
     def _stream(self, settings: Settings, name: str) -> None:

@@ -219,18 +219,20 @@ class StreamRun:
             archiver.on_committed = lambda _committed: streamer.rouse()
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
-            thread.start()
             backfill = CatalogBackfill(
                 name, wiring.settings.catalog, destinations, self._spool, self._stop, wiring.clock
             )
             backfill.start()
             for follower in report.followers:
                 follower.start()
+            thread.start()  # the last one: where no further thread may be started, nothing writes to the spool
             try:
                 self._keep_going(streamer, archiver, recorder, report, backfill, once=once)
             finally:
-                last = streamer.status()
-                self._end(thread)
+                try:
+                    last = streamer.status()
+                finally:
+                    self._end(thread)
                 backfill.join(PATIENCE)
                 for follower in report.followers:
                     follower.join(PATIENCE / len(report.followers))
