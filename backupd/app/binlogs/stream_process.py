@@ -421,10 +421,12 @@ class StreamRun:
         whole = self._stop.is_set()
         self._stop.set()
         streamer.join(UNWIND)
+        if self._holder.shared:
+            streamer.join(DEADLINE)  # who wants its place asks the process before that
         if self._holder.shared and streamer.is_alive():
             say(
                 "stream-stuck",
-                f"process {os.getpid()} ends, with all of its streams: this one did not within {UNWIND:.0f} s",
+                f"process {os.getpid()} ends, with all of its streams: this one has not in {UNWIND + DEADLINE:.0f} s",
                 level=logging.WARNING,
                 server=self._server.name,
             )

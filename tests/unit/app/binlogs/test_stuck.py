@@ -27,6 +27,7 @@ def test_its_lock_is_held_and_its_process_is_asked_to_end_while_it_may_write_to_
 ) -> None:
     """``whole``: all of the process ends already."""
     monkeypatch.setattr(stream_process, "UNWIND", 0.05)
+    monkeypatch.setattr(stream_process, "DEADLINE", 0.05)
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
     settings = Office(
