@@ -94,9 +94,16 @@ class ServerConsistency(Document):
         return bool(self.replicas) and all(one.verdict is ConsistencyVerdict.CLEAN for one in self.replicas)
 
 
-def consistency_of(replica: str, checks: Iterable[ConsistencyCheck], max_age: timedelta, now: datetime) -> Consistency:
+def consistency_of(
+    replica: str,
+    checks: Iterable[ConsistencyCheck],
+    max_age: timedelta,
+    now: datetime,
+    since: datetime | None = None,
+) -> Consistency:
     """``checks``: of this replica, in any order. A table that was found to differ does so until a later check finds it
-    equal, or it is gone, however long ago that was; one that was equal counts for ``max_age``."""
+    equal, or it is gone, however long ago that was; one that was equal counts for ``max_age``, and only where that was
+    found after ``since``, when the server that is there now answered first."""
     known = sorted(checks, key=lambda one: one.finished_at, reverse=True)
     if not known:
         return Consistency(replica, ConsistencyVerdict.UNCHECKED, "it was never compared with its source")
@@ -114,6 +121,8 @@ def consistency_of(replica: str, checks: Iterable[ConsistencyCheck], max_age: ti
             unchecked[name] = newest.unchecked[name]
         elif now - found.finished_at > max_age:
             unchecked[name] = f"last compared at {format_time(found.finished_at)}"
+        elif since is not None and found.started_at < since:
+            unchecked[name] = f"it was another server that was compared, at {format_time(found.finished_at)}"
     if different:
         verdict, why = ConsistencyVerdict.DIFFERENT, f"{_tables(len(different))} from its source: {_few(different)}"
     elif unchecked:

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from backupd.alerts.conditions import Condition, Key
@@ -138,7 +139,20 @@ def state_of(wiring: Wiring, server: ServerSettings) -> Consistency:
     """What the checks of a server, or of the member that it is reached through, show now. Raises CatalogError."""
     name = name_of(server)
     checks = [one for one in wiring.catalog.consistency_checks.list(server.name) if one.replica == name]
-    return consistency_of(name, checks, server.policy.consistency.checksum.max_age, wiring.clock())
+    max_age = server.policy.consistency.checksum.max_age
+    return consistency_of(name, checks, max_age, wiring.clock(), _present_since(wiring, server))
+
+
+def _present_since(wiring: Wiring, server: ServerSettings) -> datetime | None:
+    """When the server that is there now answered first, where it took the place of another one: a replica that was made
+    anew is none that was compared. Of a member of a group that is not known by its name."""
+    if server.is_group or server.member:
+        return None
+    known = [one for one in wiring.catalog.identities.of(server.name) if not one.is_stranger]
+    if len(known) < 2:
+        return None
+    present = max(known, key=lambda one: one.seen_at)
+    return present.since if any(one.since < present.since for one in known) else None
 
 
 def view(wiring: Wiring, server_name: str) -> ServerConsistency:
@@ -147,7 +161,10 @@ def view(wiring: Wiring, server_name: str) -> ServerConsistency:
     checks = wiring.catalog.consistency_checks.list(server_name)
     max_age, now = server.policy.consistency.checksum.max_age, wiring.clock()
     replicas = sorted({one.replica for one in checks}) or [server_name]
-    states = [consistency_of(name, [one for one in checks if one.replica == name], max_age, now) for name in replicas]
+    since = _present_since(wiring, server)
+    states = [
+        consistency_of(name, [one for one in checks if one.replica == name], max_age, now, since) for name in replicas
+    ]
     return ServerConsistency(server_name, tuple(states), checks)
 
 

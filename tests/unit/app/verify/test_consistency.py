@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from backupd.app.context import members
 from backupd.app.context.members import candidates, choices
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.verify.consistency import findings, pass_gate, resume_paused
+from backupd.app.verify.consistency import findings, pass_gate, resume_paused, state_of, view
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupKind
 from backupd.model.consistency import ConsistencyCheck
 from backupd.model.event import Severity
-from backupd.model.server_facts import Role
+from backupd.model.server_facts import Identity as MetIdentity
+from backupd.model.server_facts import Role, Verdict
 from backupd.recovery.members import Candidate, Compared, Identity
 from tests.support.servers import mysql
 from tests.support.servers.mysql import MySQLServer
@@ -118,6 +119,23 @@ def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(tmp_path: Pat
         kinds = [one.kind for one in catalog.events.list(limit=10)]
         assert sorted(kinds[:2]) == ["errant-transactions-gone", "replica-consistent"]
         assert len(kinds) == 4
+
+
+def test_a_replica_that_was_made_anew_is_unchecked_but_what_differed_is_not_forgotten(tmp_path: Path) -> None:
+    settings = load_settings(configured(tmp_path, "\n  db2: {socket: /run/2.sock, user: b, policy: gold}\n"))
+    with open_catalog(settings.catalog) as catalog:
+        wiring, server = Wiring(settings, catalog), settings.server("db2")
+        now = datetime.now(UTC)
+        before, after = now - timedelta(days=9), now + timedelta(seconds=1)
+        catalog.identities.put(MetIdentity("db2", "old", Verdict.OWN, since=before, seen_at=now))
+        catalog.consistency_checks.add(check("db2", server="db2", different={"`shop`.`b`": "differs"}))
+        assert list(state_of(wiring, server).different) == ["`shop`.`b`"]
+        assert not state_of(wiring, server).unchecked
+        catalog.identities.put(MetIdentity("db2", "new", Verdict.OWN, since=after, seen_at=after))
+        found = state_of(wiring, server)
+        assert "another server that was compared" in found.unchecked["`shop`.`a`"]
+        assert list(found.different) == ["`shop`.`b`"]
+        assert not view(wiring, "db2").is_clean
 
 
 class Run:
