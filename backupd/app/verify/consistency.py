@@ -83,7 +83,7 @@ def check_consistency(wiring: Wiring, run: JobRun) -> tuple[ConsistencyCheck, ..
     ToolError, ServerError, CancelledError."""
     server = wiring.settings.server(run.job.server)
     policy = server.policy.consistency.checksum
-    pairs = [(one, source) for one in _ways(wiring, server) for source in _sources(wiring, one)]
+    pairs = [(one, source) for one in _ways(wiring, server) for source in _only_source(wiring, one)]
     if not pairs:
         raise RefusedError(
             f"{server.name} does not replicate from another server, so there is nothing to compare it with",
@@ -218,7 +218,7 @@ def findings(wiring: Wiring, server: ServerSettings) -> Iterator[Finding]:
         return
     subject = "consistency"
     try:
-        sources = list(_sources(wiring, server))
+        sources = _only_source(wiring, server)
         if not sources:
             yield fine(subject, f"{name_of(server)} replicates from nobody, so there is nothing to compare it with")
         for source in sources:
@@ -273,6 +273,19 @@ def _sources(wiring: Wiring, one: ServerSettings) -> Iterator[ServerSettings]:
                     "policy)",
                 )
             yield found
+
+
+def _only_source(wiring: Wiring, one: ServerSettings) -> list[ServerSettings]:
+    """None where it replicates from nobody. Raises as ``_sources``; RefusedError where there are several: each lacks
+    the tables of the others, and that would count as a difference."""
+    found = list(_sources(wiring, one))
+    if len(found) > 1:
+        raise RefusedError(
+            f"{name_of(one)} replicates from several servers ({', '.join(map(name_of, found))}): backupd compares a "
+            "replica with one source that has all of its tables",
+            hint="run pt-table-checksum by hand on each source for its own tables (--databases)",
+        )
+    return found
 
 
 def source_of(wiring: Wiring, one: ServerSettings, status: ReplicaStatus) -> ServerSettings | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,18 @@ from backupd.app.context import members
 from backupd.app.context.members import candidates, choices
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.verify.consistency import findings, pass_gate, resume_paused, state_of, view
+from backupd.app.verify.consistency import (
+    check_consistency,
+    findings,
+    pass_gate,
+    resume_paused,
+    state_of,
+    view,
+)
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupKind
 from backupd.model.consistency import ConsistencyCheck
+from backupd.model.errors import RefusedError
 from backupd.model.event import Severity
 from backupd.model.server_facts import Identity as MetIdentity
 from backupd.model.server_facts import Role, Verdict
@@ -119,6 +128,23 @@ def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(tmp_path: Pat
         kinds = [one.kind for one in catalog.events.list(limit=10)]
         assert sorted(kinds[:2]) == ["errant-transactions-gone", "replica-consistent"]
         assert len(kinds) == 4
+
+
+def test_a_replica_of_several_sources_is_not_compared_with_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of the other source would be "on the replica only"."""
+    servers = "".join(f"\n  {name}: {{socket: /run/{name}, user: b, policy: gold}}" for name in ("db1", "db2", "db3"))
+    settings = load_settings(configured(tmp_path, f"{servers}\n"))
+    both = [settings.server(name) for name in ("db1", "db3")]
+    monkeypatch.setattr("backupd.app.verify.consistency._sources", lambda _wiring, _one: iter(both))
+    run: Any = SimpleNamespace(job=SimpleNamespace(server="db2"))
+    with open_catalog(settings.catalog) as catalog:
+        wiring = Wiring(settings, catalog)
+        with pytest.raises(RefusedError, match=r"several servers \(db1, db3\)"):
+            check_consistency(wiring, run)
+        (said,) = findings(wiring, settings.server("db2"))
+        assert "several servers" in said.message
 
 
 def test_a_replica_that_was_made_anew_is_unchecked_but_what_differed_is_not_forgotten(tmp_path: Path) -> None:
