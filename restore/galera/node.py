@@ -95,26 +95,39 @@ class Node:
 
     def end(self) -> None:
         """End every such process. Raises ToolError for one that does not go away."""
-        for pid in tuple(_processes(self.restore_id)):
-            try:
-                handle = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            try:
-                if not _is_of(pid, self.restore_id):
-                    continue  # it ended just now, and the number is another one's
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-                if not _ended(handle, _POLITE_SECONDS):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    if not _ended(handle, _GONE_SECONDS):
-                        raise ToolError(
-                            f"process {pid}, the node's server on {self.datadir}, cannot be ended",
-                            hint="see what it waits for (/proc/PID/stack); nothing may use its files before it is gone",
-                        )
-            except ProcessLookupError:
-                continue
-            finally:
-                os.close(handle)
+        end_all(self.restore_id, self.datadir)
+
+
+def end_all(restore_id: str, datadir: Path) -> None:
+    """End the node's server that the restore of this id started on ``datadir``, and then what that started: the scripts
+    and tools of an SST outlive it, and go on waiting for a donor's files. Raises ToolError for a process that does not
+    go away."""
+    for servers in (True, False):
+        while left := tuple(_processes(restore_id, servers=servers)):
+            for pid in left:
+                _end(pid, restore_id, datadir)
+
+
+def _end(pid: int, restore_id: str, datadir: Path) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not _is_of(pid, restore_id):
+            return  # it ended just now, and the number is another one's
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        if not _ended(handle, _POLITE_SECONDS):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            if not _ended(handle, _GONE_SECONDS):
+                raise ToolError(
+                    f"process {pid}, started for the node on {datadir}, cannot be ended",
+                    hint="see what it waits for (/proc/PID/stack); nothing may use its files before it is gone",
+                )
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)
 
 
 def started_by(restore_id: str) -> int | None:
@@ -122,17 +135,17 @@ def started_by(restore_id: str) -> int | None:
     return next(_processes(restore_id), None)
 
 
-def _processes(restore_id: str) -> Iterator[int]:
+def _processes(restore_id: str, *, servers: bool = True) -> Iterator[int]:
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _is_of(int(process.name), restore_id):
+        if process.name.isdigit() and _is_of(int(process.name), restore_id, servers=servers):
             yield int(process.name)
 
 
-def _is_of(pid: int, restore_id: str) -> bool:
-    """Is it a server that the restore started? Scripts that it runs for an SST have its environment, too."""
+def _is_of(pid: int, restore_id: str, *, servers: bool = False) -> bool:
+    """Was it started for the restore, by us or by what we started? ``servers``: and is a server."""
     process, mark = Path("/proc", str(pid)), f"{_MARK}={restore_id}".encode()
     try:
-        if (process / "comm").read_text().strip() not in _SERVERS:
+        if servers and (process / "comm").read_text().strip() not in _SERVERS:
             return False
         return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:

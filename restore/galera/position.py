@@ -81,6 +81,17 @@ def prepared_position(logs: Path, cluster: str) -> ClusterPosition:
     return last
 
 
+def refuse_unlike_record(found: ClusterPosition, recorded: ClusterPosition | None) -> str:
+    """Raises RefusedError where the copy cannot be of the backup whose record names ``recorded``: of another cluster,
+    or further. A lower seqno is to be told only: what uses up one without an event need not move InnoDB's."""
+    if recorded is None or found == recorded:
+        return ""
+    words = f"InnoDB of the copy is at {found}, and the backup's record says {recorded}"
+    if found.uuid != recorded.uuid or found.seqno > recorded.seqno:
+        raise RefusedError(words, hint="nothing was put in place; restore another backup (`backupd backups`)")
+    return f"{words}: the cluster sends from {found.seqno + 1} on"
+
+
 def refuse_other_cluster(position: ClusterPosition, cluster: str) -> None:
     """Raises RefusedError where the data is of another cluster than the one with the uuid ``cluster``."""
     if position.uuid != cluster:

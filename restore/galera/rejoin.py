@@ -38,7 +38,7 @@ from restore.galera import grastate
 from restore.galera.cluster import look
 from restore.galera.comparison import compare
 from restore.galera.join import INCONSISTENT, Ending, Joined, log_size, watch
-from restore.galera.node import Node, refuse_no_node, server_option, started_by
+from restore.galera.node import Node, end_all, refuse_no_node, server_option, started_by
 from restore.galera.old_datadir import (
     aside_name,
     move_aside,
@@ -54,6 +54,7 @@ from restore.galera.position import (
     recover,
     refuse_other_cluster,
     refuse_unequal,
+    refuse_unlike_record,
     refuse_unproved,
 )
 from restore.galera.seqno import narrowed
@@ -135,8 +136,11 @@ class _Rejoin(WholeRestore):
 
     def await_free(self, *, placed: bool) -> None:
         """The node itself, which an earlier attempt started, goes on joining."""
-        if not placed or started_by(self._state.restore_id) is None:
-            super().await_free(placed=placed)
+        if placed and started_by(self._state.restore_id) is not None:
+            return
+        if placed:  # what an SST waits with outlives the server that began it
+            end_all(self._state.restore_id, self._site.datadir)
+        super().await_free(placed=placed)
 
     def refuse_filled(self, ours: tuple[str, ...]) -> None:
         """A node's old data directory is moved aside later on; here its end is compared with the cluster's."""
@@ -205,13 +209,15 @@ class _Rejoin(WholeRestore):
             move(config, self._base(), self._target, chain[-1].body.facts.server.server_id, self._context)
         self._keep(position=str(self._target.position), gtid=self._target.gtid)
 
-    def before_place(self, chain: Sequence[Loaded], programs: Programs) -> None:  # noqa: ARG002
+    def before_place(self, chain: Sequence[Loaded], programs: Programs) -> None:
         """Make the copy a node's, and the old data directory give way."""
         site = self._site
         if self._state.stage != "placing":
             # What an earlier attempt knew of a copy that was rebuilt since is not true of this one.
             known = self._known() if self._state.stage == "replayed" else None
             found = known or Recovered(self._base())
+            if known is None and (node := chain[-1].body.facts.node) is not None:
+                self._warnings += filter(None, [refuse_unlike_record(found.position, node.position)])
             with self._private(programs.needed_server.path) as config:
                 grastate.remove(site.data)
                 refuse_unequal(recover(config, found.gtid), found)

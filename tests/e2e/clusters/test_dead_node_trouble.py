@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,29 @@ def test_without_ist_the_node_is_not_started_and_with_leave_it_says_that_it_was_
         lab.cluster.settle()
         assert state_of(node, "shop") == state_of(second, "shop")
         shutil.rmtree(aside)
+
+
+@SOAK
+def test_a_join_that_fails_leaves_no_server_and_the_same_command_tries_again(keys: Keys) -> None:
+    with laboratory(keys, gtid_mode=True) as lab:
+        node, second, third = lab.cluster.nodes
+        full = lab.backup()["id"]
+        with writing(second, third):
+            die(node)
+            with socket.create_server(("127.0.0.1", node.ist_port)):
+                outcome = lab.rejoin("--to", f"backup:{full}", code=1)
+            assert outcome["join"]["outcome"] == "failed", outcome
+            assert "the same command tries again" in outcome["join"]["reason"]
+            assert not own_servers(lab)
+            assert_true_to_its_file(lab)
+            state = grastate.read(node.datadir)
+            assert state is not None
+            assert state.is_explicit
+            assert len(list(node.datadir.parent.glob(f"{node.datadir.name}.old-*"))) == 0
+            outcome = lab.rejoin("--to", f"backup:{full}")
+        assert outcome["join"]["outcome"] == "ist", outcome
+        lab.cluster.settle()
+        assert state_of(node, "shop") == state_of(second, "shop") == state_of(third, "shop")
 
 
 def test_what_cannot_be_meant_is_refused_by_name(keys: Keys) -> None:

@@ -11,7 +11,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import ClusterPosition, WsrepState
 from restore.galera.cluster import Cluster, look
-from restore.galera.position import prepared_position
+from restore.galera.position import prepared_position, refuse_unlike_record
 
 UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
 OTHER = "1b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
@@ -73,3 +73,12 @@ def test_the_last_step_of_a_prepare_says_where_the_copy_is(short_tmp: Path) -> N
 def test_steps_that_do_not_fit_are_refused_with_both_positions(lines: list[str], words: str, short_tmp: Path) -> None:
     with pytest.raises(RefusedError, match=words):
         prepared(short_tmp, *lines)
+
+
+def test_a_copy_that_is_not_where_the_backups_record_says_is_refused_or_told() -> None:
+    at = ClusterPosition(UUID, 500)
+    assert refuse_unlike_record(at, None) == refuse_unlike_record(at, at) == ""
+    assert "sends from 501 on" in refuse_unlike_record(at, ClusterPosition(UUID, 501))
+    for recorded in (ClusterPosition(UUID, 499), ClusterPosition(OTHER, 500)):
+        with pytest.raises(RefusedError, match=f"{UUID}:500.*{recorded}"):
+            refuse_unlike_record(at, recorded)

@@ -104,10 +104,26 @@ def test_a_log_without_a_suffix_has_the_servers(value: str, log: str, short_tmp:
 
 def test_a_process_that_took_over_the_number_is_not_ended(monkeypatch: pytest.MonkeyPatch, short_tmp: Path) -> None:
     stranger = subprocess.Popen(("sleep", "60"))
+    found = [[stranger.pid]]
     try:
-        monkeypatch.setattr(node_module, "_processes", lambda _id: iter([stranger.pid]))
+        monkeypatch.setattr(node_module, "_processes", lambda _id, **_any: found.pop() if found else [])
         Node("r", "mariadbd", None, short_tmp, find_account("root")).end()
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_what_a_nodes_server_started_is_ended_with_it(short_tmp: Path) -> None:
+    """The scripts of an SST, which outlive it; others that were started for another restore do not."""
+    script, other = (
+        subprocess.Popen(("sleep", "60"), env={"BACKUPD_RESTORE": restore}) for restore in ("rv-mine", "rv-other")
+    )
+    try:
+        assert node_module.started_by("rv-mine") is None
+        Node("rv-mine", "mariadbd", None, short_tmp, find_account("root")).end()
+        assert script.wait(10) < 0
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -20,7 +20,7 @@ from backupd.model.server_facts import ClusterPosition
 from backupd.process.run_context import RunContext
 from restore.datadir import occupancy
 from restore.datadir.staging import State, write_marker, write_state
-from restore.fetch.sources import Programs, Sources
+from restore.fetch.sources import Loaded, Programs, Sources
 from restore.galera import grastate, rejoin
 from restore.galera.cluster import Cluster
 from restore.galera.node import Node
@@ -29,6 +29,7 @@ from restore.galera.rejoin import GaleraSpec
 from restore.whole_server import RestoreSpec
 from tests.unit.restore.galera.test_cluster import STATE, UUID
 
+LOADED = cast("tuple[Loaded, ...]", (SimpleNamespace(body=SimpleNamespace(facts=SimpleNamespace(node=None))),))
 CHAIN = ("20261128T020000Z-7f3a9c01",)
 PROGRAMS = cast("Programs", SimpleNamespace(needed_server=SimpleNamespace(path="mariadbd")))
 BASE = ClusterPosition(UUID, 60750)
@@ -100,7 +101,7 @@ def test_an_old_data_directory_is_not_moved_from_under_a_server_that_lives_again
     work = bench.work()
     monkeypatch.setattr(occupancy, "find_occupants", lambda _datadir: iter(["process 7 (mariadbd)"]))
     with pytest.raises(RefusedError, match="is in use"):
-        work.before_place((), PROGRAMS)
+        work.before_place(LOADED, PROGRAMS)
     assert (bench.datadir / "ibdata1").exists()
 
 
@@ -111,10 +112,10 @@ def test_an_old_data_directory_that_went_on_meanwhile_is_compared_again(bench: B
     work.refuse_filled(())
     bench.old(60900)
     with pytest.raises(RefusedError, match="100 transactions that the cluster lacks"):
-        work.before_place((), PROGRAMS)
+        work.before_place(LOADED, PROGRAMS)
     assert (bench.datadir / "ibdata1").exists()
     bench.members = 61000  # the cluster has them by now
-    work.before_place((), PROGRAMS)
+    work.before_place(LOADED, PROGRAMS)
     assert not bench.datadir.exists()
 
 
@@ -124,7 +125,7 @@ def test_something_else_that_got_into_the_data_directory_is_not_moved(bench: Ben
     bench.datadir.mkdir()
     (bench.datadir / "letter.txt").touch()
     with pytest.raises(RefusedError, match="no data directory of a node"):
-        work.before_place((), PROGRAMS)
+        work.before_place(LOADED, PROGRAMS)
     assert (bench.datadir / "letter.txt").exists()
 
 
@@ -138,7 +139,7 @@ def test_an_old_node_is_refused_at_once_where_the_copy_is_built_inside_its_folde
 def test_what_was_known_of_an_earlier_copy_is_not_said_of_a_rebuilt_one(bench: Bench) -> None:
     bench.staged()
     work = bench.work("prepared", position=f"{UUID}:60790", gtid="10-100-5")
-    work.before_place((), PROGRAMS)
+    work.before_place(LOADED, PROGRAMS)
     found = grastate.read(bench.staging / "data")
     assert found is not None
     assert found.position == BASE
