@@ -173,19 +173,23 @@ def pass_gate(wiring: Wiring, server: ServerSettings, session: Session, role: Ro
     Nothing where it replicates from nobody.
 
     Raises RefusedError where its tables differ and the policy refuses that; ServerError when it is gone."""
-    if role is not Role.REPLICA:
-        _report_no_replica(wiring, server, run.job.id)
+    if role is not Role.REPLICA and not wiring.catalog.consistency_checks.list(server.name, limit=1):
         return Gate()
+    flags: list[str] = []
+    warnings: list[str] = []
+    found = ErrantReport()
     try:
         statuses = _statuses(session)
-    except ServerError as error:
+    except ServerError as error:  # it may be one whose threads do not run
         if not is_denied(error):
             raise
-        words = f"whether {name_of(server)} holds what its source does is not known: {error.detail}"
-        return Gate(warnings=(words,))
-    flags, warnings = [], []
-    found = _errant_of(wiring, server, session, statuses)
-    _report_errant(wiring, server, found, run.job.id)
+        warnings.append(f"whether {name_of(server)} holds what its source does is not known: {error.detail}")
+    else:
+        if role is not Role.REPLICA:
+            _report_no_replica(wiring, server, run.job.id)
+            return Gate()
+        found = _errant_of(wiring, server, session, statuses)
+        _report_errant(wiring, server, found, run.job.id)
     if found.found:
         flags.append(ERRANT)
         warnings.append(
@@ -389,8 +393,6 @@ def _report_tables(wiring: Wiring, server: ServerSettings, state: Consistency, j
 def _report_no_replica(wiring: Wiring, server: ServerSettings, job_id: str) -> None:
     """A replica that was promoted: nothing compares it any more, and what it holds is what counts."""
     name = name_of(server)
-    if not wiring.catalog.consistency_checks.list(server.name, limit=1):
-        return
     keys = (Key(ERRANT_TRANSACTIONS, server.name, name), Key(INCONSISTENT_REPLICA, server.name, name))
     wiring.settle(looked=dict.fromkeys(keys, f"{name} is no replica any more"), job_id=job_id)
 

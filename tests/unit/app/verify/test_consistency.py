@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pymysql
 import pytest
 
 from backupd.alerts.conditions import Condition, Key
@@ -31,7 +32,7 @@ from backupd.app.verify.consistency import (
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupKind
 from backupd.model.consistency import ConsistencyCheck
-from backupd.model.errors import RefusedError
+from backupd.model.errors import RefusedError, ServerError
 from backupd.model.event import Severity
 from backupd.model.server_facts import Identity as MetIdentity
 from backupd.model.server_facts import Role, Verdict
@@ -114,7 +115,10 @@ def test_a_member_that_was_found_equal_is_taken_before_one_of_which_that_is_not_
     assert source.compared is Compared.UNKNOWN
 
 
-def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(tmp_path: Path) -> None:
+def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backupd.app.verify.consistency._statuses", lambda _session: ())
     settings = load_settings(configured(tmp_path, "\n  db2: {socket: /run/2.sock, user: b, policy: gold}\n"))
     with open_catalog(settings.catalog) as catalog:
         wiring, run, session = Wiring(settings, catalog), Run(), None
@@ -128,6 +132,28 @@ def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(tmp_path: Pat
         kinds = [one.kind for one in catalog.events.list(limit=10)]
         assert sorted(kinds[:2]) == ["errant-transactions-gone", "replica-consistent"]
         assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("role", [Role.REPLICA, Role.STANDALONE])
+def test_tables_that_differ_are_flagged_though_the_account_may_not_ask_whose_replica_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    """Without that right a replica whose threads are stopped seems to be none."""
+
+    def denied(_session: object) -> None:
+        raise ServerError("denied", detail="(1227, 'Access denied')") from pymysql.err.OperationalError(1227, "no")
+
+    monkeypatch.setattr("backupd.app.verify.consistency._statuses", denied)
+    settings = load_settings(configured(tmp_path, "\n  db2: {socket: /run/2.sock, user: b, policy: gold}\n"))
+    with open_catalog(settings.catalog) as catalog:
+        wiring, run, session = Wiring(settings, catalog), Run(), None
+        catalog.consistency_checks.add(check("db2", server="db2", different={"`shop`.`b`": "differs"}))
+        key = Key(INCONSISTENT_REPLICA, "db2", "db2")
+        wiring.settle(Condition(key, Severity.ERROR, "it differs"))
+        gate = pass_gate(wiring, settings.server("db2"), session, role, run)  # type: ignore[arg-type]
+        assert gate.flags == ("inconsistent-source",)
+        assert any("is not known" in text for text in gate.warnings)
+        assert [one.kind for one in catalog.events.list(limit=10)] == ["replica-inconsistent"], "it is still open"
 
 
 def test_a_replica_of_several_sources_is_not_compared_with_one_of_them(
