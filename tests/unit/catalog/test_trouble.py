@@ -20,7 +20,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import JSON, Column, text
 from sqlalchemy.exc import DBAPIError
 
 from backupd.catalog import database as revision
@@ -49,9 +49,20 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> 
     with closing(Database(url)) as database, database.read() as connection:
         context = MigrationContext.configure(
             connection,
-            opts={"version_table": revision.VERSION_TABLE, "compare_type": True, "compare_server_default": True},
+            opts={
+                "version_table": revision.VERSION_TABLE,
+                "compare_type": True,
+                "compare_server_default": _differs_in_default,
+            },
         )
         assert compare_metadata(context, every_table) == []
+
+
+def _differs_in_default(
+    _context: object, _there: object, ours: Column[object], there: str | None, _default: object, rendered: str | None
+) -> bool | None:
+    """Of JSON, which PostgreSQL does not compare: as text, without its cast. None: as alembic does it."""
+    return (there or "").partition("::")[0] != (rendered or "") if isinstance(ours.type, JSON) else None
 
 
 def test_upgrading_says_from_where_to_where(url: str) -> None:
