@@ -38,7 +38,8 @@ def own_servers(lab: Lab) -> set[int]:
                 name, words = (process / "comm").read_text().strip(), (process / "cmdline").read_bytes()
             except OSError:
                 continue
-            if name == "mariadbd" and (b"/server-" in words or f"--datadir={lab.node.datadir}".encode() in words):
+            ours = f"{lab.base}/run/server-" in os.fsdecode(words)
+            if name == "mariadbd" and (ours or f"--datadir={lab.node.datadir}".encode() in words):
                 found.add(int(process.name))
     return found
 
