@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import backupd.catalog
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.event import Event, Severity
@@ -84,3 +88,13 @@ def test_history_is_taken_once_and_what_was_running_or_held_is_left(catalog: Cat
     assert catalog.take_history(fresh) == 0
     catalog.events.add(Event(NOON + timedelta(days=2), "after", Severity.INFO, "numbers go on"))
     assert len(catalog.events.list()) == 602
+
+
+def test_a_snapshot_knows_every_table_whatever_else_is_imported() -> None:
+    """Beside what the modules of the catalog declare."""
+    sources = Path(backupd.catalog.__file__).parent.rglob("*.py")
+    text = "".join(source.read_text() for source in sources)
+    declared = re.findall(r"^(\w+) = Table\(", text, re.MULTILINE)
+    script = "from backupd.catalog.snapshot import every_table; print(*every_table.tables)"
+    known = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(known) == sorted(declared)
