@@ -381,7 +381,7 @@ def all_is_archived_or_named(world: World) -> Counter[str]:
                 assert claimed_in_vain(part, theirs, confirmed_until(catalog, branch.id), world.longest) == []
             if parent is not None and part is parts[0]:
                 if branch.reason is BranchReason.FAILOVER:
-                    assert branch.fork is not None
+                    assert branch.fork is not None, branch.note
                     assert missing_before(branch, parent, theirs) == set(), branch
                 else:
                     assert fork_is_true(branch, parent, theirs), branch

@@ -29,6 +29,8 @@ TRIED = {
     "it can be written, {}": "something is put and removed",
     "{} can be written": "something is written",
     "{} ({}) has {} nodes; configured are {}": "each configured node is asked",
+    "{} replicates from nobody, so there is nothing to compare it with": "it is asked for its sources",
+    "the account on {} (the {}) may do a consistency check": "each privilege is looked for in the grants that it gives",
 }
 """Beginnings of the lines that are ok, and how each was tried."""
 

@@ -37,7 +37,7 @@ NAMES = {
     "server": "SERVER",
     "into": "SERVER",
     "label": "LABEL",
-    "place": "DESTINATION",
+    "destination": "DESTINATION",
     "to": "DESTINATION",
     "backup_id": "BACKUP",
     "job_id": "JOB",
@@ -99,6 +99,11 @@ OTHERS = {
     "counter",
     "new_key",
     "former",
+    "beside",
+    "cluster",
+    "delay",
+    "replicate_from",
+    "server_id",
 }
 """Parameters that name nothing that would have to exist: a new parameter has to be put here or above."""
 
