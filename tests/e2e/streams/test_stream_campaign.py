@@ -156,8 +156,10 @@ class World:
             replica.execute(f"SET GLOBAL gtid_slave_pos = '{newest}'")
         replication.follow(server, replica)
         wait_for_all(self.catalog, self.stream, datetime.now(UTC), 200)
+        self.logs_rotate()  # so that all it lacks is in one file,
+        with self.longest.measured():
+            server.execute("INSERT INTO shop.t (t) VALUES ('both have this')")  # in which is something that it has, too
         replication.catch_up(server, replica)
-        self.logs_rotate()  # so that all it lacks is in one file, and what the two share can be named
         replication.part(replica)
         time.sleep(0.1)
         known = len(self.catalog.binlogs.branches(SERVER))
