@@ -38,6 +38,8 @@ from backupd.model.text import Clock
 
 _NOTE_SECONDS = 30.0
 _ROOM_SECONDS = 1.0
+_ROOM_BYTES = 8 * 1024 * 1024
+"""A server that is caught up with sends more than 100 MB in a second."""
 _HEARTBEAT = 2.0
 _HEARTBEATS_A_STALL = 4
 _TURN = 0.1
@@ -65,9 +67,9 @@ class Watch:
         self._quiet, self._seldom = quiet, max(poll, seldom)
         self._clock = clock
         now = time.monotonic()
-        self._asked = self._room = now
+        self._asked = now
         self._noted = 0.0
-        self._moved = (0, now)
+        self._moved = self._room = (0, now)
 
     def is_due(self) -> bool:
         """Is it time to ask the server?"""
@@ -83,14 +85,14 @@ class Watch:
 
     def is_room_due(self) -> bool:
         """Is it time to look how full the spool is?"""
-        now = time.monotonic()
-        if now - self._room < _ROOM_SECONDS:
+        now, count = time.monotonic(), self._moved[0]
+        if now - self._room[1] < _ROOM_SECONDS and count - self._room[0] < _ROOM_BYTES:
             return False
-        self._room = now
+        self._room = (count, now)
         return True
 
     def moved(self, count: int) -> None:
-        """``count`` changes with everything that comes."""
+        """``count``: bytes that have come."""
         if count != self._moved[0]:
             self._moved = (count, time.monotonic())
 

@@ -51,7 +51,7 @@ from tests.support.servers.server import Server, option_text
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, Stack, stacks
 
 STREAMED = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s, max_spool: 64MiB}\n"
-SPOOL_DISK = "1g"
+SPOOL_DISK = "200m"
 EVERY = 25
 """Rounds between two looks at everything."""
 ROUNDS = size(25, 500)
@@ -65,7 +65,7 @@ OPTIONS: dict[str, str | int | None] = {
     "max_binlog_size": "64M",
 }
 """A log that is copied again as a whole needs room on the disk of the spool: clients that nothing holds back fill
-a small one in seconds."""
+200 MB of it in seconds."""
 NOBODY = 1
 """A port where no one listens."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from backupd.binlog.session import Watch
 from backupd.binlog.stream_status import StreamEventKind, StreamState
+from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
-from backupd.model.server_facts import Position
+from backupd.model.server_facts import Flavour, Position, Version
 from tests.support.logs.streaming import (
     STREAMED,
     Streaming,
@@ -209,3 +212,17 @@ def test_a_server_that_is_down_is_waited_for(server: Server, tmp_path: Path) -> 
             streaming.has_all(server)
     finally:
         server.start()
+
+
+def test_a_server_that_sends_fast_has_the_room_looked_at_by_bytes() -> None:
+    """A second of catching up is more than a small spool holds."""
+    now = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
+    logs = (ListedLog("binlog.000001", 1, 1000),)
+    at = Position("binlog.000001", 1000)
+    begun = SourceState(now, "", 1, Flavour.MARIADB, Version(10, 11), "binlog", logs, at, None)
+    watch = Watch(begun, poll=1, stall=1, clock=lambda: now, quiet=1, seldom=1)
+    watch.moved((8 << 20) - 1)
+    assert not watch.is_room_due()
+    watch.moved(8 << 20)
+    assert watch.is_room_due()
+    assert not watch.is_room_due()
