@@ -10,7 +10,7 @@ longer has the file, nothing mends it, and the archive records a gap. Everything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,9 +29,8 @@ from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan
 from backupd.engine.receiver.endings import EndKind, end_kind
 from backupd.engine.server.binary_logs import BinlogSource, SourceState
-from backupd.model.binlog import FIRST_EVENT, Ending, MariadbGtids, MysqlGtids, Transaction, covers
+from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError, StreamError, ToolError
-from backupd.model.server_facts import Position
 from backupd.model.text import Clock
 
 
@@ -268,53 +267,3 @@ class Mender:
 
 def _at_the_server(copy: _Copy) -> str:
     return f"two copies over two connections are the same, so the file is damaged at the server ({copy.damage})"
-
-
-_PLACES = 4
-"""At most so many of the newest files are read."""
-
-
-def place_of(spool: Spool, gtids: str) -> Position | None:
-    """Where exactly ``gtids`` are executed, in the newest files of the spool; None where that is in none of them, or
-    other transactions are executed there. Raises OSError."""
-    branches = spool.branches()
-    if not branches or not gtids:
-        return None
-    branch = branches[-1]
-    for file in reversed([file for file in spool.files() if file.branch == branch.id][-_PLACES:]):
-        passed: list[Transaction] = []
-        found = read(file.path, passed.append)
-        before = branch.executed(found.gtids_before)
-        at = _reached(before, gtids, passed, mariadb=branch.flavour == "mariadb")
-        if at is not None:
-            return Position(file.name, at or FIRST_EVENT, gtids)
-        if before and not covers(before, gtids, mariadb=branch.flavour == "mariadb"):
-            return None  # it is in no earlier file
-    return None
-
-
-def _reached(before: str, wanted: str, passed: Sequence[Transaction], *, mariadb: bool) -> int | None:
-    """The end of the transaction with which exactly ``wanted`` is executed, where ``before`` was at the beginning; 0:
-    at the beginning. None where it never is."""
-    if mariadb:
-        goal, state = dict(MariadbGtids.parse(wanted).last), dict(MariadbGtids.parse(before).last)
-        ends = [0]
-        if state != goal:
-            ends = [one.end for one in passed if _moved(state, one.gtid) == goal]
-        return next(iter(ends), None)
-    whole, begun = MysqlGtids.parse(wanted), MysqlGtids.parse(before)
-    missing = whole.minus(begun).count
-    needed = passed[:missing]
-    exact = whole.covers(begun) and len(needed) == missing and all(_is_of(whole, one.gtid) for one in needed)
-    if not exact:
-        return None
-    return needed[-1].end if needed else 0
-
-
-def _moved(state: dict[int, tuple[int, int]], gtid: str) -> dict[int, tuple[int, int]]:
-    state |= MariadbGtids.parse(gtid).last
-    return state
-
-
-def _is_of(whole: MysqlGtids, gtid: str) -> bool:
-    return bool(gtid) and whole.covers(MysqlGtids.parse(gtid))

@@ -34,7 +34,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.backups import Owner, Placed, placed_at
 from backupd.catalog.database import Rows
-from backupd.catalog.jobs import insert_jobs, jobs
+from backupd.catalog.jobs import insert_jobs
 from backupd.catalog.row_mapping import (
     FreeText,
     UtcTime,
@@ -47,6 +47,7 @@ from backupd.catalog.row_mapping import (
     row_of,
 )
 from backupd.catalog.tables.backups import backups, copies
+from backupd.catalog.tables.jobs import jobs
 from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.document import Document, json_key
 from backupd.model.job import JobRecord

@@ -23,8 +23,9 @@ from sqlalchemy import Column, Connection, String, Table, delete, func, insert, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from backupd.catalog.database import Database, Rows
-from backupd.catalog.jobs import OPEN, jobs, readdress
+from backupd.catalog.jobs import OPEN, readdress
 from backupd.catalog.row_mapping import UtcTime, first_record, metadata, records, row_of
+from backupd.catalog.tables.jobs import jobs
 from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import CatalogError, RefusedError, unknown
 from backupd.model.job import HOST, JobState

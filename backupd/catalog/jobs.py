@@ -7,21 +7,15 @@ the one it holds, so that a process that slept through being declared dead can n
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
     ColumnElement,
     Connection,
-    Index,
     Select,
-    String,
-    Table,
     Update,
     and_,
     bindparam,
@@ -44,14 +38,12 @@ from backupd.catalog.alerts import events as events_table
 from backupd.catalog.database import SERVER_TIME, Rows
 from backupd.catalog.row_mapping import (
     EVER,
-    FreeText,
     Listed,
     Span,
     UtcTime,
     among,
     first_record,
     insert_all,
-    metadata,
     narrowed,
     page,
     phases_json,
@@ -59,61 +51,11 @@ from backupd.catalog.row_mapping import (
     records,
     row_of,
 )
+from backupd.catalog.tables.jobs import jobs, schedules
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
-from backupd.model.job import FIRST_STATES, HOST, JOB_MOVES, Bar, JobKind, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, HOST, JOB_MOVES, Bar, JobKind, JobRecord, JobState, Key, Schedule
 from backupd.model.proof import Phase
-
-jobs = Table(
-    "jobs",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("kind", String(64), nullable=False),
-    Column("server", String(64), nullable=False),
-    Column("state", String(32), nullable=False),
-    Column("started_at", UtcTime),
-    Column("finished_at", UtcTime),
-    Column("message", FreeText, nullable=False),
-    Column("detail", FreeText, nullable=False),
-    Column("hint", FreeText, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("phases", JSON, nullable=False),
-    Column("owner", FreeText, nullable=False),
-    Column("queued_at", UtcTime, nullable=False),
-    Column("due_at", UtcTime),
-    Column("not_before", UtcTime),
-    Column("attempt", BigInteger, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("leg", String(64), nullable=False),
-    Column("requested_by", FreeText, nullable=False),
-    Column("arguments", JSON, nullable=False),
-    Column("token", BigInteger, nullable=False),
-    Column("heartbeat_at", UtcTime),
-    Column("cancel_by", FreeText, nullable=False),
-    Column("progress", JSON(none_as_null=True)),
-    Column("result", FreeText, nullable=False),
-    Column("runs_on", String(80), nullable=False, server_default=text("''")),
-    Index(None, "server", "started_at"),
-    Index(None, "server", "queued_at"),
-    Index(None, "state", "runs_on", "queued_at", "id"),
-    Index(None, "queued_at", "id"),
-    Index(None, "previous"),
-    Index(None, "finished_at"),
-    Index("ix_jobs_group", "server", "kind", "leg", "id"),
-    Index("ix_jobs_group_ends", "server", "kind", "leg", "state", "finished_at"),
-)
-
-
-schedules = Table(
-    "schedules",
-    metadata,
-    Column("server", String(64), primary_key=True),
-    Column("leg", String(64), primary_key=True),
-    Column("cadence", FreeText, nullable=False),
-    Column("since", UtcTime, nullable=False),
-    Column("handled", UtcTime, nullable=False),
-)
-
 
 FRESH = timedelta(minutes=5)
 """A job of a process that cannot be seen from here is dead when its heartbeat is older."""
@@ -590,30 +532,6 @@ def _one(connection: Connection, job_id: str) -> JobRecord:
     if (found := first_record(connection, JobRecord, select(jobs).where(jobs.c.id == job_id))) is None:
         raise unknown("job", job_id, lists="jobs")
     return found
-
-
-Key = tuple[str, str]
-"""Server and leg."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A leg since ``since``; every due time up to ``handled`` has its row among the jobs.
-
-    ``cadence`` is what was followed, in words of the caller; empty while the leg is in no configuration: then nothing
-    after ``handled`` has a row yet.
-    """
-
-    server: str
-    leg: str
-    cadence: str
-    since: datetime
-    handled: datetime
-
-    @property
-    def key(self) -> Key:
-        """What identifies it."""
-        return self.server, self.leg
 
 
 class Schedules(Rows):

@@ -13,13 +13,14 @@ from sqlalchemy import Select, case, func, or_, select
 from backupd.catalog.alerts import messages
 from backupd.catalog.database import Rows
 from backupd.catalog.destinations import binlog_lags
-from backupd.catalog.jobs import OPEN, jobs
+from backupd.catalog.jobs import OPEN
 from backupd.catalog.proofs import proofs
 from backupd.catalog.tables.backups import server_stock
 from backupd.catalog.tables.binlogs import (
     binlog_runs,
     binlog_streams,
 )
+from backupd.catalog.tables.jobs import jobs
 from backupd.model.event import MessageState
 from backupd.model.job import NOT_COUNTED, JobState, LastJob
 from backupd.model.proof import PROVED, RESTORED

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from backupd.catalog.database import Rows
-from backupd.catalog.jobs import OPEN, insert_jobs, jobs
+from backupd.catalog.jobs import OPEN, insert_jobs
 from backupd.catalog.proofs import proofs
 from backupd.catalog.row_mapping import (
     EVER,
@@ -44,6 +44,7 @@ from backupd.catalog.row_mapping import (
     phases_json,
     row_of,
 )
+from backupd.catalog.tables.jobs import jobs
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase

@@ -18,13 +18,13 @@ from backupd.catalog.alerts import events
 from backupd.catalog.database import Database
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.hosts import hosts
-from backupd.catalog.jobs import jobs, schedules
 from backupd.catalog.people import audit, challenges, holds
 from backupd.catalog.proofs import consistency_checks, proofs, witnesses
 from backupd.catalog.restores import restores
 from backupd.catalog.standings import server_standings
 from backupd.catalog.tables.backups import identities
 from backupd.catalog.tables.changes import changed
+from backupd.catalog.tables.jobs import jobs, schedules
 from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backupd.engine.server.probe import flavour_of, read_dialect
+from backupd.engine.server.wsrep import probe_wsrep
 from backupd.engine.server_load import lag_of
 from backupd.engine.sql.client import Session, is_denied
 from backupd.engine.sql.dialect import Dialect, dialect_of
@@ -26,10 +27,8 @@ _VARIABLES = (
     "log_bin",
     "log_slave_updates",
     "log_replica_updates",
-    "wsrep_on",
 )
 _OFF = ("OFF", "0", "")
-_NODE = ("wsrep_local_state_comment", "wsrep_cluster_size", "wsrep_desync_count")
 
 
 def probe_member(session: Session, name: str) -> Candidate:
@@ -59,7 +58,7 @@ def probe_member(session: Session, name: str) -> Candidate:
         read_only=variables.get("read_only", "OFF").upper() not in _OFF,
         logs=variables.get("log_bin", "OFF").upper() not in _OFF,
         log_updates=_says(variables, "log_replica_updates", "log_slave_updates"),
-        node=_node(session) if _says(variables, "wsrep_on") else None,
+        node=_node(session),
     )
 
 
@@ -89,17 +88,8 @@ def _role(session: Session, channels: Sequence[Mapping[str, Any]]) -> Role:
 
 
 def _node(session: Session) -> Node | None:
-    rows = session.query("SHOW GLOBAL STATUS WHERE Variable_name IN %s", _NODE)
-    found = {str(name): str(value) for name, value in rows}
-    state = found.get("wsrep_local_state_comment")
-    if state is None:
-        return None
-    return Node(state, max(_number(found, "wsrep_cluster_size") - 1, 0), _number(found, "wsrep_desync_count"))
-
-
-def _number(found: Mapping[str, str], name: str) -> int:
-    text = found.get(name, "0")
-    return int(text) if text.isdecimal() else 0
+    state = probe_wsrep(session)
+    return Node(state.state, max(state.size - 1, 0), state.desync_count) if state is not None else None
 
 
 def lag_of_member(session: Session) -> float | None:

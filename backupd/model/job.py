@@ -214,3 +214,27 @@ Report = Callable[[Progress], None]
 
 def silent(_progress: Progress) -> None:
     """A Report that drops everything."""
+
+
+Key = tuple[str, str]
+"""Server and leg."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A leg since ``since``; every due time up to ``handled`` has its row among the jobs.
+
+    ``cadence`` is what was followed, in words of the caller; empty while the leg is in no configuration: then nothing
+    after ``handled`` has a row yet.
+    """
+
+    server: str
+    leg: str
+    cadence: str
+    since: datetime
+    handled: datetime
+
+    @property
+    def key(self) -> Key:
+        """What identifies it."""
+        return self.server, self.leg

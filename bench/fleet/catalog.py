@@ -293,8 +293,9 @@ def _claim(waiting: int) -> Callable[[Place], Work]:
 
         from backupd.app.context.settings import load_settings
         from backupd.catalog.database import Database
-        from backupd.catalog.jobs import insert_jobs, jobs
+        from backupd.catalog.jobs import insert_jobs
         from backupd.catalog.session import open_catalog
+        from backupd.catalog.tables.jobs import jobs
         from backupd.model.job import JobRecord, JobState
 
         url = load_settings(place.config).catalog

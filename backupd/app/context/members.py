@@ -14,8 +14,8 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings, spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.backup.server_checks import elsewhere, proxy_between
+from backupd.binlog.gtid_position import position_of
 from backupd.binlog.spool_files import Spool
-from backupd.binlog.spool_repair import place_of
 from backupd.catalog.session import Catalog
 from backupd.engine.member_probe import probe_member
 from backupd.engine.physical.live_datadir import is_folder
@@ -158,8 +158,8 @@ def member_at(wiring: Wiring, server: ServerSettings, uuid: str, position: Posit
             branches = spool.branches()
             if not branches or branches[-1].server_uuid in ("", uuid):
                 return plain
-            if (place := place_of(spool, position.gtid)) is not None:
-                return replace(plain, log=place, log_server=branches[-1].server_uuid)
+            if (there := position_of(spool, position.gtid)) is not None:
+                return replace(plain, log=there, log_server=branches[-1].server_uuid)
         except (BackupdError, OSError):
             break
         if not position.gtid or time.monotonic() > deadline:

@@ -21,12 +21,11 @@ from typing import TypeVar
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.schedule.calendar import SECOND, Leg, all_legs, due_times, former_leg, last_due, start_of
-from backupd.catalog.jobs import Key, Schedule
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.job import JobKind, JobRecord, JobState, Key, Schedule
 from backupd.model.text import format_time, new_id
 
 TOLERANCE = timedelta(minutes=5)

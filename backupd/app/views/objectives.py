@@ -18,11 +18,10 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import due_times, legs, start_of
 from backupd.catalog.jobs import OPEN as UNDER_WAY
-from backupd.catalog.jobs import Key as LegKey
-from backupd.catalog.jobs import Schedule
 from backupd.model.backup_record import BackupRecord
 from backupd.model.event import Severity
-from backupd.model.job import BACKUPS, NOT_COUNTED
+from backupd.model.job import BACKUPS, NOT_COUNTED, Schedule
+from backupd.model.job import Key as LegKey
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.timeline import Reach, Timeline
 from policies.lint import streams

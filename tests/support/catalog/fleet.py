@@ -14,7 +14,6 @@ from sqlalchemy import Table
 
 from backupd.catalog.alerts import events, incidents
 from backupd.catalog.destinations import binlog_lags, marks, replications, scrubs
-from backupd.catalog.jobs import jobs
 from backupd.catalog.people import audit, holds
 from backupd.catalog.proofs import proofs, witnesses
 from backupd.catalog.restores import restores
@@ -27,6 +26,7 @@ from backupd.catalog.tables.binlogs import (
     binlog_segments,
     binlog_streams,
 )
+from backupd.catalog.tables.jobs import jobs
 
 LOCAL, OFFSITE = PLACES = ("local", "offsite")
 HOUR = timedelta(hours=1)

@@ -17,8 +17,8 @@ from backupd.app.retention import deletion
 from backupd.app.service.dispatch import perform
 from backupd.app.service.facade import Service
 from backupd.catalog.database import WANTED
-from backupd.catalog.jobs import jobs
 from backupd.catalog.session import open_catalog
+from backupd.catalog.tables.jobs import jobs
 from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.errors import BusyError, DestinationError
 from backupd.model.event import Event, Incident, Severity

@@ -14,11 +14,10 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.schedule.calendar import due_times, legs
 from backupd.app.views.objectives import ObjectivesWatch, first_to_come
-from backupd.catalog.jobs import Schedule
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import CatalogError
-from backupd.model.job import JobKind, JobState
+from backupd.model.job import JobKind, JobState, Schedule
 from backupd.recovery.timeline import Objectives, Reach, Timeline
 from backupd.recovery.windows import Window
 from tests.support.catalog import samples

@@ -1,8 +1,8 @@
 """A dead node of a Galera cluster: back by IST out of a full backup, against an SST by mariadb-backup.
 
-Three nodes on this machine, clients that write at a fixed rate to the two that live. ``python -m bench.cluster`` prints
-a table and the seconds of each run. The SST's script sleeps for ten seconds before it sends anything: the ratio is
-given with them, and without.
+Three nodes on this machine, clients that write at a fixed rate to the two that live.
+``python -m bench.clusters.rejoin`` prints a table and the seconds of each run. The SST's script sleeps for ten seconds
+before it sends anything: the ratio is given with them, and without.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""Where in the spool a server had executed exactly some GTIDs: the position of a backup of another member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.spool_repair import read
+from backupd.model.binlog import FIRST_EVENT, MariadbGtids, MysqlGtids, Transaction, covers
+from backupd.model.server_facts import Position
+
+_LOOKS_BACK = 4
+"""At most so many of the newest files are read."""
+
+
+def position_of(spool: Spool, gtids: str) -> Position | None:
+    """Where exactly ``gtids`` are executed, in the newest files of the spool; None where that is in none of them, or
+    other transactions are executed there. Raises OSError."""
+    branches = spool.branches()
+    if not branches or not gtids:
+        return None
+    branch = branches[-1]
+    for file in reversed([file for file in spool.files() if file.branch == branch.id][-_LOOKS_BACK:]):
+        passed: list[Transaction] = []
+        found = read(file.path, passed.append)
+        before = branch.executed(found.gtids_before)
+        at = _reached(before, gtids, passed, mariadb=branch.flavour == "mariadb")
+        if at is not None:
+            return Position(file.name, at or FIRST_EVENT, gtids)
+        if before and not covers(before, gtids, mariadb=branch.flavour == "mariadb"):
+            return None  # it is in no earlier file
+    return None
+
+
+def _reached(before: str, wanted: str, passed: Sequence[Transaction], *, mariadb: bool) -> int | None:
+    """The end of the transaction with which exactly ``wanted`` is executed, where ``before`` was at the beginning; 0:
+    at the beginning. None where it never is."""
+    if mariadb:
+        goal, state = dict(MariadbGtids.parse(wanted).last), dict(MariadbGtids.parse(before).last)
+        ends = [0]
+        if state != goal:
+            ends = [one.end for one in passed if _moved(state, one.gtid) == goal]
+        return next(iter(ends), None)
+    whole, begun = MysqlGtids.parse(wanted), MysqlGtids.parse(before)
+    missing = whole.minus(begun).count
+    needed = passed[:missing]
+    exact = whole.covers(begun) and len(needed) == missing and all(_is_of(whole, one.gtid) for one in needed)
+    if not exact:
+        return None
+    return needed[-1].end if needed else 0
+
+
+def _moved(state: dict[int, tuple[int, int]], gtid: str) -> dict[int, tuple[int, int]]:
+    state |= MariadbGtids.parse(gtid).last
+    return state
+
+
+def _is_of(whole: MysqlGtids, gtid: str) -> bool:
+    return bool(gtid) and whole.covers(MysqlGtids.parse(gtid))

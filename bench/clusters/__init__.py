@@ -1,0 +1,1 @@
+"""Nodes that come back, and new replicas."""
