@@ -201,7 +201,7 @@ class _Rejoin(WholeRestore):
 
     _target: Recovered | None = None
 
-    def rolled(self, rolled: RolledForward, chain: Sequence[Loaded], program: Tool) -> None:  # noqa: ARG002
+    def rolled(self, rolled: RolledForward, chain: Sequence[Loaded], program: Tool) -> None:  # noqa: ARG002  as WholeRestore calls it
         """Let InnoDB know how far it came."""
         if self._target is None:
             raise AssertionError("a node was rolled forward to nowhere")
@@ -244,7 +244,7 @@ class _Rejoin(WholeRestore):
             self.refuse_filled(self._site.ours)
         move_aside(datadir, aside)
 
-    def complete(self, chain: Sequence[Loaded], programs: Programs, started: Started | None) -> RestoreOutcome:  # noqa: ARG002
+    def complete(self, chain: Sequence[Loaded], programs: Programs, started: Started | None) -> RestoreOutcome:  # noqa: ARG002  as WholeRestore calls it
         """Start the node and watch it, or say how to."""
         found = self._known()
         if found is None:
