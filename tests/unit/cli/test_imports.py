@@ -111,8 +111,8 @@ def test_a_command_that_decides_and_only_shows_imports_the_libraries_of_what_it_
         (("alerts",), {"alerts", "backups"}, 60),
         (("token", "list"), {"access"}, 55),
         (("audit",), {"access"}, 55),
-        (("timeline", "db1"), {"binlog"}, 100),
-        (("retention", "db1"), {"backups"}, 102),
+        (("timeline", "db1"), {"binlog"}, 102),
+        (("retention", "db1"), {"backups"}, 104),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
