@@ -44,7 +44,7 @@ POLICY = """\
 physical: {{full: "0 0 1 1 *"}}
 destinations: {{required: [local]}}
 retention: {{local: {{keep_fulls: 2}}}}
-binlog: {{stream: true, checkpoint: {checkpoint}}}
+binlog: {{stream: true, checkpoint: {checkpoint}, acknowledge: {acknowledge}}}
 """
 CLIENTS, TABLES, ROWS = 8, 4, 20_000
 SMALL, LARGE = 40_000, 1 << 29
@@ -156,8 +156,10 @@ class Source:
     # -- the programs
 
     @contextmanager
-    def streaming(self, checkpoint: str) -> Iterator[Program]:
-        (self.base / "policies" / "bench.yaml").write_text(POLICY.format(checkpoint=checkpoint))
+    def streaming(self, checkpoint: str, *, acknowledge: str = "off") -> Iterator[Program]:
+        (self.base / "policies" / "bench.yaml").write_text(
+            POLICY.format(checkpoint=checkpoint, acknowledge=acknowledge)
+        )
         settings = load_settings(self.config)
         process = self.forks.start(
             settings, settings.hold(self.base), "run-stream", "bench", log=self.base / "stream.log"
