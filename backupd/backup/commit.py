@@ -7,6 +7,7 @@ what is taken back when something goes wrong before the end.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from backupd.transfer.holds_and_locks import lengthen_all
 from backupd.transfer.leases import Intent
 from backupd.transfer.parts import Packed
 from backupd.transfer.records.encryption import Sealer
-from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
+from backupd.transfer.records.manifests import body_limit, described, put_bytes
 from storage import layout
 from storage.destination import Destination
 from storage.throttle_and_breaker import throttled
@@ -152,10 +153,12 @@ class Making:
         # outlived the commit proves that nobody did.
         self._intent.assert_held()
         fence()
-        spec.announce(hashlib.sha256(encode_header(header)).hexdigest())
+        manifest = encode_header(header)
+        spec.announce(hashlib.sha256(manifest).hexdigest())
         for destination in spec.destinations:
             self._begun = True  # from here on a manifest of ours may have been seen
-            commit_header(destination, header)
+            # The commit: from here on the backup exists at this destination.
+            destination.put(layout.manifest_key(header.server, header.backup_id), io.BytesIO(manifest))
         self._intent.assert_held()
         return header, facts
 

@@ -19,7 +19,6 @@ from backupd.model.manifest import (
     StoredObject,
     decode_body,
     decode_header,
-    encode_header,
     header_digest,
     objects_digest,
 )
@@ -68,11 +67,6 @@ def get_document(destination: Destination, key: str) -> bytes:
             ],
             hint="use another destination's copy",
         ) from error
-
-
-def commit_header(destination: Destination, header: Header) -> None:
-    """The commit point: from here on the backup exists at ``destination``."""
-    put_bytes(destination, layout.manifest_key(header.server, header.backup_id), encode_header(header))
 
 
 def load_header(destination: Destination, server: str, backup_id: str) -> Header:

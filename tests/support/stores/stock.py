@@ -73,6 +73,10 @@ def put(destination: Destination, key: str, content: bytes) -> None:
     destination.put(key, io.BytesIO(content))
 
 
+def commit_header(destination: Destination, header: Header) -> None:
+    put(destination, layout.manifest_key(header.server, header.backup_id), encode_header(header))
+
+
 @dataclass
 class Stock:
     """A server's backups at one destination. ``bodies`` is what a private key would open."""
@@ -121,7 +125,7 @@ class Stock:
         if commit:
             if tree is not None and files:
                 tree.publish(layout.tree_name(self.server, name))
-            put(self.destination, layout.manifest_key(self.server, name), encode_header(header))
+            commit_header(self.destination, header)
         self.bodies[name] = Body(facts(name, header), tuple(entries))
         return header
 

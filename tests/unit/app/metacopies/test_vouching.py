@@ -30,14 +30,14 @@ from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.encryption import Sealer
-from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
+from backupd.transfer.records.manifests import described, get_bytes, put_bytes
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, SERVER, wired
 from tests.support.stores.signed import signing
-from tests.support.stores.stock import Stock, backup_id, facts
+from tests.support.stores.stock import Stock, backup_id, commit_header, facts
 
 OURS, FORGED = "20261121T180000Z-0000000a", "20261121T185000Z-deadbeef"
 

@@ -28,7 +28,7 @@ from backupd.transfer.collection import collect
 from backupd.transfer.deletion import mark, sweep
 from backupd.transfer.log_segments import SegmentConflictError
 from backupd.transfer.records.encryption import Sealer, Unsealer
-from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes, read
+from backupd.transfer.records.manifests import described, load_body, load_header, put_bytes, read
 from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
 from backupd.transfer.scrub_and_repair import put_manifest_right, put_segment_right
 from storage import layout
@@ -36,7 +36,7 @@ from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.real_logs import real_logs
 from tests.support.stores.memory import MemoryDestination
-from tests.support.stores.stock import FakeClock, Stock, backup_id, everything, wanted
+from tests.support.stores.stock import FakeClock, Stock, backup_id, commit_header, everything, wanted
 from tests.unit.transfer.test_log_segments import BRANCH
 
 PLACE = "m"

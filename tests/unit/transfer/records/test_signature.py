@@ -16,7 +16,7 @@ from backupd.model.manifest import Header
 from backupd.transfer import log_segments
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
-from backupd.transfer.records.manifests import commit_header, load_header, read
+from backupd.transfer.records.manifests import load_header, read
 from storage import layout
 from storage.destination import Destination, ObjectInfo, as_tree
 from storage.throttle_and_breaker import ForwardingDestination
@@ -25,7 +25,7 @@ from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.logs.log_store import BRANCH
 from tests.support.stores.folders import short_directory
 from tests.support.stores.memory import MemoryDestination
-from tests.support.stores.stock import START, FakeClock, Stock, backup_id, put
+from tests.support.stores.stock import START, FakeClock, Stock, backup_id, commit_header, put
 
 SERVER = "shop"
 
