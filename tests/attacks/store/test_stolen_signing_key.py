@@ -28,7 +28,7 @@ from backupd.model.job import silent
 from backupd.model.manifest import Header, bound
 from backupd.transfer.records.authenticity import SignedDestination, Signing, make_key, sign
 from backupd.transfer.records.encryption import Sealer
-from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes, read
+from backupd.transfer.records.manifests import described, get_bytes, put_bytes, read
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof
@@ -36,7 +36,7 @@ from tests.support.keys import Keys, gpg
 from tests.support.logs.log_store import SERVER, store, wired
 from tests.support.logs.real_logs import real_logs
 from tests.support.stores.signed import signing as signing_house
-from tests.support.stores.stock import Stock, backup_id, everything, facts
+from tests.support.stores.stock import Stock, backup_id, commit_header, everything, facts
 
 DESTINATIONS = ("local", "offsite")
 PROOF = "20261121T180000Z-0000000a"
