@@ -138,8 +138,8 @@ def _gtids(nodes: Sequence[NodeLook]) -> Iterator[Finding]:
     elif not modes.pop():
         yield warning(
             CLUSTER,
-            "wsrep_gtid_mode is OFF: each node gives GTIDs of its own, so that earlier backups cannot be rolled "
-            "forward with the log of another node",
+            "wsrep_gtid_mode is OFF: each node gives GTIDs of its own, so that earlier backups are rolled forward with "
+            "the log of another node only while that has the last archived Xid",
             "set wsrep_gtid_mode=ON, and the same wsrep_gtid_domain_id, on every node",
         )
     else:

@@ -15,7 +15,7 @@ earlier there, and is never later. XA transactions and rows of statements are as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -36,7 +36,7 @@ from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
-from backupd.engine.binlog.xids import Xid, xids
+from backupd.engine.binlog.xids import shared_xid
 from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction, covers
 from backupd.model.errors import DamagedError, ServerError, StreamError
@@ -354,6 +354,7 @@ class Approach:
             since=fork.since or (seen.at if seen else parent.noticed_at if parent else None),
             parent=parent.id if parent else None,
             fork=fork.fork,
+            entry=fork.entry,
             names_go_on=fork.names_go_on,
             note=fork.note,
             baseline="" if state.mariadb else self.source.previous_gtids(log.name) or "",
@@ -495,26 +496,49 @@ class Approach:
         return continuity.looked_back(tail, state, None)
 
     def _by_xid(self, fork: Fork, newest: Spooled, state: SourceState) -> Fork:
-        """For another node of a cluster whose nodes give GTIDs of their own: from which of its files on, and which
-        transaction both have. No replay crosses that, since nothing shows it to the server that replays."""
-        note = f"{fork.note}; wsrep_gtid_mode is OFF, so that both have GTIDs of their own"
-        found = shared_xid(newest.path, state.logs, self.fetch)
+        """For another node of a cluster whose nodes give GTIDs of their own, and for one that was restored and is in
+        its cluster again: the history goes on behind the last transaction of rows of the one, where the other's log has
+        it, too, and the same ones before it."""
+        files = {one.path: one for one in self._files_of(newest)}
+        newest_logs = [log.name for log in reversed(state.logs)][:_FILES]
+        found = shared_xid(files, newest_logs, self.fetch)
+        goes_on = found is not None and found.agrees and state.logs_cluster
+        if fork.reason is BranchReason.RESTORE:
+            if not goes_on:
+                return fork
+            was = f"the node was restored, and has caught up with its cluster {state.cluster}"
+        else:
+            was = fork.note
+        note = f"{was}; wsrep_gtid_mode is OFF, so that both have GTIDs of their own"
         if found is None:
             return replace(fork, number=state.logs[-1].number, note=f"{note}, and no Xid that both have was found")
-        log, xid = found
-        return replace(
-            fork,
-            number=log.number,
-            note=f"{note}; both have the transaction with Xid {xid.number}, which ends at {log.name}:{xid.end}",
+        log, (end, entry) = next(one for one in state.logs if one.name == found.name), found.ends
+        note += f"; both have the transaction with Xid {found.number}, which ends at {log.name}:{entry}"
+        if not goes_on:
+            return replace(fork, number=log.number, note=f"{note}, but not all those before it")
+        return Fork(
+            BranchReason.NODE_CHANGED,
+            log.number,
+            note,
+            fork=Position(files[found.ours].name, end, scan_to(found.ours, end).gtids_after),
+            entry=Position(log.name, entry, scan_to(found.theirs, entry).gtids_after),
         )
+
+    def _files_of(self, newest: Spooled) -> tuple[Spooled, ...]:
+        """The newest file, and those of its branch before it that the spool has, newest first."""
+        earlier = (one for one in self.spool.files() if one.branch == newest.branch and one.number < newest.number)
+        return newest, *reversed([*earlier])
 
     def _placed(self, fork: Fork, newest: Spooled, state: SourceState) -> Fork:
         """For another server: with which of its files the branch begins, and what both share."""
+        seen = self.spool.seen()
+        same_cluster = seen is not None and bool(state.cluster) and seen.cluster == state.cluster
+        by_xid = fork.reason in (BranchReason.NODE_CHANGED, BranchReason.RESTORE) and not state.cluster_gtids
+        if same_cluster and by_xid:
+            return self._by_xid(fork, newest, state)
         if fork.reason not in (BranchReason.FAILOVER, BranchReason.NODE_CHANGED):
             return fork
         tail = self._tail(newest)
-        if fork.reason is BranchReason.NODE_CHANGED and not state.cluster_gtids:
-            return self._by_xid(fork, newest, state)
         if not tail.after or not state.history:
             return replace(fork, number=state.logs[-1].number)
         has = holder_of_each(state.history, mariadb=state.mariadb)
@@ -538,20 +562,6 @@ class Approach:
         )
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
         return replace(fork, number=number, fork=position if agreed else None, note=fork.note + lost)
-
-
-def shared_xid(ours: Path, logs: Sequence[ListedLog], fetch: Callable[[str], Path]) -> tuple[ListedLog, Xid] | None:
-    """The last transaction of rows of ``ours``, in which of another node's ``logs`` it is, and where: its Xid is the
-    same on every node. None where that is in none of the newest. ``fetch``: copies one. Raises OSError, DamagedError,
-    StreamError, and what ``fetch`` raises."""
-    last = max((one.number for one in xids(ours)), default=0)
-    for log in list(reversed(logs))[:_FILES] if last else ():
-        there = list(xids(fetch(log.name)))
-        if found := next((one for one in there if one.number == last), None):
-            return log, found
-        if there and there[0].number < last:
-            break  # it would be in this one
-    return None
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:

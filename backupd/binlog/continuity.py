@@ -268,8 +268,8 @@ class GoOn:
 @dataclass(frozen=True, slots=True)
 class Fork:
     """Another history begins with the server's file ``number``. ``fork``: the last position that both share, as far as
-    it is known; ``names_go_on``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it forked
-    from, "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
+    it is known; ``names_go_on``, ``entry``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it
+    forked from, "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
 
     reason: BranchReason
     number: int
@@ -278,6 +278,7 @@ class Fork:
     names_go_on: bool = False
     parent: str = ""
     since: datetime | None = None
+    entry: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)

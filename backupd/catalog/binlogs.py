@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
 from backupd.catalog.database import Rows
-from backupd.catalog.row_mapping import record_of, row_of, write_row
+from backupd.catalog.row_mapping import row_of, write_row
 from backupd.catalog.tables import binlogs as binlogruns
 from backupd.catalog.tables.binlogs import (
     binlog_branches,
@@ -17,6 +17,8 @@ from backupd.catalog.tables.binlogs import (
     binlog_gaps,
     binlog_segments,
     binlog_streams,
+    branch_from,
+    branch_row,
     copy_of,
     same_piece,
     segment_columns,
@@ -57,7 +59,7 @@ class Binlogs(Rows):
     def add_branch(self, branch: Branch) -> None:
         """What was known of the same branch gives way."""
         with self._database.write() as connection:
-            write_row(connection, binlog_branches, row_of(binlog_branches, branch), key=("server", "id"))
+            write_row(connection, binlog_branches, branch_row(branch), key=("server", "id"))
             changed(connection, branch.server)
 
     def branches(self, server: str) -> tuple[Branch, ...]:
@@ -67,7 +69,8 @@ class Binlogs(Rows):
             .where(binlog_branches.c.server == server)
             .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
         )
-        return self._records(Branch, query)
+        with self._database.read() as connection:
+            return tuple(map(branch_from, connection.execute(query).mappings()))
 
     def servers(self) -> tuple[str, ...]:
         """Every server that has a branch, also those that are no longer configured."""
@@ -245,7 +248,7 @@ class Binlogs(Rows):
             for row in connection.execute(
                 select(binlog_branches).where(binlog_branches.c.server == server).order_by(binlog_branches.c.number)
             ).mappings():
-                branch = record_of(Branch, row)
+                branch = branch_from(row)
                 key = segment_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
                 if key is not None:
                     query = select(binlog_segments).where(_is(row["number"], key))

@@ -406,6 +406,8 @@ class Branch(Document):
     ``first_number`` its own earlier files, too (a lost tail), so that positions of both mean the same up to ``fork``?
     ``baseline``: what a MySQL server had executed before the first file. Its files hold what older files held, not
     of what came with the data when the server was made from a backup (gtid_purged).
+    ``entry``: the position in the branch's own files that is the same as ``fork``, where GTIDs cannot show it: nodes of
+    a Galera cluster may give the same transaction GTIDs of their own. None: it is found by GTID.
     """
 
     server: str
@@ -422,10 +424,24 @@ class Branch(Document):
     names_go_on: bool = False
     note: str = ""
     baseline: str = field(default="", metadata=json_key(later=True))
+    entry: Position | None = field(default=None, metadata=json_key(later=True))
 
     def executed(self, logged: str) -> str:
         """All that is executed at a position of the branch where its files record ``recorded``. Raises ValueError."""
         return plus(self.baseline, logged, mariadb=False) if self.baseline else logged
+
+    def as_json(self) -> dict[str, Any]:
+        """Without an entry it is, byte for byte, the document of earlier versions."""
+        document = Document.as_json(self)
+        if self.entry is None:
+            del document["entry"]
+        return document
+
+    @property
+    def entered_at(self) -> Position | None:
+        """The fork in the writing of the branch itself, as far as that is known: by GTID alone, the parent's
+        position."""
+        return self.entry or self.fork
 
     def file(self, number: int) -> str:
         """The name of a file; at least six digits, as servers write it."""

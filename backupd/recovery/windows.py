@@ -11,7 +11,8 @@ known. One that is given back has no hole; whatever cannot be shown to be withou
 lost tail: the names of the files go on, and up to the fork a position means the same on both branches, so both are
 replayed in one go. All others: another sequence of files, which is entered by GTID alone, from the state that both
 share; that takes a replay of its own. The files of a server that took over (failover) repeat what it got from the old
-one, and that is skipped; all others must begin exactly at the fork.
+one, and that is skipped; all others must begin exactly at the fork. Nodes of a cluster that give GTIDs of their own
+are entered at a position that their Xids have shown.
 """
 
 from __future__ import annotations
@@ -150,9 +151,11 @@ def _entered(
     only a file that begins before that leads on.
     """
     entry = group[0]
+    if entry.entry is not None and histories.run_at(entry.id, file_position(entry.entry) or (0, 0)) is not None:
+        return entry.entry, False
     end = file_position(until) if until is not None else None
     ends = [*([end] if end is not None else []), *(_lost_from(member)[1] for member in group[1:])]
-    for run in reversed(histories.runs(entry.id)):
+    for run in reversed(histories.runs(entry.id)) if entry.entry is None else ():
         if ends and replayable_from(run) > min(ends):
             continue
         at = Position(entry.file(replayable_from(run)[0]), FIRST_EVENT, fork.gtid)

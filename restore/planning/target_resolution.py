@@ -478,7 +478,8 @@ class Archive:
     def _belongs(self, stop: Stop, here: Branch, child: Branch | None, line: Sequence[Branch]) -> bool:
         """Is a stop in the files of ``here`` part of the history that ``line`` ends with, and not a repetition of what
         its parent's files hold?"""
-        if here is not line[0] and not here.names_go_on and here.fork and not executed(stop.gtids, here.fork.gtid):
+        entered = here.entered_at if here is not line[0] and not here.names_go_on else None
+        if entered is not None and not executed(stop.gtids, entered.gtid):
             return False
         if child is None:
             return True

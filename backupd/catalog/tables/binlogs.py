@@ -41,7 +41,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.row_mapping import FreeText, UtcTime, metadata, record_of, row_of
-from backupd.model.binlog import FIRST_EVENT, CopyState, Ending, Run, Segment, SegmentKey
+from backupd.model.binlog import FIRST_EVENT, Branch, CopyState, Ending, Run, Segment, SegmentKey
+from backupd.model.server_facts import Position
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 
 binlog_branches = Table(
@@ -65,6 +66,7 @@ binlog_branches = Table(
     Index(None, "server", "id", unique=True),
 )
 """``number`` replaces (server, id) in the tables below, which have very many rows."""
+_ENTRY = "entry"
 
 
 PIECE = ("branch", "number", "start_pos", "end_pos")
@@ -187,6 +189,18 @@ binlog_streams = Table(
     Column("status", JSON, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
 )
+
+
+def branch_row(branch: Branch) -> dict[str, Any]:
+    """The row of a branch: its entry is kept with its fork, with which it is the same place."""
+    row = row_of(binlog_branches, branch)
+    return row if branch.entry is None else row | {"fork": {**(row["fork"] or {}), _ENTRY: branch.entry.as_json()}}
+
+
+def branch_from(row: RowMapping) -> Branch:
+    """What ``branch_row`` made a row of."""
+    entry = (row["fork"] or {}).get(_ENTRY)
+    return record_of(Branch, row, entry=Position.from_json(entry) if entry is not None else None)
 
 
 def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:

@@ -267,7 +267,8 @@ class SourceState:
     its log is on the disk, None where the account may not know. ``marker``: of the restore its datadir came from.
     ``history``: the last GTID of every server in each of MariaDB's domains, what is executed elsewhere.
     ``semi_sync``: where it was asked for, read last. ``cluster``: the uuid of the Galera cluster that it is a node of,
-    "" for none; ``cluster_gtids``: do its nodes give a transaction the same GTID (wsrep_gtid_mode)?"""
+    "" for none; ``cluster_gtids``: do its nodes give a transaction the same GTID (wsrep_gtid_mode)? ``logs_cluster``:
+    does it log what other nodes wrote (log_slave_updates)?"""
 
     server_time: datetime
     server_uuid: str
@@ -284,6 +285,7 @@ class SourceState:
     semi_sync: SemiSync | None = None
     cluster: str = ""
     cluster_gtids: bool = False
+    logs_cluster: bool = True
 
     @property
     def mariadb(self) -> bool:
@@ -349,6 +351,7 @@ class BinlogSource:
                 "wsrep_on",
                 "wsrep_provider",
                 "wsrep_gtid_mode",
+                "log_slave_updates",
             )
             flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
             version = Version.parse(variables["version"])
@@ -374,6 +377,7 @@ class BinlogSource:
                 semi_sync=read_semi_sync(session, dump) if self._semi_sync else None,
                 cluster=cluster,
                 cluster_gtids=variables.get("wsrep_gtid_mode", "").upper() in ("ON", "1"),
+                logs_cluster=variables.get("log_slave_updates", "ON").upper() in ("ON", "1"),
             )
 
     def look_again(self, known: SourceState) -> SourceState | None:

@@ -71,12 +71,22 @@ def state_of(log: Iterable[Tx], flavour: str) -> str:
 
 class World:
     """``flavour``: mariadb, mysql (with GTIDs) or plain (MySQL without). ``clocks``: does the server's clock jump?
-    ``lossy``: how likely a segment is missing."""
+    ``lossy``: how likely a segment is missing. ``nodes``: is the server (of MariaDB) a node of a cluster whose nodes
+    give GTIDs of their own?"""
 
     def __init__(
-        self, dice: random.Random, *, flavour: str, clocks: bool, forks: bool, lossy: float, steps: int
+        self,
+        dice: random.Random,
+        *,
+        flavour: str,
+        clocks: bool,
+        forks: bool,
+        lossy: float,
+        steps: int,
+        nodes: bool = False,
     ) -> None:
         self.dice = dice
+        self.nodes = nodes
         self.flavour = flavour
         self.now = START
         self.offset = timedelta()
@@ -119,7 +129,7 @@ class World:
             self.confirmed.append((self.life.branch.id, self.life.place, self.now + min(self.offset, timedelta())))
         elif kind == "jump":
             self.offset += timedelta(seconds=self.dice.choice((-300, -60, -40, 40, 60, 300)))
-        elif self.life.files[-1].txs or len(self.life.files) > 1:
+        elif self.life.files[-1].txs or (len(self.life.files) > 1 and not self.nodes):
             self._fork()
 
     def _new(self) -> Tx:
@@ -128,7 +138,7 @@ class World:
         if self.flavour == "mariadb":
             last = state_of(self.life.log, "mariadb")
             number = int(last.split("-")[2]) + 1 if last else 1
-            gtid = f"0-{self.server}-{number}"
+            gtid = self._own_gtid(number)
         elif self.flavour == "mysql":
             own = UUIDS[self.server]
             number += sum(tx.gtid.startswith(own) for tx in self.life.log)
@@ -136,6 +146,9 @@ class World:
         else:
             gtid = ""
         return Tx(self.uid, gtid, self.now + self.offset)
+
+    def _own_gtid(self, number: int) -> str:
+        return f"0-{100 if self.nodes else self.server}-{number}"
 
     def _write(self, tx: Tx) -> None:
         file, size = self.life.file, self.dice.randint(30, 90)
@@ -224,9 +237,12 @@ class World:
         since = self.now - timedelta(seconds=self.dice.randint(0, 3))
         if self.dice.random() < 0.3:
             self._backup()  # nobody knows yet that this is another history, or that it still is the old one
-        kind = self.dice.choice(("tail", "tail", "failover", "restore", "reset"))
+        usual = ("tail", "tail", "failover", "restore", "reset")
+        kind = self.dice.choice(("tail", "node", "node", "restore") if self.nodes else usual)
         if kind == "tail":
             self._lose_tail(old, since)
+        elif kind == "node":
+            self._change_node(old, since)
         elif kind == "failover" and self.flavour != "plain":
             self._fail_over(old, since)
         else:
@@ -311,6 +327,38 @@ class World:
         )
         for tx in shared[begin:]:
             self._write(tx)
+            if self.dice.random() < 0.2:
+                self._rotate(Ending.ROTATED)
+
+    def _change_node(self, old: Life, since: datetime) -> None:
+        """Another node's log: the same transactions in the same order, under GTIDs that mean others in the old one's.
+        What follows the last row of the old one are definitions, which no Xid shows."""
+        ends = [(file.number, end, tx) for file in old.files for _start, end, tx in file.txs][-3:]
+        number, end, last = self.dice.choice(ends)
+        fork = Position(old.branch.file(number), end, self.state_in(old, number, end))
+        at = next(index for index, tx in enumerate(old.log) if tx.uid == last.uid)
+        begin = self.dice.randint(max(0, at - 5), at)
+        gtid = self.dice.choice((0, begin, begin + 7)) if begin else 0
+        before = [replace(tx, gtid="") for tx in old.log[:begin]]
+        if gtid:
+            before[-1] = replace(before[-1], gtid=self._own_gtid(gtid))
+        self.server += 1
+        self._noticed_later()
+        self._begin(
+            old.branch.id,
+            BranchReason.NODE_CHANGED,
+            before,
+            first=self.dice.choice((1, 3)),
+            fork=fork,
+            goes_on=False,
+            since=since,
+            basename=self.dice.choice(("bin", "other")),
+        )
+        life = self.life
+        for number, tx in enumerate(old.log[begin:], start=gtid + 1):
+            self._write(replace(tx, gtid=self._own_gtid(number)))
+            if tx.uid == last.uid:
+                life.branch = replace(life.branch, entry=life.place)
             if self.dice.random() < 0.2:
                 self._rotate(Ending.ROTATED)
 

@@ -30,8 +30,9 @@ class Written:
     ends: dict[int, int]
 
 
-def write(history: Sequence[Happened], *, first: int, gtid: int = 1) -> Written:
-    """The file of a node in which ``history`` happened from seqno ``first`` on; ``gtid``: number of the first group."""
+def write(history: Sequence[Happened], *, first: int, gtid: int = 1, schema: str = "shop") -> Written:
+    """The file of a node in which ``history`` happened from seqno ``first`` on; ``gtid``: number of the first group;
+    ``schema``: what is changed."""
     data = bytearray(b"\xfebin")
 
     def add(kind: int, body: bytes, flags: int = 0) -> None:
@@ -52,8 +53,9 @@ def write(history: Sequence[Happened], *, first: int, gtid: int = 1) -> Written:
         standalone = happened is Happened.DDL
         add(162, struct.pack("<QIB", gtid, DOMAIN, int(standalone)) + bytes(6))
         gtid += 1
-        text = f"CREATE TABLE shop.t{seqno} (i INT) /* xid=7 */" if standalone else "INSERT INTO shop.t VALUES (1)"
-        add(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + text.encode())
+        defines, changes = f"CREATE TABLE {schema}.t{seqno} (i INT)", f"INSERT INTO {schema}.t VALUES (1)"
+        text = f"{defines} /* xid=7 */" if standalone else changes
+        add(2, struct.pack("<IIBHH", 1, 0, len(schema), 0, 0) + schema.encode() + b"\0" + text.encode())
         if not standalone:
             add(16, struct.pack("<Q", seqno))
         ends[seqno] = len(data)

@@ -6,10 +6,12 @@ import struct
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from backupd.binlog.connection_start import shared_xid
+from backupd.binlog.connection_start import Approach
 from backupd.binlog.continuity import (
     Compared,
     Fork,
@@ -28,16 +30,18 @@ from backupd.binlog.continuity import (
     with_file,
     without_file,
 )
-from backupd.engine.server.binary_logs import ListedLog, SourceState
-from backupd.model.binlog import BranchReason, Ending
+from backupd.binlog.spool_files import Spool, Spooled
+from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState
+from backupd.model.binlog import Branch, BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version
 from backupd.recovery.runs import holder_of_each
-from tests.support.logs.node_logs import Happened, write
+from tests.support.logs.node_logs import Happened, Written, write
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 SEEN = Seen(NOW, "uuid-1", 1, 100_000, "", "0-1-50")
 TAIL = Tail("binlog.000005", 5, 4000, "0-1-40", "0-1-50", None)
 UUID = "256cdffa-e59c-11f1-8b9d-02fc00000001"
+BRANCH = Branch("shop", "b1", NOW, BranchReason.FIRST, "uuid-1", "mariadb", "binlog", 5)
 
 
 def source(*numbers: int, gtid: str = "0-1-60", flavour: Flavour = Flavour.MARIADB, **more: object) -> SourceState:
@@ -311,19 +315,48 @@ def no_gtids(_name: str) -> str | None:
     return None
 
 
-def test_without_common_gtids_two_nodes_meet_at_a_xid(tmp_path: Path) -> None:
-    rows = [Happened.ROWS, Happened.DDL, Happened.NOTHING, Happened.ROWS]
-    ours = tmp_path / "node1-bin.000003"
-    ours.write_bytes(write(rows, first=50).data)  # Xids 50 and 53
-    theirs = {
-        "node2-bin.000001": write(rows, first=50, gtid=700),
-        "node2-bin.000002": write(rows, first=54, gtid=703),
-    }
-    for name, written in theirs.items():
-        (tmp_path / name).write_bytes(written.data)
-    logs = [ListedLog(name, number, 5000) for number, name in enumerate(theirs, start=1)]
-    found = shared_xid(ours, logs, lambda name: tmp_path / name)
-    assert found is not None
-    log, xid = found
-    assert (log.name, xid.number, xid.end) == ("node2-bin.000001", 53, theirs[log.name].ends[53])
-    assert shared_xid(ours, logs[1:], lambda name: tmp_path / name) is None
+def placed(folder: Path, fork: Fork, theirs: Written, **more: Any) -> Fork:
+    """Where the branch of another node begins whose only file is ``theirs``: in the spool is ROWS up to Xid 53."""
+    ours = write([Happened.ROWS, Happened.DDL, Happened.NOTHING, Happened.ROWS, Happened.DDL], first=50)
+    (folder / "binlog.000005").write_bytes(ours.data)
+    (folder / "other.000007").write_bytes(theirs.data)
+    newest = Spooled("b1", 5, "binlog.000005", folder / "binlog.000005", len(ours.data), None)
+    spool = SimpleNamespace(seen=lambda: NODE, files=lambda: (newest,), branches=lambda: (BRANCH,))
+    approach = Approach(
+        "shop",
+        cast("BinlogSource", None),
+        cast("Spool", spool),
+        lambda name: folder / name,
+        None,
+        tuple,
+        lambda: NOW,
+        lambda _event: None,
+    )
+    logs = (ListedLog("other.000007", 7, len(theirs.data)),)
+    return approach._placed(fork, newest, replace(source(7), logs=logs, cluster=CLUSTER, **more))
+
+
+def test_without_common_gtids_the_history_goes_on_behind_the_xid_at_which_the_other_log_ends(tmp_path: Path) -> None:
+    theirs = write([Happened.DDL, Happened.NOTHING, Happened.ROWS, Happened.DDL, Happened.ROWS], first=51, gtid=701)
+    changed = Fork(BranchReason.NODE_CHANGED, 7, "another node answers")
+    found = placed(tmp_path, changed, theirs)
+    assert found.reason is BranchReason.NODE_CHANGED
+    assert found.fork is not None
+    assert (found.fork.file, found.fork.gtid) == ("binlog.000005", "10-100-3"), "the definition behind it comes again"
+    assert found.entry == Position("other.000007", theirs.ends[53], "10-100-702")
+    assert "both have the transaction with Xid 53" in found.note
+    assert placed(tmp_path, changed, theirs, logs_cluster=False).fork is None, "it logs its own writes only"
+    for other in ([Happened.ROWS, Happened.NOTHING, Happened.ROWS], [Happened.DDL]):
+        found = placed(tmp_path, changed, write(other, first=51))
+        assert (found.reason, found.fork, found.entry) == (BranchReason.NODE_CHANGED, None, None)
+
+
+def test_without_common_gtids_a_restored_node_that_caught_up_shows_it_by_xid(tmp_path: Path) -> None:
+    theirs = write([Happened.ROWS, Happened.DDL, Happened.NOTHING, Happened.ROWS], first=50)
+    restored_node = Fork(BranchReason.RESTORE, 7, "its data directory is of restore r1")
+    found = placed(tmp_path, restored_node, theirs, marker="r1")
+    assert found.reason is BranchReason.NODE_CHANGED
+    assert found.entry is not None
+    assert "has caught up with its cluster" in found.note
+    behind = write([Happened.ROWS], first=50)
+    assert placed(tmp_path, restored_node, behind, marker="r1") == restored_node

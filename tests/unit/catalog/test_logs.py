@@ -103,6 +103,11 @@ def test_branches_segments_and_copies_come_back_as_they_were_recorded(logs: Cata
     logs.binlogs.add_branch(second)
     logs.binlogs.add_branch(branch("x", server="other"))
     assert logs.binlogs.branches(SERVER) == (branch(), second)
+    entered = replace(second, names_go_on=False, entry=Position("other.000001", 88, "0-1-3"))
+    logs.binlogs.add_branch(entered)
+    assert logs.binlogs.branches(SERVER) == (branch(), entered)
+    logs.binlogs.add_branch(second)
+    assert logs.binlogs.branches(SERVER) == (branch(), second)
     logs.binlogs.add_branch(replace(second, note="twice"))
     assert [one.note for one in logs.binlogs.branches(SERVER)] == ["", "twice"]
     assert logs.binlogs.servers() == ("other", SERVER)

@@ -18,12 +18,15 @@ from tests.support.restores.archive import history_of, replayed
 FLAVOURS = ("mariadb", "mysql", "plain")
 
 
-def worlds(name: str, few: int, *, clocks: bool = False, forks: bool = True, lossy: float = 0.08) -> list[World]:
+def worlds(
+    name: str, few: int, *, clocks: bool = False, forks: bool = True, lossy: float = 0.08, nodes: bool = False
+) -> list[World]:
     dice = thrown(name)
     return [
         World(
             dice,
-            flavour=dice.choice(FLAVOURS),
+            nodes=nodes,
+            flavour="mariadb" if nodes else dice.choice(FLAVOURS),
             clocks=clocks,
             forks=forks,
             lossy=dice.choice((0.0, lossy)),
@@ -189,3 +192,31 @@ def test_a_transaction_that_is_archived_on_another_branch_is_never_said_to_be_no
                     continue
                 except NotFoundError as error:
                     raise AssertionError(f"{tx.gtid} is on branch {life.branch.id}: {error}") from error
+
+
+@pytest.mark.campaign
+def test_a_replay_crosses_to_another_node_at_the_transaction_that_both_have() -> None:
+    """With wsrep_gtid_mode=OFF the GTIDs of one node mean other transactions on another."""
+    crossed = 0
+    for world in worlds("nodes", 60, nodes=True):
+        if not world.backups:
+            continue
+        wanted = targets(world)
+        for target in world.dice.sample(wanted, min(12, len(wanted))):
+            plan = planned(world, target)
+            if plan is not None and plan.until is not None:
+                assert replayed(world, plan) == truth(world, plan), (target, plan)
+                crossed += plan.replay is not None and len(plan.replay.legs) > 1
+        for _ in range(6):
+            span = int((world.now - world.backups[0][0].finished_at).total_seconds())
+            moment = world.backups[0][0].finished_at + timedelta(seconds=world.dice.randint(0, span))
+            plan = planned(world, moment.isoformat())
+            if plan is not None:
+                assert replayed(world, plan) == by_the_clock(world, plan, moment), (moment, plan)
+        for window in line_of(world).windows:
+            suffix = f"@{window.branch}" if window.branch and window.run else ""
+            for moment in (window.begin, window.end):
+                plan = planned(world, f"{moment.isoformat()}{suffix}")
+                assert plan is not None, (window, moment)
+                assert replayed(world, plan) == by_the_clock(world, plan, moment), (window, moment, plan)
+    assert crossed > 5
