@@ -167,6 +167,7 @@ RULES: Mapping[str, Rule] = {
     "replication-lost": _tells("backups were deleted before {subject} had them"),
     "signing-key-rotated": _tells("the signing key was replaced"),
     "server-failover": _tells("another server took over"),
+    "ist-missed": _tells("a node that is being restored will need a full copy (SST)"),
     "stream-member": _tells("the binary log is streamed from another member"),
     "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True, needs=Need.DESTINATION),
     "rot-repaired": _tells("damaged files at {subject} were replaced"),

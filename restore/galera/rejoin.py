@@ -58,6 +58,7 @@ from restore.galera.position import (
     refuse_unproved,
 )
 from restore.galera.seqno import narrowed
+from restore.galera.window import Told, Window
 from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, RolledForward
 from restore.whole_server import RestoreOutcome, RestoreSpec, WholeRestore
@@ -67,13 +68,14 @@ from restore.whole_server import RestoreOutcome, RestoreSpec, WholeRestore
 class GaleraSpec:
     """``cluster``: its name, and ``members``: its other nodes, by name; ``node``: where this one answers once it runs;
     ``option_file``: what its server is started with, None for the usual files. ``allow_sst``: start it although no
-    member can send what it lacks."""
+    member can send what it lacks. ``told``: called while a replay takes so long that IST is missed."""
 
     cluster: str
     members: Mapping[str, Connection]
     node: Connection
     option_file: Path | None = None
     allow_sst: bool = False
+    told: Told = lambda _what, _hint: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,16 @@ class _Rejoin(WholeRestore):
         self._target = Recovered(
             ClusterPosition(base.uuid, cut.seqno), self._gtid(cut.spec.stop.gtids) if self._gtid_mode else ""
         )
-        super().roll_forward(replace(work, spec=cut.spec), cut.logs, chain, program)
+        window = Window(
+            self._target.position,
+            lambda: look(self._galera.cluster, self._galera.members),
+            self._context,
+            self._galera.told,
+        )
+        watched = replace(work, spec=cut.spec, context=replace(work.context, report=window.report))
+        with window.watched():
+            super().roll_forward(watched, cut.logs, chain, program)
+        self._warnings += window.warnings
 
     _target: Recovered | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.context.keys import require_keys
+from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive
 from backupd.app.restores.cluster_members import galera_spec
-from backupd.app.restores.donors import foretold
+from backupd.app.restores.donors import donors, foretold
 from backupd.app.restores.new_replica import planned_whole
 from backupd.app.restores.plan import moment_of, sources, statements
 from backupd.app.restores.progress import OVER
@@ -30,11 +32,14 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
+    CatalogError,
     DamagedError,
     DestinationError,
+    NotFoundError,
     RefusedError,
     UnknownNameError,
 )
+from backupd.model.event import Severity
 from backupd.model.job import JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, is_id, new_id
@@ -56,6 +61,8 @@ from restore.tables.restore import discard
 from restore.tables.row_difference import SAMPLE
 from restore.whole_server import RestoreOutcome, RestoreSpec, execute
 
+IST_MISSED = "ist-missed"
+"""Event while a node's restore takes longer than a donor keeps what the node lacks."""
 _LOOKED_AT = 50
 """Restores of a server, the newest, among which earlier attempts at the same are looked for."""
 
@@ -179,12 +186,29 @@ class _Server(_Restore):
         )
         read_from, context = sources(wiring, chosen, thaw), run.context(wiring, self._phase_done)
         outcome = (
-            self._rejoined(record, lambda: rejoin.execute(spec, galera_spec(wiring, request), read_from, context))
+            self._rejoined(record, lambda: rejoin.execute(spec, self._galera(), read_from, context))
             if request.of_node
             else execute(spec, read_from, context)
         )
         self._succeeded(outcome.phases)
         return outcome
+
+    def _galera(self) -> rejoin.GaleraSpec:
+        return replace(galera_spec(self._wiring, self._request), told=self._ist_missed)
+
+    def _ist_missed(self, what: str, hint: str) -> None:
+        """From a thread of its own, while the work goes on."""
+        say(IST_MISSED, f"{what}; {hint}", level=logging.WARNING, server=self._request.server, job=self._run.job.id)
+        with contextlib.suppress(CatalogError):
+            self._wiring.note(
+                IST_MISSED,
+                Severity.WARNING,
+                what,
+                server=self._request.server,
+                subject=self.row.id,
+                hint=hint,
+                job_id=self._run.job.id,
+            )
 
     def _rejoined(self, record: BackupRecord, work: Callable[[], rejoin.RejoinOutcome]) -> rejoin.RejoinOutcome:
         """``work``, with what was foretold of it kept beside what came."""
@@ -193,11 +217,27 @@ class _Server(_Restore):
         began = Rejoin.of(self.row.id, request.cluster, request.server, verdict, wiring.clock())
         if request.start:
             wiring.catalog.rejoins.put(began)
-        outcome = work()
+        try:
+            outcome = work()
+        except (RefusedError, DamagedError, DestinationError, NotFoundError) as error:
+            error.detail = "\n".join(filter(None, (error.detail, self._seqnos())))
+            raise
         if outcome.join is not None:
             came = replace(began, came=str(outcome.join.ending), ended_at=wiring.clock())
             wiring.catalog.rejoins.put(came)
         return outcome
+
+    def _seqnos(self) -> str:
+        """Between which seqnos something stood in the way."""
+        backups = self._wiring.catalog.backups
+        chain = [backups.get(one) for one in self.base.chain]
+        at = [
+            f"{one.id} at {one.node.seqno}" for one in chain if one.node is not None and one.node.position is not None
+        ]
+        with contextlib.suppress(BackupdError):
+            looked = donors(self._wiring, self._request.server, next((one.node.uuid for one in chain if one.node), ""))
+            at += [f"the cluster at {max(one.sample.last for one in looked.donors)}"] if looked.donors else []
+        return f"seqnos: {', '.join(at)}" if at else ""
 
     def failed(self, error: BaseException) -> None:
         """What speaks against the backup makes it doubtful."""
