@@ -64,6 +64,12 @@ class RestoreRequest(Asked):
         description="Of a node that is started: also where no member can send what it lacks by IST, so that it takes a "
         "full copy of a donor.",
     )
+    node: Text | None = Field(
+        None,
+        max_length=200,
+        examples=["shop-db1"],
+        description="Of a node of a group: the member that comes back. Default: the only one that does not run.",
+    )
     datadir: Folder | None = Field(None, description="Of a whole restore: an empty folder, or one that does not exist.")
     start: bool = Field(False, description="Of a whole restore: start a database server on it afterwards.")
     tables: list[Text] = Field(
@@ -152,6 +158,7 @@ class KeptRequest(Shape):
     mode: Literal["new-server", "replica", "galera", "tables"] = "new-server"
     cluster: str = ""
     allow_sst: bool = False
+    node: str = ""
     datadir: str = ""
     start: bool = False
     tables: list[str] = Field([])

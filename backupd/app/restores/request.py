@@ -30,7 +30,7 @@ _JSON_NAMES = {"rename": "as", "exclude": "exclude_gtid"}
 _OPTION_NAMES = {"target": "--to", "source": "--from", "replicate_from": "--source"}
 """Fields whose command-line option is not their JSON name."""
 _OF_TABLES = ("tables", "into", "rename", "sql", "compare", "confirm", "keys", "triggers", "source")
-_OF_NODES = ("cluster", "allow_sst")
+_OF_NODES = ("cluster", "allow_sst", "node")
 """Of a node of a cluster (mode galera)."""
 _OF_REPLICA = ("replicate_from", "delay", "server_id")
 """Of a copy that is made a running replica."""
@@ -130,8 +130,8 @@ class TableOptions:
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
     """A whole server goes into the folder ``datadir`` (``mode`` new-server, replica, or galera: a node that comes back
-    to its ``cluster``, by ``allow_sst`` also as a full copy of a donor), tables (``mode`` tables) into the running
-    server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
+    to its ``cluster``, by ``allow_sst`` also as a full copy of a donor; ``node``: which member of a group), tables
+    (``mode`` tables) into the running server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
 
     ``rename``: other names for the tables. ``compare``: only show how they differ. ``source``: the kind of backup they
     are taken out of. ``thaw``: the tier. ``accept_older``, ``accept_inexact``: see ``RestoreOptions``.
@@ -162,6 +162,7 @@ class RestoreRequest:
     server_id: int = 0
     cluster: str = ""
     allow_sst: bool = False
+    node: str = ""
 
     @property
     def of_node(self) -> bool:

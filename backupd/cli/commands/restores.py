@@ -226,6 +226,16 @@ Cluster = Annotated[
     ),
 ]
 
+Node = Annotated[
+    str | None,
+    option(
+        "--node",
+        "MEMBER",
+        "With --mode galera and a group of servers: the member that comes back. Default: the only one that does not "
+        "run.",
+    ),
+]
+
 AllowSst = Annotated[
     bool,
     flag(
@@ -326,6 +336,7 @@ def restore(
     mode: Mode = _MODES[0],
     cluster: Cluster = None,
     allow_sst: AllowSst = False,
+    node: Node = None,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
     tables: Tables = None,
@@ -354,6 +365,7 @@ def restore(
         mode=mode,
         cluster=cluster,
         allow_sst=allow_sst,
+        node=node,
         datadir=datadir,
         start=start,
         tables=tables,

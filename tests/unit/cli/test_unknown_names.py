@@ -101,6 +101,7 @@ OTHERS = {
     "former",
     "beside",
     "cluster",
+    "node",
     "delay",
     "replicate_from",
     "server_id",

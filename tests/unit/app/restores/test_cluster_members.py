@@ -13,7 +13,7 @@ from backupd.app.context.settings import ServerSettings, load_settings
 from backupd.app.restores import cluster_members
 from backupd.app.restores.cluster_members import galera_spec
 from backupd.app.restores.request import RestoreRequest
-from backupd.model.errors import RefusedError
+from backupd.model.errors import RefusedError, UnknownNameError
 from restore.galera.rejoin import GaleraSpec
 
 SINGLE = """
@@ -68,6 +68,12 @@ def test_the_node_of_a_group_is_its_only_member_that_does_not_run(found: Any) ->
     assert (spec.node.socket, spec.option_file) == ("/run/1.sock", Path("/etc/node1.cnf"))
 
 
+def test_where_several_members_are_down_the_one_that_comes_back_is_named(found: Any) -> None:
+    spec = found(GROUP, {"shop-db2": "lab"}, server="shop", cluster="shop", node="shop-db3")
+    assert list(spec.members) == ["shop-db2"]
+    assert spec.node.socket == "/run/3.sock"
+
+
 @pytest.mark.parametrize(
     ("servers", "clusters", "request_", "words"),
     [
@@ -75,10 +81,15 @@ def test_the_node_of_a_group_is_its_only_member_that_does_not_run(found: Any) ->
         (GROUP, {"shop-db2": "lab"}, {"server": "shop", "cluster": "shop"}, "2 of them are no running nodes"),
         (GROUP, dict.fromkeys(("shop-db1", "shop-db2", "shop-db3"), "lab"), {"server": "shop", "cluster": "shop"},
          "0 of them"),
+        (GROUP, {"shop-db2": "lab", "shop-db3": "lab"}, {"server": "shop", "cluster": "shop", "node": "shop-db2"},
+         "shop-db2 is a running node of lab"),
+        (GROUP, {"shop-db2": "lab"}, {"server": "shop", "cluster": "shop", "node": "shop-db4"},
+         "'shop-db4' is no member of shop"),
+        (SINGLE, {"shop-db2": "lab"}, {"node": "shop-db2"}, "'shop-db2' is no member of shop-db1"),
     ],
 )  # fmt: skip
 def test_what_is_not_clear_is_refused(
     found: Any, servers: str, clusters: Mapping[str, str], request_: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(RefusedError, match=words):
+    with pytest.raises((RefusedError, UnknownNameError), match=words):
         found(servers, clusters, **request_)
