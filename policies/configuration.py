@@ -543,7 +543,10 @@ class Configuration(Section):
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
     restore: Restore | None = optional(description="Settings of restores.")
     timezone: TimeZone = Field(
-        "UTC", description="The time zone of schedules, where a policy names none.", examples=["Europe/Berlin"]
+        "UTC",
+        description="The time zone of schedules, where a policy names none. Where it is set, times on the command line "
+        "may be written without an offset, as they are there, and are shown so beside UTC.",
+        examples=["Europe/Berlin"],
     )
     concurrency: Concurrency = section(Concurrency, "Maximum numbers of concurrent jobs.")
     retention: Retention = section(Retention, "Limits on deletions by retention rules.")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from backupd.catalog.row_mapping import Span
@@ -46,6 +46,9 @@ Folder = Annotated[str, Field(pattern=r"^/[^\u0000]*$", max_length=4000, example
 """An absolute path on the host of backupd."""
 
 
+_NUMBER = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
 def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
@@ -53,7 +56,14 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError("lies outside of the years 1 to 9999 of UTC") from None
 
 
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+def _written(value: object) -> object:
+    """Pydantic takes a number for the seconds since 1970; the reference says that it is a time."""
+    if isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
+        raise ValueError("must be a time with an offset, such as 2026-11-21T10:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc), BeforeValidator(_written)]
 """One that somebody names, in any zone."""
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"])]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from backupd.model.document import Document
+from backupd.model.document import HIDDEN, Document
 from backupd.model.errors import BackupdError, ConfigurationError
 
 
@@ -19,12 +19,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding(Document):
-    """``subject`` names the thing: ``server``, ``privileges``, ``destination local`` ..."""
+    """``subject`` names the thing: ``server``, ``privileges``, ``destination local`` ...; with ``server`` before it
+    where several were checked. ``server``: the one that it is about, "" for what concerns all."""
 
     severity: Severity
     subject: str
     message: str
     hint: str = ""
+    server: str = field(default="", kw_only=True, compare=False, metadata=HIDDEN)
 
 
 def error(subject: str, message: str, hint: str = "") -> Finding:

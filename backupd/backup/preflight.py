@@ -187,7 +187,7 @@ def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     try:
         program = server_program(info.flavour, info.version, paths=spec.programs)
     except ToolError as problem:
-        yield warning("restores", f"no restored copy can be started on this machine: {problem.message}", problem.hint)
+        yield warning("restores", f"no restored copy can be started on this machine: {problem.line}", problem.hint)
         return
     yield fine(
         "restores",

@@ -37,7 +37,7 @@ from backupd.catalog.row_mapping import (
     position_fields,
     row_of,
 )
-from backupd.model.errors import NotFoundError
+from backupd.model.errors import NotFoundError, unknown
 from backupd.model.proof import WITHDRAWN, Proof, Witness
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Proofs(Rows):
     def get(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
         if (found := self._record(Proof, select(proofs).where(proofs.c.id == proof_id))) is None:
-            raise NotFoundError(f"there is no proof {proof_id}")
+            raise unknown("proof", proof_id, lists="proofs")
         return found
 
     def list(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
@@ -16,27 +16,29 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from backupd.cli.output import Screen, explained, mute
-from backupd.cli.session import Commands, Config, Json, StoppedError, remember
+from backupd.cli.session import WORK, Commands, Config, Json, StoppedError, remember
 from backupd.process.runtime import hide_memory, return_large_blocks
 
 _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "serve": ("serve.serve", {"takes": ("config",)}),
-    "check": ("work.check", {"opening": "looks"}),
-    "backup": ("work.backup", {"opening": "works"}),
+    "reload": ("serve.reload", {}),
+    "status": ("status.status", {}),
+    "check": ("work.check", {"opening": "looks", "takes": WORK}),
+    "backup": ("work.backup", {"opening": "works", "takes": WORK}),
     "plan": ("restores.plan", {}),
-    "restore": ("restores.restore", {}),
+    "restore": ("restores.restore", {"takes": WORK}),
     "thaw": ("restores.thaw", {}),
     "leftovers": ("tables.leftovers", {}),
-    "test-restore": ("restores.prove", {}),
-    "verify": ("work.verify", {}),
-    "consistency": ("work.consistency", {}),
-    "replicate": ("work.replicate", {}),
+    "test-restore": ("restores.prove", {"takes": WORK}),
+    "verify": ("work.verify", {"takes": WORK}),
+    "consistency": ("work.consistency", {"takes": WORK}),
+    "replicate": ("work.replicate", {"takes": WORK}),
     "runbook": ("restores.runbook", {}),
-    "retention": ("backups.retention", {}),
+    "retention": ("backups.retention", {"takes": WORK}),
     "hold": ("backups.hold", {}),
     "pause": ("backups.pause", {}),
     "resume": ("backups.resume", {}),
-    "fsck": ("work.fsck", {}),
+    "fsck": ("work.fsck", {"takes": WORK}),
     "recover-versions": ("catalog.bring_back", {}),
     "bring-back": ("catalog.bring_back", {"hidden": True}),  # its name until 2026-11, for good
     "run-job": ("serve.run_job", {"hidden": True}),
@@ -45,7 +47,10 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "run-stream": ("serve.run_stream", {"takes": ("config",), "hidden": True}),
     "audit": ("access.audit", {}),
     "run-api": ("serve.run_api", {"takes": ("config",), "hidden": True}),
+    "completion": ("completion.completion", {"takes": ()}),
+    "complete": ("completion.complete", {"takes": (), "hidden": True}),
     "backups": ("backups.app", {}),
+    "proofs": ("status.app", {}),
     "policy": ("policy.app", {}),
     "server": ("work.server_app", {}),
     "keys": ("keys.app", {}),
@@ -87,11 +92,26 @@ class _Root(TyperGroup):
         super().__init__(**options)
         self.commands = _Named()  # type: ignore[assignment]  # nobody adds one
 
+    @property
+    def hidden_names(self) -> Collection[str]:
+        """Commands that nobody types."""
+        return [name for name, (_path, options) in _COMMANDS.items() if options.get("hidden")]
+
+
+EXIT_CODES = (
+    "0: success; of a command that checks something: nothing is wrong",
+    "1: the command failed, or found something wrong",
+    "2: wrong usage, an unknown name, an invalid configuration",
+    "128 + N: ended by signal N (130: Ctrl-C, 143: SIGTERM)",
+)
+"""What an exit status means."""
+
 
 app = Commands(
     shared=False,
     cls=_Root,
     help="Backups of MySQL and MariaDB that are proved to restore.",
+    epilog="\b\n" + "\n".join(["Exit status:", *(f"  {line}" for line in EXIT_CODES)]),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

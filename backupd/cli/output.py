@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import tzinfo
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -156,6 +157,15 @@ def visible(text: str, *, keep: str = "") -> str:
     )
 
 
+def beside(text: str, zone: tzinfo | None) -> str:
+    """``text`` with the time in ``zone`` behind each moment in UTC; unchanged without a zone."""
+    if zone is None:
+        return text
+    from backupd.model.local_time import in_both
+
+    return in_both(text, zone)
+
+
 _LAYOUT = "\n\t"
 """What commands themselves write into a line."""
 _UNINDENTED = re.compile(r"\n(?=\S)")
@@ -218,19 +228,34 @@ def complain(lines: Iterable[tuple[str, str]]) -> None:
         mute(stream)
 
 
+def complain_of(error: BackupdError, subject: str = "") -> None:
+    """Message, detail and hint on stderr; ``subject``: which of several things failed so."""
+    lines = [(f"error: {subject}: {error.message}" if subject else f"error: {error.message}", "bold red")]
+    lines += [(f"  {line}", "") for line in error.detail.splitlines()]
+    if error.hint:
+        lines.append((f"hint: {error.hint}", "cyan"))
+    complain(lines)
+
+
 class Screen:
-    """Where one command shows its result. ``as_json`` leaves out everything for people.
+    """Where one command shows its result. ``as_json`` leaves out everything for people, ``quiet`` all but errors and
+    the document.
 
     ``done`` is what the command has already achieved when it shows its result ("the backup X was taken"): a result
     that cannot be written must not look like work that failed. Writing raises BackupdError; a reader that went away
     ends the command quietly.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self.as_json = as_json
+        self.quiet = quiet
         self.done = ""
         self._lost = False
         self._is_open = False
+
+    @property
+    def _for_people(self) -> bool:
+        return not (self.as_json or self.quiet)
 
     @contextmanager
     def _stdout(self) -> Iterator[TextIO]:
@@ -288,20 +313,20 @@ class Screen:
 
     def text(self, text: str) -> None:
         """``text`` word for word, for people."""
-        if not self.as_json:
+        if self._for_people:
             with self._stdout() as stream:
                 stream.write(text.rstrip("\n") + "\n")
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """One line for people, never wrapped, so that it can be copied. What comes behind a line end in it is indented:
         it may be part of a name that somebody chose, and must not look like a line of ours."""
-        if not self.as_json:
+        if self._for_people:
             self._print(_UNINDENTED.sub("\n  ", visible(text, keep=_LAYOUT)), style=style, soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
         """A table for people, printed while its rows are given, ``_ROWS`` at a time. Long values fold instead of being
         cut; ``right`` names columns of numbers."""
-        if self.as_json:
+        if not self._for_people:
             return
         from rich.cells import cell_len
 
@@ -328,15 +353,12 @@ class Screen:
 
     def warn(self, text: str) -> None:
         """A line on stderr, also with JSON."""
-        complain([(f"warning: {text}", "yellow")])
+        if not self.quiet:
+            complain([(f"warning: {text}", "yellow")])
 
     def error(self, error: BackupdError) -> None:
         """Message, detail and hint on stderr; with JSON also the document ``{"error": ...}`` on stdout."""
-        lines = [(f"error: {error.message}", "bold red")]
-        lines += [(f"  {line}", "") for line in error.detail.splitlines()]
-        if error.hint:
-            lines.append((f"hint: {error.hint}", "cyan"))
-        complain(lines)
+        complain_of(error)
         if not self._lost and not self._is_open:
             # The error is reported already; that stdout fails too is no news that anybody could use.
             with contextlib.suppress(BackupdError, typer.Exit):

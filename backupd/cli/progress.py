@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TextIO, cast
 
 from backupd.cli.output import console_for, is_live, mute, visible
@@ -34,6 +34,19 @@ class PhaseState:
     seen: float = 0.0
     shown: float = 0.0
     samples: deque[tuple[float, int]] = field(default_factory=deque)
+    over: bool = False
+
+    def finish(self) -> None:
+        """The work is done: what was moved is all that there was, whatever was expected."""
+        latest = self.latest
+        moved = latest.bytes_done or latest.bytes_total or 0
+        self.over = True
+        self.latest = replace(
+            latest,
+            bytes_done=moved,
+            bytes_total=None if latest.bytes_total is None else moved,
+            files_done=latest.files_done if latest.files_total is None else latest.files_total,
+        )
 
     def update(self, progress: Progress, now: float) -> None:
         self.latest, self.seen = progress, now
@@ -45,7 +58,7 @@ class PhaseState:
     @property
     def finished(self) -> bool:
         latest = self.latest
-        return (
+        return self.over or (
             (latest.bytes_total is not None or latest.files_total is not None)
             and (latest.bytes_total is None or latest.bytes_done >= latest.bytes_total)
             and (latest.files_total is None or latest.files_done >= latest.files_total)
@@ -207,8 +220,12 @@ def reporting(stream: TextIO | None = None, clock: Callable[[], float] = time.mo
             transient=False,
             redirect_stdout=False,
             redirect_stderr=False,
-        ):
+        ) as live:
             yield draw
+            live.refresh()  # how far each got, for those who look
+            with phases.lock:
+                for state in phases.states.values():
+                    state.finish()
         return
 
     def write(name: str, state: PhaseState, now: float) -> None:

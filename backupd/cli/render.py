@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any
 
-from backupd.cli.output import Screen
+from backupd.cli.output import Screen, beside
 from backupd.model.backup_record import ERRANT, INCONSISTENT, BackupKind, BackupRecord, BackupState
 from backupd.model.proof import Proof
-from backupd.model.text import few, format_duration, format_size
+from backupd.model.text import few, format_duration, format_size, format_time
 
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from restore.planning.plan import Plan, Step
 
 _NAMED = 20
+_NAMED_SERVERS = 5
 _FLAGS = {INCONSISTENT: "+differs", ERRANT: "+errant"}
 _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
 """Words of the JSON documents of fsck and of a verification."""
@@ -127,24 +129,51 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
         screen.warn(warning)
 
 
-def show_findings(screen: Screen, findings: Iterable[Finding]) -> None:
-    """One line for each finding, worst last (it stays in sight); the hint below it."""
-    order = {"ok": 0, "warning": 1, "error": 2}
-    for finding in sorted(findings, key=lambda found: order[str(found.severity)]):
-        mark, style = _MARKS[str(finding.severity)]
-        screen.line(f"{mark:<5} {finding.subject}: {finding.message}", style=style)
-        if finding.hint and str(finding.severity) != "ok":
-            screen.line(f"      -> {finding.hint}")
+def show_findings(screen: Screen, findings: Sequence[Finding]) -> None:
+    """Problems first, errors before warnings, each with its hint, and once where several servers have the same; then
+    what is well: of one server each finding, of several one line for each server."""
+    servers = list(dict.fromkeys(one.server for one in findings if one.server))
+    problems: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in sorted(findings, key=lambda found: str(found.severity)):  # error, ok, warning
+        if str(one.severity) != "ok":
+            subject = one.subject.removeprefix(f"{one.server}: ")
+            problems.setdefault((str(one.severity), subject, one.message, one.hint), []).append(one.server)
+    for (severity, subject, message, hint), whose in problems.items():
+        mark, style = _MARKS[severity]
+        named = [server for server in whose if server] if len(servers) > 1 else []
+        where = f"{named[0]}: " if len(named) == 1 else ""
+        of_several = f" ({len(named)} servers: {few(named, _NAMED_SERVERS)})" if len(named) > 1 else ""
+        screen.line(f"{mark:<5} {where}{subject}: {message}{of_several}", style=style)
+        if hint:
+            screen.line(f"      -> {hint}")
+    if len(servers) <= 1:
+        for one in findings:
+            if str(one.severity) == "ok":
+                screen.line(f"ok    {one.subject}: {one.message}", style="green")
+        return
+    for server in (*servers, ""):
+        counts = Counter(str(one.severity) for one in findings if one.server == server)
+        mark, style = _MARKS["error" if counts["error"] else "warning" if counts["warning"] else "ok"]
+        words = ", ".join(
+            f"{counts[severity]} {word}{'s' if counts[severity] != 1 and severity != 'ok' else ''}"
+            for severity, word in (("error", "error"), ("warning", "warning"), ("ok", "ok"))
+            if counts[severity]
+        )
+        if words:
+            screen.line(f"{mark:<5} {server or 'all servers together'}: {words}", style=style)
 
 
-def show_plan(screen: Screen, plan: Plan) -> None:
+def show_plan(screen: Screen, plan: Plan, zone: tzinfo | None = None, as_of: datetime | None = None) -> None:
+    """``zone``: in which its moments are shown beside UTC; ``as_of``: when its backup ended, where that is the
+    target."""
     screen.facts(
         (
-            ("target", plan.target),
-            ("backup", f"{plan.backup_id}: {plan.reason}"),
+            ("target", beside(plan.target, zone)),
+            ("data as of", beside(format_time(as_of), zone) if as_of is not None else ""),
+            ("backup", beside(f"{plan.backup_id}: {plan.reason}", zone)),
             ("chain", " -> ".join(plan.chain) if len(plan.chain) > 1 else ""),
             ("position", position_text(plan.position.file, plan.position.pos, plan.position.gtid)),
-            ("until", _until_text(plan)),
+            ("until", beside(until_text(plan), zone)),
             ("replay", f"{plan.replay.method}: {plan.replay.reason}" if plan.replay else ""),
             ("replica", _replica_text(plan)),
             ("read from", ", ".join(plan.destinations)),
@@ -159,8 +188,18 @@ def show_plan(screen: Screen, plan: Plan) -> None:
     for step in plan.steps:
         for command in step.commands:
             screen.line(f"  {step.name}$ {command}")
-    for warning in plan.warnings:
-        screen.warn(warning)
+    show_plan_warnings(screen, plan.chain, plan.warnings)
+
+
+def show_plan_warnings(screen: Screen, chain: Sequence[str], warnings: Sequence[str]) -> None:
+    """What a plan has to say; what its backups said when they were taken is counted, so that it hides nothing."""
+    for text in warnings:
+        if not text.startswith(tuple(f"{backup}: " for backup in chain)):
+            screen.warn(text)
+    for backup in chain:
+        if count := sum(text.startswith(f"{backup}: ") for text in warnings):
+            words = f"{count} warnings" if count > 1 else "a warning"
+            screen.warn(f"{backup} was taken with {words}, which backupd backups show {backup} has")
 
 
 def _replica_text(plan: Plan) -> str:
@@ -224,7 +263,7 @@ def show_thaw(screen: Screen, thaw: ThawPlan) -> None:
     )
 
 
-def _until_text(plan: Plan) -> str:
+def until_text(plan: Plan) -> str:
     """Where the restored copy will stand, and what is the first that it will not hold."""
     stop = plan.until
     if stop is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
 from itertools import chain, islice
@@ -17,12 +17,13 @@ import typer
 
 from backupd.cli.output import BROKEN_PIPE, Screen, complain, explained
 from backupd.model.errors import UnknownNameError
-from backupd.model.text import parse_time
+from backupd.model.text import format_time, parse_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from backupd.app.service.facade import Service
+    from backupd.model.job import Report
 
 DEFAULT_CONFIG = Path("/etc/backupd/backupd.yaml")
 CONFIG_VARIABLE = "BACKUPD_CONFIG"
@@ -46,22 +47,42 @@ def one_of(words: Iterable[str], flag: str, what: str, *, metavar: str = "", sho
     def read(text: str) -> str:
         from policies.document import suggestion  # whoever writes it right need not wait for that
 
-        if known := [word for word in words if word == text]:
-            return known[0]
+        if found := [word for word in words if word == text]:
+            return found[0]
         raise typer.BadParameter(f"{text!r} is not known{suggestion(text, words)}")
 
+    known = list(words)
     return typer.Option(
-        flag, parser=read, metavar=metavar or f"<{'|'.join(words)}>", show_default=show_default, help=what
+        flag,
+        parser=read,
+        metavar=metavar or f"<{'|'.join(known)}>",
+        show_default=show_default,
+        help=what,
+        autocompletion=lambda: known,
     )
 
 
-def moment(text: str) -> datetime:
+@dataclass(frozen=True)
+class Written:
+    """A time on the command line: its ``moment``, or the ``text`` of one that only the configuration's time zone makes
+    a moment."""
+
+    moment: datetime | None
+    text: str
+
+
+def written(text: str) -> Written:
     """A time on the command line. Raises BadParameter."""
     try:
-        return parse_time(text)
+        return Written(parse_time(text), text)
     except ValueError:
+        from backupd.model.local_time import EXAMPLES, is_local
+
+        if is_local(text):
+            return Written(None, text)
         raise typer.BadParameter(
-            f"{text!r} is not a time with an offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
+            f"{text!r} is not a time: write 2026-11-21T09:41:03Z, 2026-11-21T10:41:03+01:00, or {EXAMPLES} in the "
+            "configured time zone"
         ) from None
 
 
@@ -69,6 +90,7 @@ Config = Annotated[
     Path | None, option("--config", "FILE", f"Configuration (default: ${CONFIG_VARIABLE}, else {DEFAULT_CONFIG}).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; progress goes to stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")]
 Server = Annotated[str, typer.Argument(metavar="SERVER", help="Name of a server in the configuration.")]
 AnyServer = Annotated[
     str | None,
@@ -84,7 +106,10 @@ NewCatalog = Annotated[
     bool,
     typer.Option("--new-catalog", help="Create an empty catalog even if a destination already holds backups."),
 ]
-TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
+TARGETS = (
+    "latest | backup:ID | a time such as 2026-11-21T09:41:03Z, or '20:30' and 'yesterday 14:00' in the configured time "
+    "zone | gtid:... | before-gtid:... | FILE:POS"
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +149,7 @@ class Run:
     """One command's run. ``named``: the configuration that the command line names, if it does; ``held``: settings that
     another process holds; ``opening``, ``new_catalog``: as of ``Service.open``; ``follows``: the servers of which it
     takes backups, so that their rules are applied when it is over, and what is due is removed; None: it does nothing
-    that either follows from."""
+    that either follows from; ``root``: the group of all commands."""
 
     screen: Screen
     named: Path | None
@@ -133,6 +158,7 @@ class Run:
     held: Path | None = None
     new_catalog: bool = False
     follows: Collection[str] | None = None
+    root: Any = None
 
     @property
     def config(self) -> Path:
@@ -146,6 +172,37 @@ class Run:
         return self.stack.enter_context(
             open_service(self.config, self.held, self.opening, new_catalog=self.new_catalog)
         )
+
+    def reporting(self) -> AbstractContextManager[Report]:
+        """Progress on stderr until the block ends; none where only errors are wanted."""
+        if self.screen.quiet:
+            from backupd.model.job import silent
+
+            return nullcontext(silent)
+        from backupd.cli.progress import reporting
+
+        return reporting()
+
+    def moment(self, time: Written | None) -> datetime | None:
+        """The moment of a time that was written on the command line. Raises UsageError for one without an offset that
+        has no meaning, or two."""
+        if time is None or time.moment is not None:
+            return time.moment if time is not None else None
+        return self.service.installation.moment(time.text)
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """In which times are shown beside UTC, to people; None: in none."""
+        return None if self.screen.as_json else self.service.installation.zone()
+
+    def target(self, text: str) -> str:
+        """A target as the application reads it: a time without an offset becomes one in UTC. Raises UsageError."""
+        from backupd.model.local_time import is_local
+
+        if is_local(text):
+            return format_time(self.service.installation.moment(text))
+        time, _at, branch = text.rpartition("@")
+        return f"{format_time(self.service.installation.moment(time))}@{branch}" if is_local(time) else text
 
     def labelled(self, labels: Sequence[str] | None, server: str | None) -> Service:
         """The service for lists: as if there were only the servers with these labels, if there are labels."""
@@ -196,12 +253,14 @@ class Run:
 
 
 @contextmanager
-def running(context: typer.Context, config: Path | None, as_json: bool, opening: str) -> Iterator[Run]:
+def running(
+    context: typer.Context, config: Path | None, as_json: bool, opening: str, *, quiet: bool = False
+) -> Iterator[Run]:
     """Run a command: errors are shown and become the exit code. What follows from its jobs is done after that."""
     before = context.find_object(Before) or Before()
-    screen = Screen(as_json=as_json or before.json)
+    screen = Screen(as_json=as_json or before.json, quiet=quiet)
     with _shown(context, screen), ExitStack() as stack:
-        run = Run(screen, config or before.config, opening, stack)
+        run = Run(screen, config or before.config, opening, stack, root=context.find_root().command)
         try:
             with _shown(context, screen):
                 try:
@@ -242,7 +301,10 @@ Command = Callable[..., None]
 _COMMON = (
     Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=Config),
     Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+    Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
 )
+WORK = ("config", "as_json", "quiet")
+"""The common options of a command that works, and not only shows something."""
 
 
 class Commands(typer.Typer):
@@ -275,8 +337,10 @@ class Commands(typer.Typer):
 def _served(function: Command, opening: str, takes: Sequence[str]) -> Command:
     """``function`` as typer calls it: with the context, and the common options behind its own."""
 
-    def call(context: typer.Context, config: Path | None = None, as_json: bool = False, **given: Any) -> None:
-        with running(context, config, as_json, opening) as run:
+    def call(
+        context: typer.Context, config: Path | None = None, as_json: bool = False, quiet: bool = False, **given: Any
+    ) -> None:
+        with running(context, config, as_json, opening, quiet=quiet) as run:
             function(run, **given)
 
     own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in signature(function, eval_str=True).parameters.values()]

@@ -168,7 +168,7 @@ def findings(wiring: Wiring) -> list[Finding]:
         found += _tried(lambda: read_url(heartbeat.url_file))
         found += _private(heartbeat.url_file)
     found += [
-        error("alerts", incident.message, incident.hint)
+        error("alerts", ": ".join(filter(None, (incident.message, incident.detail))), incident.hint)
         for incident in wiring.catalog.incidents.open()
         if incident.kind == DELIVERY.broken
     ]

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Self
 
 from backupd.app.context.settings import spool_unusable
-from backupd.app.context.wiring import Wiring, owner, owner_is_alive
+from backupd.app.context.wiring import Wiring, owner, owner_is_alive, owner_state
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
 
@@ -228,11 +228,27 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
 
 def is_served(spool: Path) -> bool:
     """Is the service of this spool at work? Asks without getting in the way of one that begins."""
+    return owner_is_alive(_holder(spool))
+
+
+def service_process(spool: Path) -> int | None:
+    """The process of the service of this spool; None where there is none. Raises RefusedError for one that cannot be
+    reached from here."""
+    holder = _holder(spool)
+    state = owner_state(holder)
+    if state is None:
+        raise RefusedError(
+            "the service runs in another container, or on another host", detail=holder, hint="call backupd there"
+        )
+    return int(holder.split()[-2]) if state else None
+
+
+def _holder(spool: Path) -> str:
     try:
         lines = (spool / _LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    return len(lines) > 1 and owner_is_alive(lines[1])
+        return ""
+    return lines[1] if len(lines) > 1 else ""
 
 
 def _taken(what: str, holder: str) -> RefusedError:

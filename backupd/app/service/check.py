@@ -74,9 +74,10 @@ def check(wiring: Wiring, server_name: str | None, some: Sequence[str] | None = 
         else:
             hint = f"nothing that needs policy {server.policy_name} works for {name}; other servers are not affected"
             findings = [error("policy", str(problem), hint) for problem in server.problems]
-        if len(names) > 1:
-            findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
-        found += findings
+        several = len(names) > 1
+        found += [
+            replace(one, subject=f"{name}: {one.subject}" if several else one.subject, server=name) for one in findings
+        ]
     found += _clusters(wiring, names)
     found += _catalog(wiring)
     found += file_rights.findings(wiring.settings)

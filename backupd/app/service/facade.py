@@ -20,6 +20,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from backupd.app.context.access import Access, Facade, command_line, require_all, require_known, scoped, see, seen
 from backupd.app.context.settings import held_settings, load_settings
@@ -28,7 +29,9 @@ from backupd.catalog.database import WANTED
 from backupd.catalog.row_mapping import EVER, Span
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor
-from backupd.model.event import Incident, Message, MessageState, Severity
+from backupd.model.backup_record import BackupKind
+from backupd.model.errors import UsageError
+from backupd.model.event import Event, Incident, Message, MessageState, Severity
 from backupd.model.job import Report
 from backupd.model.text import format_time
 
@@ -146,6 +149,13 @@ class Servers(Facade):
             action.subject = found.uuid
             return found
 
+    def usual_kind(self, server: str) -> BackupKind:
+        """A full backup, where its policy takes physical ones, else a logical one. Raises NotFoundError, and
+        ConfigurationError where the policy is broken."""
+        policy = self._wiring.settings.server(server).policy
+        dumps_only = policy.physical is None and policy.logical is not None
+        return BackupKind.LOGICAL if dumps_only else BackupKind.PHYSICAL_FULL
+
     def overview(self, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
         """Every server at a glance, or those of ``servers``. Raises NotFoundError."""
         from backupd.app.views.overview import overview
@@ -199,6 +209,34 @@ class Installation(Facade):
         with self._audited("host-forgotten", subject=name):
             require_all(self._actor)
             self._wiring.catalog.hosts.forget(name, self._wiring.clock())
+
+    def zone(self) -> ZoneInfo | None:
+        """In which people may write times without an offset, and are shown them beside UTC; None where the
+        configuration names none."""
+        configuration = self._wiring.settings.configuration
+        return ZoneInfo(configuration.timezone) if "timezone" in configuration.model_fields_set else None
+
+    def moment(self, text: str) -> datetime:
+        """The moment that a time without an offset means in that zone. Raises UsageError."""
+        from backupd.model.local_time import read_local
+
+        zone = self.zone()
+        if zone is None:
+            raise UsageError(
+                f"{text!r} has no offset, and the configuration names no time zone",
+                hint="write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00; or set `timezone: Europe/Berlin` in "
+                f"{self._wiring.settings.file}, to write times as they are there",
+            )
+        return read_local(text, zone, self._wiring.clock())
+
+    def reload(self) -> Event:
+        """Let the service of this host read its configuration anew; gives its answer. Raises RefusedError where no
+        service runs here, BackupdError where it does not answer."""
+        from backupd.app.service.reload import reload
+
+        require_all(self._actor)
+        with self._audited("policies-reloaded"):
+            return reload(self._wiring)
 
     def measure(self) -> Values:
         """Everything that is measured of what the actor sees."""

@@ -187,6 +187,7 @@ class Listings(Facade):
         newest: dict[str, Callable[[], Iterable[Named]]] = {
             "backup": lambda: catalog.backups.page(limit=_LOOKED_AT).items,
             "job": lambda: catalog.jobs.list(limit=_LOOKED_AT),
+            "proof": lambda: catalog.proofs.page(limit=_LOOKED_AT).items,
             "incident": lambda: catalog.incidents.list(limit=_LOOKED_AT),
             "token": catalog.tokens.list,
             "challenge": catalog.challenges.list,

@@ -180,10 +180,8 @@ def retention(
         raise typer.BadParameter("--really requires --apply")
     extra: dict[str, Any] = {}
     if apply:
-        from backupd.cli.progress import reporting
-
         run.follows = ()
-        with reporting() as report:
+        with run.reporting() as report:
             applied = run.service.foreground.apply_retention(server, report, really=really)
         run.screen.done = "the rules were applied"
         found, extra = applied.decisions, applied.as_json()

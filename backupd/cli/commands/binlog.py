@@ -13,14 +13,14 @@ The command ``backupd timeline``: which moments of a server are recoverable, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.output import Screen, visible
-from backupd.cli.session import AnyServer, Commands, Labels, Run, Server, moment, option
+from backupd.cli.output import Screen, beside, visible
+from backupd.cli.session import AnyServer, Commands, Labels, Run, Server, Written, option, written
 from backupd.model.binlog import ChangeKind
 from backupd.model.text import format_duration, format_size, format_time
 
@@ -105,12 +105,12 @@ def search(
     ] = None,
     kind: Annotated[str, option("--kind", "KIND[,KIND]", f"Of: {', '.join(ChangeKind)}.")] = "",
     since: Annotated[
-        datetime | None,
-        option("--since", "TIME", "Committed at this time or later.", parser=moment),
+        Written | None,
+        option("--since", "TIME", "Committed at this time or later.", parser=written),
     ] = None,
     until: Annotated[
-        datetime | None,
-        option("--until", "TIME", "Committed at this time or earlier.", parser=moment),
+        Written | None,
+        option("--until", "TIME", "Committed at this time or earlier.", parser=written),
     ] = None,
     gtid: Annotated[str | None, option("--gtid", "GTID", "Only this transaction.")] = None,
     branch: Annotated[str | None, option("--branch", "ID", "Only on this branch.")] = None,
@@ -128,8 +128,8 @@ def search(
             server,
             tables=table or (),
             kinds=tuple(kinds),
-            since=since,
-            until=until,
+            since=run.moment(since),
+            until=run.moment(until),
             gtid=gtid,
             branch=branch,
             limit=limit + 1,
@@ -138,8 +138,9 @@ def search(
     except (DamagedError, DestinationError) as error:
         failure = error  # reported after what was found
     run.screen.document([one.as_json() for one in found[:limit]])
+    zone = run.zone
     for one in found[:limit]:
-        _show_found(run.screen, server, one)
+        _show_found(run.screen, server, one, zone)
     if len(found) > limit:
         run.screen.line(f"... and more: only the first {limit} are shown (--limit)", style="yellow")
     if not found and failure is None:
@@ -152,10 +153,10 @@ _NAMED = 5
 """Tables in the command that a search proposes."""
 
 
-def _show_found(screen: Screen, server: str, one: Found) -> None:
+def _show_found(screen: Screen, server: str, one: Found, zone: tzinfo | None = None) -> None:
     transaction = one.transaction
     shown = ", ".join(_change(change.kind, change.schema, change.name, change.rows) for change in one.changes)
-    moment = format_time(transaction.at) + ("" if transaction.precise else " (to the second)")
+    moment = beside(format_time(transaction.at), zone) + ("" if transaction.precise else " (to the second)")
     name = transaction.gtid or "without a GTID"
     position = f"{one.file}:{transaction.start}"
     screen.line(visible(f"{moment}  {name}  {shown or 'no table'}  {position}"), style="bold")
@@ -192,10 +193,11 @@ def timeline(run: Run, server: Server) -> None:
     found = run.service.servers.timeline(server)
     run.screen.document(found.as_json())
     if not run.screen.as_json:
-        show_timeline(run.screen, found)
+        show_timeline(run.screen, found, run.zone)
 
 
-def show_timeline(screen: Screen, found: Timeline) -> None:
+def show_timeline(screen: Screen, found: Timeline, zone: tzinfo | None = None) -> None:
+    """``zone``: in which the newest moment is shown beside UTC."""
     if found.latest is None:
         if found.first_due is not None:
             screen.line(
@@ -209,7 +211,7 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
     else:
         what = f"tables of {found.server} are" if found.tables_only else f"{found.server} is"
         screen.line(
-            f"{what} recoverable up to {_time(found.latest)}, "
+            f"{what} recoverable up to {beside(_time(found.latest), zone)}, "
             f"{format_duration((found.now - found.latest).total_seconds())} ago",
             style="bold",
         )

@@ -11,13 +11,12 @@ without ``--yes``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from backupd.cli.output import Screen
-from backupd.cli.session import Commands, Destination, Run, flag, moment, option
+from backupd.cli.session import Commands, Destination, Run, Written, flag, option, written
 from backupd.model.errors import UsageError
 from backupd.model.text import format_size, format_time
 
@@ -50,13 +49,13 @@ def rebuild(
         ),
     ] = False,
     failed_at: Annotated[
-        datetime | None,
+        Written | None,
         option(
             "--failed-at",
             "TIME",
             "Time up to which the installation is known to have worked. backupd reports a possible rollback if the "
             "destination ends earlier.",
-            parser=moment,
+            parser=written,
         ),
     ] = None,
     counter: Annotated[
@@ -74,15 +73,13 @@ def rebuild(
     It works without a private key. With one, it also restores positions, proofs and the history of the lost catalog,
     and compares the clear manifest of each backup with the encrypted one.
     """
-    from backupd.cli.progress import reporting
-
-    with reporting() as report:
+    with run.reporting() as report:
         done = run.service.maintenance.rebuild(
             destination,
             report,
             merge=into_existing,
             adopt=adopt_all,
-            failed_at=failed_at,
+            failed_at=run.moment(failed_at),
             counters=_counters(counter or []),
         )
     run.screen.done = "the catalog was rebuilt"
@@ -217,8 +214,8 @@ def bring_back(
     destination: Destination,
     *,
     since: Annotated[
-        datetime,
-        option("--since", "TIME", "Undo deletions and overwrites made after this time.", parser=moment),
+        Written,
+        option("--since", "TIME", "Undo deletions and overwrites made after this time.", parser=written),
     ],
     yes: Annotated[bool, flag("--yes", "Apply the changes. Without this option, the command only lists them.")] = False,
 ) -> None:
@@ -226,13 +223,12 @@ def bring_back(
 
     Objects that were already deleted, or marked as deleted, before that time are not restored.
     """
-    from backupd.cli.progress import reporting
-
+    begin = since.moment or run.service.installation.moment(since.text)
     if yes:
-        with reporting() as report:
-            result = run.service.maintenance.bring_back(destination, since, report)
+        with run.reporting() as report:
+            result = run.service.maintenance.bring_back(destination, begin, report)
     else:
-        result = run.service.maintenance.look_back(destination, since)
+        result = run.service.maintenance.look_back(destination, begin)
     run.screen.document(result.as_json())
     _recover_versions_show(run.screen, result)
     run.ends(well=result.ok)

@@ -11,6 +11,7 @@ Commands of the way back: plan, restore, test-restore, runbook.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,7 +100,7 @@ def thaw(
         run.screen.document([{"job": job.as_json(), "thaw": thawing.as_json()} for job, thawing in found])
         _list(run.screen, found)
         return
-    done = run.service.restores.thaw(server, target, tier=tier, days=days, tables=tables or ())
+    done = run.service.restores.thaw(server, run.target(target), tier=tier, days=days, tables=tables or ())
     run.screen.document(done.as_json())
     for warning in done.plan.warnings:
         run.screen.warn(warning)
@@ -274,7 +275,7 @@ def plan(
     run: Run,
     server: Server,
     *,
-    target: Target,
+    target: Annotated[str, option("--to", "TARGET", f"{TARGETS}. Default: latest.")] = "latest",
     datadir: Annotated[
         Path | None,
         option("--datadir", "DIR", "Also check that the restored data fits into this directory.", parser=parse_datadir),
@@ -311,16 +312,19 @@ def plan(
         server_id=server_id,
     )
     refuse_mixture(request)
+    request = replace(request, target=run.target(request.target))
     if request.of_tables:
         chosen = run.service.restores.plan_tables(request)
         run.screen.document(chosen.as_json())
-        show_table_plan(run.screen, chosen)
+        show_table_plan(run.screen, chosen, run.zone)
         return
     made = run.service.restores.plan(request)
     run.screen.document(made.as_json())
     from backupd.cli.render import show_plan
 
-    show_plan(run.screen, made)
+    if not run.screen.as_json:
+        as_of = run.service.listings.backup(made.backup_id).finished_at if made.until is None else None
+        show_plan(run.screen, made, run.zone, as_of)
 
 
 def restore(
@@ -357,8 +361,6 @@ def restore(
 ) -> None:
     """Restore into an empty data directory, or tables into a running server; a repeated call continues an interrupted
     one."""
-    from backupd.cli.progress import reporting
-
     request = requested(
         server,
         target,
@@ -386,10 +388,11 @@ def restore(
     )
     said = {"mode": mode != _MODES[0], "confirm": confirm, "keys": keys, "triggers": triggers}
     refuse_mixture(request, {name for name, value in said.items() if value not in (None, False)}, somewhere=True)
+    request = replace(request, target=run.target(request.target))
     if request.of_tables:
         restore_tables(run, request, confirm=confirm, keys=keys)
         return
-    with reporting() as report:
+    with run.reporting() as report:
         outcome = run.service.foreground.restore(request, report)
     document = outcome.as_json()
     ending = "was made" if outcome.is_good else "finished with errors"
@@ -408,10 +411,8 @@ def prove(
     target: Annotated[str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")] = "latest",
 ) -> None:
     """Restore to a temporary server, check the data, and record the proof."""
-    from backupd.cli.progress import reporting
-
-    with reporting() as report:
-        proof = run.service.foreground.test_restore(server, target, report)
+    with run.reporting() as report:
+        proof = run.service.foreground.test_restore(server, run.target(target), report)
     run.screen.document(proof.as_json())
     from backupd.cli.render import show_proof
 

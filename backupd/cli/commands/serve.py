@@ -11,6 +11,8 @@ import typer
 
 from backupd.cli.commands.jobs import JobId
 from backupd.cli.session import NewCatalog, Run, Server, flag
+from backupd.model.errors import RefusedError
+from backupd.model.event import Severity
 
 Settings = Annotated[
     Path | None,
@@ -43,6 +45,17 @@ def serve(
         code = daemon.serve(run.config, daemon.Manner(standby=standby, grace=grace, new_catalog=new_catalog))
     if code:
         raise typer.Exit(code)
+
+
+def reload(run: Run) -> None:
+    """Let the running service of this host read its configuration and policies, and show its answer. Exit status 1 if
+    it keeps the previous ones."""
+    answer = run.service.installation.reload()
+    if answer.severity is not Severity.INFO:
+        raise RefusedError(answer.message, detail=answer.detail, hint=answer.hint)
+    run.screen.done = answer.message
+    run.screen.document({"reloaded": True, "message": answer.message})
+    run.screen.line(answer.message, style="green")
 
 
 def run_stream(

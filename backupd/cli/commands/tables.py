@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backupd.cli.render import position_text, show_phases, show_steps
+from backupd.cli.output import beside
+from backupd.cli.render import position_text, show_phases, show_plan_warnings, show_steps, until_text
 from backupd.cli.session import Run, Server, flag, one_of, option
 from backupd.model.errors import UsageError
 from backupd.model.text import few, format_duration, format_size
@@ -139,8 +141,6 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
 
 def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
-    from backupd.cli.progress import reporting
-
     into = request.into
 
     def ask(found: Sequence[TableDifference]) -> bool:
@@ -157,7 +157,7 @@ def restore_tables(run: Run, request: RestoreRequest, *, confirm: str | None, ke
             == into
         )
 
-    with reporting() as report:
+    with run.reporting() as report:
         outcome = run.service.foreground.restore(
             request,
             report,
@@ -277,12 +277,13 @@ def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
     return "\n".join(lines)
 
 
-def show_table_plan(screen: Screen, plan: TablePlan) -> None:
-    """A plan for tables, for people."""
+def show_table_plan(screen: Screen, plan: TablePlan, zone: tzinfo | None = None) -> None:
+    """A plan for tables, for people; ``zone``: in which its moments are shown beside UTC."""
     screen.facts(
         (
-            ("target", plan.base.target),
-            ("way", plan.reason),
+            ("target", beside(plan.base.target, zone)),
+            ("until", beside(until_text(plan.base), zone)),
+            ("way", beside(plan.reason, zone)),
             (
                 "tables",
                 few((goal.source.shown for goal in plan.goals), 20),
@@ -302,8 +303,7 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
     show_steps(screen, plan.steps, plan.base.thaw)
     for other in plan.others:
         screen.line(other)
-    for warning in plan.warnings:
-        screen.warn(warning)
+    show_plan_warnings(screen, plan.base.chain, plan.warnings)
 
 
 def leftovers(

@@ -10,13 +10,15 @@ that are not whole), ``error``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.output import Screen
+from backupd.cli.output import Screen, complain_of, error_as_json
 from backupd.cli.session import AnyServer, Commands, Labels, NewCatalog, Run, Server, flag, one_of, option
-from backupd.model.backup_record import BackupKind
+from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.errors import BackupdError
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated
@@ -34,8 +36,22 @@ def check(run: Run, server: AnyServer = None, label: Labels = None) -> None:
 
 def backup(
     run: Run,
-    server: Server,
-    kind: Annotated[str, one_of([kind.word for kind in BackupKind], "--kind", "Kind of backup.")] = "full",
+    server: Annotated[
+        str | None,
+        typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server; see also --all and --label."),
+    ] = None,
+    everyone: Annotated[bool, flag("--all", "Every configured server, one after the other.")] = False,
+    label: Labels = None,
+    kind: Annotated[
+        str | None,
+        one_of(
+            [kind.word for kind in BackupKind],
+            "--kind",
+            "Kind of backup. Default: full; with --all or --label, logical for servers whose policies take no physical "
+            "backups.",
+            show_default=False,
+        ),
+    ] = None,
     table_set: Annotated[
         str,
         option("--set", "NAME", "With --kind logical: the tables of this set of the policy."),
@@ -50,16 +66,23 @@ def backup(
     ] = None,
     new_catalog: NewCatalog = False,
 ) -> None:
-    """Take a backup now."""
-    from backupd.cli.progress import reporting
-
+    """Take a backup now: of one server, or of several, one after the other. With --all or --label the exit status is 1
+    unless each backup succeeded; one that fails does not keep the next from being taken."""
     if (table_set or tables) and kind != BackupKind.LOGICAL.word:
         raise typer.BadParameter("only logical backups can be limited to some tables: add --kind logical")
+    if server is None and not (everyone or label):
+        raise typer.BadParameter("name a server, or give --all or --label")
+    if server is not None and (everyone or label):
+        raise typer.BadParameter("name a server, or give --all or --label, not both")
     run.new_catalog = new_catalog
+    wanted = BackupKind.of(kind) if kind is not None else None
+    if server is None:
+        _backup_several(run, label, wanted, table_set=table_set, tables=tables or ())
+        return
     run.follows = (server,)
-    with reporting() as report:
+    with run.reporting() as report:
         record = run.service.foreground.backup(
-            server, BackupKind.of(kind), report, table_set=table_set, tables=tables or ()
+            server, wanted or BackupKind.PHYSICAL_FULL, report, table_set=table_set, tables=tables or ()
         )
     run.screen.done = f"the backup {record.id} was taken"
     runbook = run.service.backups.runbook_digest(record.id)
@@ -68,7 +91,62 @@ def backup(
 
     show_backup(run.screen, record)
     run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
-    run.ends(well=not (record.tables_missing or record.apart))
+    run.ends(well=_is_whole(record))
+
+
+def _backup_several(
+    run: Run, labels: Sequence[str] | None, kind: BackupKind | None, *, table_set: str, tables: Sequence[str]
+) -> None:
+    """The document has of each server ``server``, ``ok``, and ``backup`` (the record) or ``error``, the other null."""
+    names = run.labelled(labels, None).listings.servers()
+    run.follows = names
+    found: list[tuple[str, BackupRecord | None, BackupdError | None]] = []
+    for name in names:
+        try:
+            planned = kind or run.service.servers.usual_kind(name)
+            with run.reporting() as report:
+                taken = run.service.foreground.backup(name, planned, report, table_set=table_set, tables=tables)
+        except BackupdError as error:
+            complain_of(error, name)
+            found.append((name, None, error))
+        else:
+            found.append((name, taken, None))
+    good = [_is_whole(record) for _name, record, _error in found]
+    run.screen.done = f"{sum(record is not None for _name, record, _error in found)} backups were taken"
+    run.screen.document(
+        [
+            {
+                "server": name,
+                "ok": ok,
+                "backup": record.as_json() if record is not None else None,
+                "error": error_as_json(error) if error is not None else None,
+            }
+            for ok, (name, record, error) in zip(good, found, strict=True)
+        ]
+    )
+    from backupd.cli.render import backup_row
+
+    run.screen.table(
+        ("SERVER", "BACKUP", "KIND", "STATE", "DATA", "NEW", "AT"),
+        ((name, *_row(record, backup_row)) for name, record, _error in found),
+        right=("DATA", "NEW"),
+    )
+    for name, record, _error in found:
+        for warning in record.warnings if record is not None else ():
+            run.screen.warn(f"{name}: {warning}")
+    run.screen.line(f"{sum(good)} of {len(found)} servers were backed up", style="green" if all(good) else "bold red")
+    run.ends(well=all(good))
+
+
+def _row(record: BackupRecord | None, row: Callable[[BackupRecord], Sequence[str]]) -> Sequence[str]:
+    if record is None:
+        return ("", "", "FAILED, see above", "", "", "")
+    backup_id, _server, *rest = row(record)
+    return (backup_id, *rest)
+
+
+def _is_whole(record: BackupRecord | None) -> bool:
+    return record is not None and not (record.tables_missing or record.apart)
 
 
 def parse_subset(text: str) -> float:
@@ -94,9 +172,7 @@ def verify(
     label: Labels = None,
 ) -> None:
     """Read stored objects again and compare them with their hashes."""
-    from backupd.cli.progress import reporting
-
-    with reporting() as report:
+    with run.reporting() as report:
         outcome = run.service.foreground.verify(server, subset, report, label or ())
     document = outcome.as_json()
     run.screen.document(document)
@@ -112,11 +188,10 @@ def consistency(
     check: Annotated[bool, flag("--check", "Compare all tables now; source and replica each read them once.")] = False,
 ) -> None:
     """Show whether a replica holds what its source does. Exit status 1 unless every table was compared and is equal."""
-    from backupd.cli.progress import reporting
     from backupd.cli.render import show_consistency
 
     if check:
-        with reporting() as report:
+        with run.reporting() as report:
             run.service.foreground.check_consistency(server, report)
     found = run.service.servers.consistency(server)
     run.screen.document(found.as_json())
@@ -151,10 +226,8 @@ def replicate(
     ] = None,
 ) -> None:
     """Copy missing backups and binary logs to the destinations, then read the copies back to verify them."""
-    from backupd.cli.progress import reporting
-
     run.follows = ()
-    with reporting() as report:
+    with run.reporting() as report:
         found = run.service.foreground.replicate(server, to, report, label or ())
     run.screen.document([one.as_json() for one in found])
     for one in found:

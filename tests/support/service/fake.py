@@ -65,9 +65,12 @@ class FakeFinding:
     subject: str
     message: str
     hint: str = ""
+    server: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        document = dataclasses.asdict(self)
+        del document["server"]
+        return document
 
 
 @dataclass
@@ -118,6 +121,14 @@ class FakeService:
     @property
     def maintenance(self) -> Self:
         return self
+
+    @property
+    def installation(self) -> SimpleNamespace:
+        return SimpleNamespace(zone=lambda: None)
+
+    @property
+    def listings(self) -> SimpleNamespace:
+        return SimpleNamespace(backup=lambda _backup_id: record())
 
     @property
     def restores(self) -> Self:

@@ -233,10 +233,10 @@ def test_check_fails_when_one_finding_is_an_error(service: FakeService, capsys: 
     ]
     assert main(["check"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "ok    tool: found",
-        "warn  disk: 12 % free",
         "FAIL  privileges: RELOAD is missing",
         "      -> GRANT RELOAD ...",
+        "warn  disk: 12 % free",
+        "ok    tool: found",
     ]
     service.findings.pop(0)
     assert main(["check", "--json"]) == 0

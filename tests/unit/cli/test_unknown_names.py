@@ -46,6 +46,7 @@ NAMES = {
     "recipient": "RECIPIENT",
     "challenge_id": "CHALLENGE",
     "incident": "INCIDENT",
+    "proof_id": "PROOF",
     "branch": "BRANCH",
     "drop": "RESTORE",
     ("token revoke", "token"): "TOKEN",
@@ -105,6 +106,9 @@ OTHERS = {
     "delay",
     "replicate_from",
     "server_id",
+    "outcome",
+    "shell",
+    "words",
 }
 """Parameters that name nothing that would have to exist: a new parameter has to be put here or above."""
 
@@ -120,6 +124,7 @@ LISTS = {
     "INCIDENT": "backupd alerts --all",
     "BRANCH": "backupd timeline",
     "RESTORE": "backupd leftovers",
+    "PROOF": "backupd proofs",
     "TOKEN": "backupd token list",
     "TARGET": "backupd backups",
     "EXAMPLE": "there are: backupd, gold",
@@ -173,7 +178,7 @@ FINE = {
     "token": "1",
 }
 NEEDED = {
-    ("backup", "table_set"): ["--kind", "logical"],
+    ("backup", "table_set"): [KNOWN["SERVER"], "--kind", "logical"],
     ("restore", "server"): ["--datadir", "new"],
     ("restore", "target"): ["--datadir", "new"],
     ("restore", "into"): ["--tables", "a.b"],
