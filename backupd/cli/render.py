@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _NAMED = 20
 _NAMED_SERVERS = 5
+_SETTING = re.compile(r"([a-z]+(?:_[a-z]+)+) is ")
+"""How a warning of a server's setting begins."""
 _FLAGS = {INCONSISTENT: "+differs", ERRANT: "+errant"}
 _UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
 """Words of the JSON documents of fsck and of a verification."""
@@ -192,14 +195,17 @@ def show_plan(screen: Screen, plan: Plan, zone: tzinfo | None = None, as_of: dat
 
 
 def show_plan_warnings(screen: Screen, chain: Sequence[str], warnings: Sequence[str]) -> None:
-    """What a plan has to say; what its backups said when they were taken is counted, so that it hides nothing."""
+    """What a plan has to say. Settings of the source that its backups warned of when they were taken are only named:
+    they must not hide what concerns this plan."""
+    settings: dict[str, list[str]] = {}
     for text in warnings:
-        if not text.startswith(tuple(f"{backup}: " for backup in chain)):
+        backup, _, said = text.partition(": ")
+        if backup in chain and (found := _SETTING.match(said)):
+            settings.setdefault(backup, []).append(found[1])
+        else:
             screen.warn(text)
-    for backup in chain:
-        if count := sum(text.startswith(f"{backup}: ") for text in warnings):
-            words = f"{count} warnings" if count > 1 else "a warning"
-            screen.warn(f"{backup} was taken with {words}, which backupd backups show {backup} has")
+    for backup, names in settings.items():
+        screen.warn(f"settings of the source: {', '.join(names)}; what they mean: backupd backups show {backup}")
 
 
 def _replica_text(plan: Plan) -> str:

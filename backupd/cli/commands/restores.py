@@ -322,9 +322,9 @@ def plan(
     run.screen.document(made.as_json())
     from backupd.cli.render import show_plan
 
-    if not run.screen.as_json:
-        as_of = run.service.listings.backup(made.backup_id).finished_at if made.until is None else None
-        show_plan(run.screen, made, run.zone, as_of)
+    is_asked = not run.screen.as_json and made.until is None
+    as_of = run.service.listings.backup(made.backup_id).finished_at if is_asked else None
+    show_plan(run.screen, made, run.zone, as_of)
 
 
 def restore(

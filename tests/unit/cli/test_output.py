@@ -11,6 +11,7 @@ import pytest
 from backupd.app.binlogs.transactions import Found
 from backupd.cli.commands.binlog import _show_found
 from backupd.cli.output import Screen, visible
+from backupd.cli.render import show_plan_warnings
 from backupd.model.binlog import Change, ChangeKind, Ending, Segment, Transaction
 from backupd.model.errors import BackupdError
 
@@ -116,3 +117,22 @@ def test_a_long_table_has_one_head_and_straight_columns(capsys: pytest.CaptureFi
     assert {line.index("x") for line in lines[1001:]} == {lines[1001].index("x")}
     Screen(as_json=False).table(("NAME", "SIZE"), ())
     assert capsys.readouterr().out.split() == ["NAME", "SIZE"]
+
+
+def test_a_plan_names_settings_of_the_source_once_and_says_all_else(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = "20261121T020000Z-7f3a9c01", "20261122T020000Z-7f3a9c01"
+    show_plan_warnings(
+        Screen(as_json=False),
+        (first, second),
+        (
+            "this takes 2h",
+            f"{second}: sync_binlog is 0, not 1: a crash of the host loses the end of the binary log",
+            f"{first}: table shop.x is MyISAM",
+            f"{second}: binlog_format is MIXED: a replay of statements may change other rows",
+        ),
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: this takes 2h",
+        f"warning: {first}: table shop.x is MyISAM",
+        f"warning: settings of the source: sync_binlog, binlog_format; what they mean: backupd backups show {second}",
+    ]
