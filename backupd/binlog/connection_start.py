@@ -272,14 +272,22 @@ class Approach:
             return None
         return self._follow(found or self._look_back(tail, start.branch, state), start.kept, state)
 
-    def skip(self, newest: Spooled, state: SourceState, damage: str = "") -> Start | None:
+    def skip(self, newest: Spooled, state: SourceState, damage: str = "", *, fatal: bool = False) -> Start | None:
         """The server cannot read on behind ``newest``: in the rest of it, or in the file after it; ``damage``: what it
-        sends is damaged, as this says. None: no file follows yet with which it can go on."""
+        sends is damaged, as this says; ``fatal``: it crashes when it reads on. None: no file follows yet with which it
+        can go on."""
         tail = self._tail(newest)
         bad = newest.number if tail.ended is None else newest.number + 1
         following = next((log for log in state.logs if log.number > bad), None)
         if following is None:
             return None
+        if fatal:
+            name = self.spool.branches()[-1].file(bad)
+            self.spool.note_fatal(name)
+            damage = f"the server crashes when it reads {name}"
+            words = f"the stream of {self.server} is interrupted: {damage}, and is not asked for that file any more"
+            hint = "the server's error log names the cause; send the file to the makers of the server"
+            self.report(StreamEvent(StreamEventKind.LOST, self.clock(), words, hint=hint))
         before = self.source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
         if bad == newest.number:
@@ -287,6 +295,16 @@ class Approach:
         else:
             gap = damage or f"the server itself cannot read the file after {newest.name}"
         return self._follow(GoOn(following.number, gap), newest, state)
+
+    def skip_first(self, state: SourceState) -> Start | None:
+        """The server crashes when it reads the first file of the newest branch, of which nothing is here. None: no file
+        follows yet."""
+        branch = self.spool.branches()[-1]
+        following = next((log for log in state.logs if log.number > branch.first_number), None)
+        if following is None:
+            return None
+        note = f"the server crashes when it reads {branch.file(branch.first_number)}"
+        return self._begin(Fork(BranchReason.UNKNOWN, following.number, note), state)
 
     # --- what follows
 

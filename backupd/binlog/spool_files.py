@@ -81,7 +81,7 @@ class State(Document):
     """``files``: in log order. ``seen``: of the server of the newest branch. ``unlogged``: when that was first seen to
     write no binary log, since the branch began; what is there afterwards does not go on from what is here. ``left``: of
     each server that had the spool before, the last branch. ``unsynced``: a file (its branch and name) that a disk once
-    refused to take."""
+    refused to take. ``fatal``: files of the newest branch by which the server crashes when it reads them."""
 
     branches: tuple[Branch, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -90,6 +90,7 @@ class State(Document):
     unlogged: datetime | None = field(default=None, metadata=json_key(later=True))
     left: tuple[Left, ...] = field(default=(), metadata=json_key(later=True))
     unsynced: str = field(default="", metadata=json_key(later=True))
+    fatal: tuple[str, ...] = field(default=(), metadata=json_key(later=True))
 
 
 _LOCK = "lock"
@@ -446,7 +447,7 @@ class Spool:
                 left = (*(one for one in left if one.seen.server_uuid != seen.server_uuid), was)
             (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
             sync_folder(self.folder / _BRANCHES)
-            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None, left=left)
+            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None, left=left, fatal=())
             self._sweep()
 
     def add_gap(self, gap: Gap) -> None:
@@ -534,6 +535,16 @@ class Spool:
         with self._guard:
             if self._now().unlogged is None:
                 self._save(unlogged=at)
+
+    def is_fatal(self, name: str) -> bool:
+        """Did the server crash when it read its file ``name`` of the newest branch? Then nobody asks it for that."""
+        return name in self._now().fatal
+
+    def note_fatal(self, name: str) -> None:
+        """Raises OSError."""
+        with self._guard:
+            if not self.is_fatal(name):
+                self._save(fatal=(*self._now().fatal, name))
 
     def clear_incoming(self) -> None:
         """Nothing of an earlier connection is of use. Raises OSError."""

@@ -145,6 +145,9 @@ class Mender:
         if all(log.name != file.name for log in state.logs):
             self.spool.judge(doubt, "the server no longer has the file")
             return
+        if self.spool.is_fatal(file.name):
+            self.spool.judge(doubt, "the server crashes when it reads the file")
+            return
         first = self._copy(file.name)
         if not first.damage:
             self._take(doubt, file, first)

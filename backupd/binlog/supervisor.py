@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.binlog.acknowledgement import OFF, Evidence
@@ -73,6 +73,8 @@ _FAILED = (EndKind.TWIN, EndKind.DENIED)
 _UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT, EndKind.UNOPENED)
 _KNOWN_SECONDS = 15.0
 """For so long what is known of a server whose commits wait is gone by: it cannot have written much meanwhile."""
+_RESTARTED = timedelta(seconds=2)
+"""A server whose start is said to have been so much later was started again."""
 _UNOPENED_PAUSES = 5
 """A file that the server cannot open is given up after so many longest pauses: it may only have too many open."""
 
@@ -151,6 +153,9 @@ class Streamer:
     _torn: tuple[tuple[str, int, int], bool] | None = None
     _torn_since: float = 0.0
     _damaged_at: tuple[str, int, int] | None = None
+    _begun: tuple[tuple[str, int, int], datetime | None] | None = None
+    """Behind what the last dump was to go on, and when its server had started, where that was asked."""
+    _crashes: bool = False
     _damage: str = ""
     _mend_due: float = 0.0
     _lost_files: list[int] = field(default_factory=list)
@@ -235,6 +240,7 @@ class Streamer:
         )
 
     def _life(self, stop: threading.Event) -> float:
+        begun = self._look_for_crash()
         again = self._as_before()
         state = again[0] if again is not None else self._approach.look()
         self._end_last_dump()
@@ -252,7 +258,7 @@ class Streamer:
         with self._guard:
             self._status = replace(self._status, server_position=None, server_time=None)
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
-        begun = time.monotonic()
+        self._begun, since = begun, time.monotonic()
         try:
             with Session(
                 self.spool,
@@ -291,7 +297,7 @@ class Streamer:
             self._bring_back()
             self._mend_files(newest=False)
             return self._backoff(away=False)
-        if session.received > had or time.monotonic() - begun > self.pace.most:
+        if session.received > had or time.monotonic() - since > self.pace.most:
             self._pause = self.pace.first
         if session.end is not None:
             return self._ended(session.end)
@@ -302,11 +308,22 @@ class Streamer:
         known = self.known
         if self.acknowledge == OFF or known is None or time.monotonic() - self._known_at > _KNOWN_SECONDS:
             return None
-        if self._torn is not None or self.spool.doubts():
+        if self._torn is not None or self._crashes or self.spool.doubts():
             return None
         found = self._approach.as_before(known)
         self.known = None
         return found
+
+    def _look_for_crash(self) -> tuple[tuple[str, int, int], datetime | None]:
+        """Was the server started again since two dumps in a row ended before anything came? Then reading on is what it
+        crashes by, and it would for ever. Gives what the next dump is to be compared by. Raises ServerError."""
+        newest = self.spool.newest()
+        coordinate = (*newest.key, newest.size) if newest is not None else ("", 0, 0)
+        if self._begun is None or self._begun[0] != coordinate:
+            return coordinate, None
+        before, started = self._begun[1], self.source.started()
+        self._crashes = before is not None and started - before >= _RESTARTED
+        return coordinate, started
 
     def _end_last_dump(self) -> None:
         """Its server may not have noticed yet that nobody receives it any more. Raises ServerError."""
@@ -398,7 +415,11 @@ class Streamer:
         self._lost_files = [
             number
             for branch, number in asked()
-            if branch == start.branch.id and number < start.number and number in listed and number not in here
+            if branch == start.branch.id
+            and number < start.number
+            and number in listed
+            and number not in here
+            and not self.spool.is_fatal(start.branch.file(number))
         ]
 
     def _mend(self, doubt: Doubt) -> None:
@@ -483,16 +504,20 @@ class Streamer:
 
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a position where the server could not go on, twice: the next file that it may be able to read."""
-        newest = self.spool.newest()
-        if newest is None or self._torn != ((*newest.key, newest.size), True):
+        newest, crashes, self._crashes = self.spool.newest(), self._crashes, False
+        if newest is None and crashes:
+            return self._approach.skip_first(state)
+        if newest is None or not (crashes or self._torn == ((*newest.key, newest.size), True)):
             return None
         self._torn = None
-        start = self._approach.skip(newest, state, self._damage)
+        start = self._approach.skip(newest, state, self._damage, fatal=crashes)
         if start is not None:
             self._damage = ""
         return start
 
     def _fetch(self, name: str) -> Path:
+        if self.spool.is_fatal(name):
+            raise ToolError(f"{name} is not copied from {self.source.address}: the server crashes when it reads it")
         self._copied = self.source.size_of(name)
         path = fetch(
             self.source.connection,

@@ -416,6 +416,13 @@ class BinlogSource:
         )
         return now if same == known and before and covers(gtid, before, mariadb=known.mariadb) else None
 
+    def started(self) -> datetime:
+        """When the server was started, by its own clock and to the second: two answers of one life may be a second
+        apart."""
+        with self._session() as session:
+            now = moment(session.scalar("SELECT UTC_TIMESTAMP()"))
+            return now - timedelta(seconds=_status(session, ("Uptime",)) or 0)
+
     def size_of(self, name: str) -> int:
         """Bytes that a reader gets of the file ``name`` by now, at least; 0 where it is not there."""
         with self._session() as session:

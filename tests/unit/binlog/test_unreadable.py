@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from backupd.binlog import session
+from backupd.binlog.session import Session
 from backupd.binlog.stream_status import StreamEventKind
 from backupd.binlog.supervisor import Pace
-from tests.support.logs.streaming import STREAMED, Streaming, assert_identical, insert, make_server, prepare, until
+from backupd.engine.receiver.endings import EndedError, EndKind
+from backupd.engine.receiver.receiver import Receiver
+from backupd.engine.server.binary_logs import BinlogSource
+from backupd.model.server_facts import Position
+from tests.support.logs.streaming import (
+    STREAMED,
+    Streaming,
+    assert_identical,
+    insert,
+    log_status,
+    make_server,
+    prepare,
+    reset,
+    until,
+)
+from tests.support.servers.server import Server
 from tests.support.servers.stacks import Stack
+
+_HEADER_LENGTH_AT = 4 + 19 + 2 + 50 + 4
+"""Behind the magic number, the event's header, version of the log and of the server, and the time."""
 
 
 def gone(path: Path) -> None:
@@ -22,8 +43,10 @@ def overwritten(path: Path) -> None:
 
 
 def described_wrongly(path: Path) -> None:
+    """Headers of events have 18 bytes, it says. (By a description of zeros MariaDB 10.11.19 crashes, or not, as its
+    memory is.)"""
     content = bytearray(path.read_bytes())
-    content[4 + 19 : 4 + 19 + 80] = bytes(80)
+    content[_HEADER_LENGTH_AT] = 18
     path.write_bytes(content)
 
 
@@ -100,3 +123,80 @@ def test_a_file_that_the_server_cannot_open_for_a_while_is_waited_for(stack: Sta
             streaming.has_all(server)
             assert_identical(streaming.spool, server)
         assert streaming.spool.gaps() == ()
+
+
+class Crashes:
+    """Of a server that reads the file ``fatal``, and is started again right away; the server itself goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fatal, self.count = "", 0
+        self._begun = datetime.now(UTC)
+        crash, follow = self._crash, Session.follow
+
+        class Broken(Receiver):
+            def receive(self, seconds: float) -> None:
+                crash(self.file)
+                super().receive(seconds)
+
+        def followed(one: Session, name: str) -> None:
+            crash(name)
+            follow(one, name)
+
+        monkeypatch.setattr(session, "Receiver", Broken)
+        monkeypatch.setattr(Session, "follow", followed)
+        monkeypatch.setattr(BinlogSource, "started", lambda _source: self._begun + timedelta(seconds=5 * self.count))
+
+    def _crash(self, name: str) -> None:
+        if name == self.fatal:
+            self.count += 1
+            raise EndedError(EndKind.LOST, "Lost connection to server during query")
+
+    def by(self, server: Server) -> str:
+        """The file that the server writes now is fatal from here on, and others follow."""
+        self.fatal, self.count = log_status(server)[0], 0
+        for _ in range(2):
+            server.execute("FLUSH BINARY LOGS")
+            insert(server)
+        return self.fatal
+
+
+@pytest.mark.parametrize("stack", STREAMED)
+def test_what_the_server_crashes_by_is_asked_for_no_more(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes = Crashes(monkeypatch)
+    with make_server(stack) as server:
+        prepare(server)
+        first = crashes.by(server)
+        with Streaming(server, tmp_path / "spool", wanted=Position(first, 4, "")) as streaming:
+            streaming.has_all(server)
+        one, other = streaming.spool.branches()
+        assert (one.file(one.first_number), crashes.count) == (first, 2), "nothing was here"
+        assert f"crashes when it reads {first}" in other.note
+
+        kept = crashes.by(server)
+        with Streaming(server, tmp_path / "spool") as streaming:
+            streaming.has_all(server)
+        assert (crashes.count, streaming.spool.gaps()) == (2, ()), "all of it was here"
+        assert f"crashes when it reads {kept}" in streaming.kinds(StreamEventKind.LOST)[-1].message
+
+        server.execute("FLUSH BINARY LOGS")
+        insert(server)
+        lacking = crashes.by(server)
+        with Streaming(server, tmp_path / "spool") as streaming:
+            streaming.has_all(server)
+            streaming.reported(StreamEventKind.GAP)
+        (gap,) = streaming.spool.gaps()
+        assert f"crashes when it reads {lacking}" in gap.reason
+        assert crashes.count == 3, "the first time something had come before"
+
+        given_up = [(gap.branch, int(lacking.rpartition(".")[2]))]
+        with Streaming(server, tmp_path / "spool", given_up=lambda: given_up) as streaming:
+            insert(server)
+            streaming.has_all(server)
+            assert streaming.streamer.status().restarts == 0, "nothing is brought back"
+            assert streaming.spool.is_fatal(lacking)
+            reset(server)
+            insert(server)
+            streaming.reported(StreamEventKind.BRANCH)
+            assert not streaming.spool.is_fatal(lacking), "there will be another file of this name"
