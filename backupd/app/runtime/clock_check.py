@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from backupd.catalog.session import Catalog
 from backupd.model.text import Clock
 
+AT_ONCE = 1.0
+"""Seconds within which all clocks are read; what took longer is read again."""
 NOTICED = timedelta(seconds=30)
 """Smaller steps are a time service's work."""
 DOUBTED = timedelta(hours=1)
@@ -42,13 +44,13 @@ class ClockWatch:
         self, clock: Clock, running: Callable[[], float] = time.monotonic, passing: Callable[[], float] = boottime
     ) -> None:
         self._clock, self._running, self._passing = clock, running, passing
-        self._seen: tuple[datetime, float, float] = (clock(), running(), passing())
+        self._seen = self._read()
         self._displaced = timedelta(0)
         self._since = passing()
 
     def look(self) -> Jump | None:
         """What happened to the clock since the last look; None when nothing did."""
-        wall, running, passing = self._clock(), self._running(), self._passing()
+        wall, running, passing = self._read()
         before, self._seen = self._seen, (wall, running, passing)
         step = (wall - before[0]) - timedelta(seconds=passing - before[2])
         slept = timedelta(seconds=(passing - before[2]) - (running - before[1]))
@@ -61,6 +63,11 @@ class ClockWatch:
         return jump if jump.step or jump.slept else None
 
     @property
+    def now(self) -> datetime:
+        """What the clock showed at the last look."""
+        return self._seen[0]
+
+    @property
     def doubtful(self) -> bool:
         """Was the clock set far ahead a short while ago? Then nothing should be concluded from it yet."""
         return self._displaced > DOUBTED
@@ -69,6 +76,15 @@ class ClockWatch:
     def settled(self) -> bool:
         """Has the clock stood since we know it for long enough to trust it more than what was written before?"""
         return self._passing() - self._since >= PROBATION
+
+    def _read(self) -> tuple[datetime, float, float]:
+        """All three of one moment: a machine that stands still between two of them would look like a clock that was
+        set."""
+        while True:
+            passing = self._passing()
+            wall, running = self._clock(), self._running()
+            if self._passing() - passing < AT_ONCE:
+                return wall, running, passing
 
 
 def note_step(catalog: Catalog, now: datetime, step: timedelta) -> None:

@@ -212,13 +212,14 @@ class Daemon:
     def _begin(self) -> None:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
-        say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
         self._serve_here()
         self._report_left_out(self._incomplete)
         report_policies(wiring)
         report_transport(wiring)
         abandon_dead(wiring)
-        self._log_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
+        made = self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING)
+        say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
+        self._log_jobs(made)
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
 
@@ -315,7 +316,7 @@ class Daemon:
         self._refreshed = 0.0
 
     def _keep_time(self, worker: Worker, alarm: AlarmClock) -> None:
-        now = self._wiring.clock()
+        now = self._clockwatch.now  # a clock that was set since then has not been looked at
         worker.hold(self._clockwatch.doubtful)
         if self._clockwatch.doubtful:
             return

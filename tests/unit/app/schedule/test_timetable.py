@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -499,6 +499,34 @@ def test_time_that_passes_is_no_jump() -> None:
         clock.sleep(timedelta(seconds=5))
         clock.now += timedelta(milliseconds=100)  # a time service is at work
         assert watch.look() is None
+
+
+def test_a_machine_that_stands_still_while_its_clocks_are_read_has_set_none_of_them() -> None:
+    clock = Clock(at(SUNDAY))
+    stands = False
+
+    def stopped(after: Callable[[], Any]) -> Callable[[], Any]:
+        """Then an hour passes, once."""
+
+        def read() -> Any:
+            nonlocal stands
+            found = after()
+            if stands:
+                stands = False
+                clock.sleep(timedelta(hours=1))
+            return found
+
+        return read
+
+    for watch in (
+        ClockWatch(stopped(clock), clock.running, clock.passing),
+        ClockWatch(clock, stopped(clock.running), clock.passing),
+        ClockWatch(clock, clock.running, stopped(clock.passing)),
+    ):
+        stands = True
+        assert watch.look() is None
+        assert not stands
+        assert watch.now == clock.now
 
 
 def test_for_a_day_after_it_was_set_far_ahead_nothing_expires_by_the_clock(catalog: Catalog) -> None:

@@ -198,6 +198,31 @@ def test_a_clock_that_is_set_while_the_service_starts_is_noticed_and_nothing_exp
         assert not catalog.jobs.list(), "nothing is concluded from it yet"
 
 
+def test_a_clock_that_is_set_while_the_service_looks_at_other_things_starts_nothing(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office.write(gold=FAR)
+    ahead = timedelta(0)
+
+    def step(_wiring: Wiring) -> None:
+        nonlocal ahead
+        ahead = timedelta(days=400)
+
+    monkeypatch.setattr(daemon, "resume_paused", step)
+    with looking(office) as catalog, Waker() as waker:
+        wiring = Wiring(load_settings(office.file), catalog, lambda: datetime.now(UTC) + ahead)
+        service = daemon.Daemon(wiring, daemon.Manner(), SystemdNotifier(), waker, SignalRequests(waker))
+        with Leader(wiring) as watch, Worker(wiring) as worker, AlarmClock(waker.wake) as alarm:
+            watch.begin()
+            service._begin()
+            for _ in range(2):
+                assert not catalog.events.list(kind="clock-jump")
+                service._refreshed = float("-inf")
+                service._round(worker, (), alarm, watch)
+                assert not catalog.jobs.list()
+        assert catalog.events.list(kind="clock-jump")
+
+
 def test_a_due_time_passed_in_its_absence_becomes_one_job_which_is_run(office: Office) -> None:
     with looking(office) as catalog:
         with serving(office) as service:
