@@ -22,7 +22,7 @@ def end(pid: int) -> None:
 
 def unmount(path: Path) -> None:
     """The kernel may hold files of a server for a moment longer than there is a process of it; nobody else may."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (done := subprocess.run(["umount", str(path)], check=False, capture_output=True, text=True)).returncode:
         assert time.monotonic() < deadline, done.stderr
         time.sleep(0.05)

@@ -79,7 +79,7 @@ def copy_public(source: Path, target: Path, user_id: str = OPERATOR) -> None:
 def stop_agent(home: Path) -> None:
     """End the gpg-agent that gpg left running for ``home``."""
     subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False, capture_output=True)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while (home / "S.gpg-agent").exists() and time.monotonic() < deadline:
         time.sleep(0.01)  # it ends a moment later, and answers until then
 

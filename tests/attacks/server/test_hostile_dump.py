@@ -143,7 +143,7 @@ def test_heartbeats_without_an_end_are_no_progress(spool: Spool) -> None:
         moved = one.moved
         one.receive(0.3)
         assert one.moved == moved > 0  # what the supervisor asks: without progress the connection is given up
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
     with Rogue(answer, to=_DUMP) as rogue, pytest.raises(ToolError, match="no data"):
         fetch(rogue.connection, spool, NAME, connection_id=2**31, stall=0.5, cancel=threading.Event())
 
@@ -164,7 +164,7 @@ def test_an_event_of_1_gib_takes_no_memory_and_a_longer_one_is_refused(spool: Sp
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Rogue(answer(2**30), to=_DUMP) as rogue, session(spool, rogue) as one:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while one.end is None and time.monotonic() < deadline:
             one.receive(0.2)
             if one.moved > 90 * _MIB:

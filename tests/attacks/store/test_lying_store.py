@@ -88,7 +88,7 @@ def bucket(liar: Liar, tmp_path: Path) -> Iterator[S3Destination]:
     made.close()
 
 
-def ended(what: Callable[[], object], seconds: float = 20.0) -> str:
+def ended(what: Callable[[], object], seconds: float = 300.0) -> str:
     """What it fails with; it has to end by itself."""
     said: list[str] = []
 

@@ -88,7 +88,7 @@ def equal(source: Server, socket: str) -> None:
     """Once the replica has what the source has now."""
     with source.connect() as there:
         wanted = checksum_everything(there)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         with connect(socket) as replica:
             found = checksum_everything(replica)

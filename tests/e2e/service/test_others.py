@@ -192,7 +192,7 @@ def test_the_service_copies_verifies_and_follows_by_itself(followed: House) -> N
     house = followed
     with catalog_of(house) as catalog, serving(house):
         enqueue(catalog, JobKind.FULL)
-        until(lambda: is_protected(house) == [True], lambda: str(house.backups()), 180)
+        until(lambda: is_protected(house) == [True], lambda: str(house.backups()))
         house.server.execute("CREATE DATABASE logs", "CREATE TABLE logs.t (v INT)", "INSERT INTO logs.t VALUES (1)")
         wait_for(catalog, datetime.now(UTC))
         told = {one["name"]: one for one in house.ok("timeline", SERVER)["destinations"]}
@@ -209,15 +209,15 @@ def test_a_place_that_was_gone_is_told_of_once_and_caught_up(followed: House) ->
     house, away = followed, followed.base / "away"
     with catalog_of(house) as catalog, serving(house):
         enqueue(catalog, JobKind.FULL)
-        until(lambda: is_protected(house) == [True], lambda: str(house.backups()), 180)
+        until(lambda: is_protected(house) == [True], lambda: str(house.backups()))
         away.rename(house.base / "elsewhere")
         enqueue(catalog, JobKind.FULL)
-        until(lambda: bool(catalog.events.list(kind="replication-failing")), lambda: str(house.backups()), 180)
+        until(lambda: bool(catalog.events.list(kind="replication-failing")), lambda: str(house.backups()))
         house.server.execute("CREATE DATABASE logs", "CREATE TABLE logs.t (v INT)", "INSERT INTO logs.t VALUES (1)")
         moment = datetime.now(UTC)
         assert len(catalog.backups.list(SERVER)) == 2, "the backup counts all the same"
         (house.base / "elsewhere").rename(away)
-        until(lambda: is_protected(house) == [True, True], lambda: str(catalog.replications.list()), 180)
+        until(lambda: is_protected(house) == [True, True], lambda: str(catalog.replications.list()))
         wait_for(catalog, moment)
-        until(lambda: bool(catalog.events.list(kind="replication-caught-up")), lambda: "it was caught up", 60)
+        until(lambda: bool(catalog.events.list(kind="replication-caught-up")), lambda: "it was caught up")
         assert len(catalog.events.list(kind="replication-failing")) == 1

@@ -98,7 +98,7 @@ class Site:
         if self.acknowledge == "off":
             until(lambda: self.spool.exists() and Spool(self.spool).newest() is not None, self.stream.log.read_text)
         else:
-            until(lambda: self.status("clients") == "1", self.stream.log.read_text, 60)
+            until(lambda: self.status("clients") == "1", self.stream.log.read_text)
 
     def status(self, name: str) -> str:
         """One of the server's status variables of semi-synchronous replication."""
@@ -125,7 +125,7 @@ class Site:
             found = self.evidence()
             return found is not None and found.until is not None and found.until.timestamp() > moment
 
-        until(reached, self.stream.log.read_text, 90)
+        until(reached, self.stream.log.read_text)
 
     def claimed(self, answered: dict[Key, Answered]) -> dict[Key, Answered]:
         """What was answered while RPO 0 held, by what the stream showed."""
@@ -156,7 +156,7 @@ class Site:
         """A restore to the end of what is archived holds every row of the transactions that were answered OK, and none
         twice."""
         self.stream.ensure()
-        until(lambda: not lost(answered, self.stored(token, spooled=False)), self.stream.log.read_text, 120)
+        until(lambda: not lost(answered, self.stored(token, spooled=False)), self.stream.log.read_text)
         datadir = self.house.base / "restored"
         outcome = self.house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
         try:

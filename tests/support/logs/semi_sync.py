@@ -16,7 +16,7 @@ from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server
 
 
-def switch_on(server: Server, *, timeout: float = 60.0) -> None:
+def switch_on(server: Server, *, timeout: float = 600.0) -> None:
     """Prepared, and its commits wait for a semi-synchronous replica from now on, each for ``timeout`` seconds."""
     prepare(server)
     if isinstance(server, MySQLServer):
@@ -25,7 +25,7 @@ def switch_on(server: Server, *, timeout: float = 60.0) -> None:
     wait(server, timeout=timeout)
 
 
-def wait(server: Server, *, timeout: float = 60.0) -> None:
+def wait(server: Server, *, timeout: float = 600.0) -> None:
     """As after ``switch_on``, which a restart ends."""
     source = facts(server).source
     server.execute(

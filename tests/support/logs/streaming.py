@@ -83,7 +83,7 @@ def log_status(server: Server) -> tuple[str, int]:
     return str(row[0]), int(row[1])
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -152,7 +152,7 @@ class Streaming:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(120)
+        self._thread.join(300)
         assert not self._thread.is_alive(), "the streamer did not stop"
         if self._error is not None:
             raise self._error

@@ -143,7 +143,7 @@ class Node(PrivateServer):
     def last_committed(self) -> int:
         return int(self.status("wsrep_last_committed"))
 
-    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 300.0) -> None:
         deadline = time.monotonic() + timeout
         while not ready():
             if not self.running:
@@ -152,7 +152,7 @@ class Node(PrivateServer):
                 raise AssertionError(f"{self.name}: not after {timeout} s: {what}\n{self.log_text()[-4000:]}")
             time.sleep(0.05)
 
-    def await_seqno(self, seqno: int, timeout: float = 60.0) -> None:
+    def await_seqno(self, seqno: int, timeout: float = 300.0) -> None:
         """Wait until it has applied everything up to ``seqno``."""
         self.wait(lambda: self.last_committed >= seqno, f"seqno {seqno}", timeout)
 
@@ -210,7 +210,7 @@ class Cluster:
         for node in self.nodes:
             node.remove()
 
-    def settle(self, nodes: Sequence[Node] | None = None, timeout: float = 60.0) -> int:
+    def settle(self, nodes: Sequence[Node] | None = None, timeout: float = 300.0) -> int:
         """Wait until ``nodes`` (every running one) have applied what any of them has; gives the seqno."""
         wanted = [node for node in nodes or self.nodes if node.running]
         last = max(node.last_committed for node in wanted)

@@ -223,7 +223,7 @@ class Server:
         """``backup`` (exactly what the physical tool needs) and ``backupd`` (what the service needs)."""
         raise NotImplementedError
 
-    def settle(self, timeout: float = 60.0) -> None:
+    def settle(self, timeout: float = 300.0) -> None:
         """Wait until purge is done and every dirty page is in its file, so that idle files stop changing."""
         raise NotImplementedError
 

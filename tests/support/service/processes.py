@@ -45,7 +45,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
+def until(condition: Callable[[], bool], *, seconds: float = 300.0) -> None:
     """Wait until ``condition`` holds; fail if it does not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

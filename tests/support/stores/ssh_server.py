@@ -101,7 +101,7 @@ class SshServer:
         """Every connection that there is ends at once; new ones can be made."""
         sessions = self.sessions()
         signal_all(sessions, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while set(sessions) & set(self.sessions()) and time.monotonic() < deadline:
             time.sleep(0.01)
 

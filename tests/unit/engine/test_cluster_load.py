@@ -54,15 +54,16 @@ def played(monkeypatch: pytest.MonkeyPatch, *states: WsrepState | None) -> Conne
 def test_the_load_of_a_backup_is_the_worst_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     away = replace(SYNCED, state="Donor/Desynced", recv_queue=238, flow_paused_ns=500_000_000, flow_sent=2)
     connection = played(monkeypatch, SYNCED, SYNCED, away, away, replace(away, state="Synced", recv_queue=3))
+    begun = time.monotonic()
     with NodeWatch(connection, every=0.01) as watch:
-        deadline = time.monotonic() + 10
+        deadline = begun + 300
         while (watch.load is None or watch.load.samples < 5) and time.monotonic() < deadline:
             time.sleep(0.01)
     load = watch.load
     assert watch.first == SYNCED
     assert load is not None
     assert (load.recv_queue, load.flow_control_seconds, load.flow_control_sent) == (238, 0.5, 2)
-    assert 0 < load.desynced_seconds < 10
+    assert 0 < load.desynced_seconds < time.monotonic() - begun
 
 
 def test_a_server_that_is_no_node_has_no_load(monkeypatch: pytest.MonkeyPatch) -> None:

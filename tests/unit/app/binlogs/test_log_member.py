@@ -49,7 +49,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, found: Callable[[], tuple[Candidate, 
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -19,6 +19,7 @@ from backupd.app.runtime.service_manager import Waker
 from backupd.binlog.spool_files import Spool
 from backupd.catalog.session import open_catalog
 from tests.support.service.house import GOLD, Office
+from tests.support.service.processes import until
 
 
 @pytest.mark.parametrize(("shared", "whole"), [(True, False), (True, True), (False, False)])
@@ -43,11 +44,13 @@ def test_its_lock_is_held_and_its_process_is_asked_to_end_while_it_may_write_to_
         run = StreamRun(Wiring(settings, catalog), "db1", writer, Waker(), stop, kept=True, shared=shared)
         ending = threading.Thread(target=run._end, args=(hanging,), daemon=True)
         ending.start()
-        ending.join(0.5)
+        if shared and not whole:
+            until(lambda: bool(signals))
+        ending.join(0.5 if shared else 300)
         assert ending.is_alive() is shared
         assert signals == ([(os.getpid(), signal.SIGTERM)] if shared and not whole else [])
         answered.set()
-        ending.join(5)
+        ending.join(300)
         assert not ending.is_alive()
 
 
@@ -72,6 +75,6 @@ def test_one_that_fails_leaves_no_thread_in_the_process_that_others_share(
     spool_folder(settings, "db1").mkdir(parents=True)
     with open_catalog(settings.catalog):
         SharedStream(settings, "db1", Waker()).run()
-    _Fails.begun.join(5)
+    _Fails.begun.join(300)
     assert not _Fails.begun.is_alive()
     assert "can't start new thread" in (Spool(spool_folder(settings, "db1")).why_over(os.getpid()) or "")
