@@ -160,7 +160,7 @@ class Proof(Shape):
 class ConsistencyCheck(Shape):
     """One comparison of a replica with its source."""
 
-    tool: str = Field(pattern="^(witness|pt-table-checksum)$")
+    tool: str = Field(pattern="^(witness|pt-table-checksum|)$")
 
 
 @of(consistency.Consistency)

@@ -459,7 +459,7 @@ identity = Table(
     Column("id", String(12), nullable=False),
 )
 """One row: which catalog this is, among all that its installation ever had."""
-WANTED = "0019"
+WANTED = "0020"
 """The form that this program knows: the newest of ``alembic/versions``."""
 
 

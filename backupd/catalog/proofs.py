@@ -98,6 +98,9 @@ consistency_checks = Table(
     Column("unchecked", JSON, nullable=False),
     Column("errant", JSON, nullable=False),
     Column("errant_unchecked", FreeText, nullable=False),
+    Column("replica_uuid", String(64), nullable=False, server_default=text("''")),
+    Column("replica_made", String(64), nullable=False, server_default=text("''")),
+    Column("trouble", FreeText, nullable=False, server_default=text("''")),
     Index(None, "server", "finished_at"),
 )
 
@@ -119,6 +122,11 @@ class ConsistencyChecks(Rows):
             if number >= self.KEPT and compared <= seen:
                 self._do(delete(consistency_checks).where(consistency_checks.c.id == one.id))
             seen |= compared
+
+    def forget_failed(self, server: str, replica: str) -> None:
+        """That ``replica`` could not be compared says nothing any more: it is none."""
+        ours = (consistency_checks.c.server == server, consistency_checks.c.replica == replica)
+        self._do(delete(consistency_checks).where(*ours, consistency_checks.c.trouble != ""))
 
     def list(self, server: str, *, limit: int | None = None) -> tuple[ConsistencyCheck, ...]:
         """Newest first."""

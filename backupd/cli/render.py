@@ -388,7 +388,7 @@ def show_consistency(screen: Screen, found: ServerConsistency) -> None:
             screen.line(f"  {name} {how}")
         for name, why in one.unchecked.items():
             screen.line(f"  {name} unchecked: {why}")
-    for check in found.checks[:1]:
+    for check in [one for one in found.checks if not one.trouble][:1]:
         screen.facts(
             (
                 ("last check", f"{check.id} of {check.replica} with {check.source}, by {check.tool}"),

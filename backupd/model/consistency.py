@@ -12,6 +12,23 @@ from backupd.model.text import format_time
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedServer:
+    """Which server with which data: ``uuid``, which a MySQL server keeps in its data directory; MariaDB's is that of
+    host and port, so ``made`` is when a file of the data directory was put there that no restart touches. "" for what
+    is not known."""
+
+    uuid: str = ""
+    made: str = ""
+
+    def may_be(self, other: ComparedServer) -> bool:
+        """Are both one server with the same data, as far as both say?"""
+        return all(one == two or not one or not two for one, two in ((self.uuid, other.uuid), (self.made, other.made)))
+
+
+NOBODY = ComparedServer()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsistencyCheck(Document):
     """One comparison of a replica with its source. Tables are named with backticks, as ``TableName`` writes them."""
 
@@ -34,6 +51,12 @@ class ConsistencyCheck(Document):
     """Transactions that the replica has executed and its source has not, with what they did where its log says so."""
     errant_unchecked: str = ""
     """Why its transactions could not be compared; empty where they were."""
+    replica_uuid: str = ""
+    """Of the server that was compared; "" for checks of earlier versions."""
+    trouble: str = ""
+    """Why nothing could be compared; empty where something was."""
+    replica_made: str = field(default="", metadata=HIDDEN)
+    """When its data was put in place, where its uuid does not tell that: see ``ComparedServer``."""
 
     @property
     @computed(after="tool")
@@ -45,6 +68,11 @@ class ConsistencyCheck(Document):
     @computed(after="tables")
     def tables_equal(self) -> int:
         return len(self.equal)
+
+    @property
+    def of(self) -> ComparedServer:
+        """The server that was compared."""
+        return ComparedServer(self.replica_uuid, self.replica_made)
 
     @property
     @computed(after="finished_at", digits=3)
@@ -100,13 +128,17 @@ def consistency_of(
     max_age: timedelta,
     now: datetime,
     since: datetime | None = None,
+    present: ComparedServer = NOBODY,
 ) -> Consistency:
     """``checks``: of this replica, in any order. A table that was found to differ does so until a later check finds it
     equal, or it is gone, however long ago that was; one that was equal counts for ``max_age``, and only where that was
-    found after ``since``, when the server that is there now answered first."""
-    known = sorted(checks, key=lambda one: one.finished_at, reverse=True)
+    found of the server that is there now: ``present``, as far as that is known, which answered first at ``since``.
+    Nothing is clean as long as the last try could compare nothing."""
+    tried = sorted(checks, key=lambda one: one.finished_at, reverse=True)
+    known = [one for one in tried if not one.trouble]
     if not known:
-        return Consistency(replica, ConsistencyVerdict.UNCHECKED, "it was never compared with its source")
+        why = f": {tried[0].trouble}" if tried else ""
+        return Consistency(replica, ConsistencyVerdict.UNCHECKED, f"it was never compared with its source{why}")
     newest = known[0]
     equal = [frozenset(one.equal) for one in known]
     different: dict[str, str] = {}
@@ -121,10 +153,13 @@ def consistency_of(
             unchecked[name] = newest.unchecked[name]
         elif now - found.finished_at > max_age:
             unchecked[name] = f"last compared at {format_time(found.finished_at)}"
-        elif since is not None and found.started_at < since:
+        elif not found.of.may_be(present) or (since is not None and found.started_at < since):
             unchecked[name] = f"it was another server that was compared, at {format_time(found.finished_at)}"
     if different:
         verdict, why = ConsistencyVerdict.DIFFERENT, f"{_tables(len(different))} from its source: {_few(different)}"
+    elif trouble := tried[0].trouble:
+        ended = format_time(tried[0].finished_at)
+        verdict, why = ConsistencyVerdict.UNCHECKED, f"it could not be compared at {ended}: {trouble}"
     elif unchecked:
         many = "1 table was" if len(unchecked) == 1 else f"{len(unchecked)} tables were"
         verdict, why = ConsistencyVerdict.UNCHECKED, f"{many} not compared in time: {_few(unchecked)}"

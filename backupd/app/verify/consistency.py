@@ -17,25 +17,36 @@ from pathlib import Path
 
 from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA
+from backupd.app.context.members import one_line
 from backupd.app.context.settings import ServerSettings, spool_unusable
 from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.backup.finding import Finding, fine, from_error, warning
 from backupd.backup.finding import Severity as Level
 from backupd.engine.binlog.errant_statements import ErrantReport, look_for_errant, report_errant
 from backupd.engine.consistency import PROGRAM, compare, missing_privileges, resume, uses_tool
+from backupd.engine.member_probe import compared_server
 from backupd.engine.server.errant import GtidState, errant_among, incomparable, read_gtids
 from backupd.engine.server.probe import read_dialect
-from backupd.engine.server.replication import ReplicaStatus, read_replicas
+from backupd.engine.server.replication import ReplicaStatus, read_replicas, unordered
 from backupd.engine.sql.client import DEFAULT_PORT, Connection, Session, is_denied
 from backupd.model.backup_record import ERRANT, INCONSISTENT
 from backupd.model.consistency import (
+    NOBODY,
+    ComparedServer,
     Consistency,
     ConsistencyCheck,
     ConsistencyVerdict,
     ServerConsistency,
     consistency_of,
 )
-from backupd.model.errors import BackupdError, ConfigurationError, RefusedError, ServerError
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    ConfigurationError,
+    RefusedError,
+    ServerError,
+    ToolError,
+)
 from backupd.model.event import Severity
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Role
@@ -43,6 +54,8 @@ from backupd.model.text import new_id
 
 _PAUSED = "paused"
 """Folder of the spool: see ``_noted``."""
+_FAILS = (ServerError, ToolError, RefusedError, ConfigurationError)
+"""What a member fails with whose replication, account or tool is at fault: it is left out, and the others go on."""
 _NAMED = 10
 """Tables, or transactions, that a sentence names."""
 
@@ -60,14 +73,17 @@ def perform_check(wiring: Wiring, run: JobRun) -> Result:
     is shown as unchecked, so that no event of the job reports either."""
     begun = time.monotonic()
     found = check_consistency(wiring, run)
+    left_out = [one for one in found if one.trouble]
     lines = [
-        f"{one.replica}: {name}: {how}" for one in found for name, how in {**one.different, **one.unchecked}.items()
+        *(f"{one.replica} was not compared: {one.trouble}" for one in left_out),
+        *(f"{one.replica}: {name}: {how}" for one in found for name, how in {**one.different, **one.unchecked}.items()),
     ]
     problem = None
     if lines:
         differ, left = sum(len(one.different) for one in found), sum(len(one.unchecked) for one in found)
+        members = f"; not compared at all: {', '.join(one.replica for one in left_out)}" if left_out else ""
         problem = BackupdError(
-            f"{differ} tables differ from the source's and {left} were not compared",
+            f"{differ} tables differ from the source's and {left} were not compared{members}",
             detail="\n".join(lines),
             hint=f"backupd consistency {run.job.server} shows what all checks together say",
         )
@@ -77,14 +93,26 @@ def perform_check(wiring: Wiring, run: JobRun) -> Result:
 
 def check_consistency(wiring: Wiring, run: JobRun) -> tuple[ConsistencyCheck, ...]:
     """Compare every replica that ``run.job.server`` means (itself, or those of its members that replicate) with its
-    source, table by table, and keep what was found.
+    source, table by table, and keep what was found; of a member that cannot be compared, that and why.
 
-    Raises RefusedError where none of them replicates from a configured server, or a check of it runs already;
-    ToolError, ServerError, CancelledError."""
+    Raises RefusedError where none of them replicates from a configured server, a check of it runs already, or no member
+    can be compared; ToolError, ServerError, CancelledError."""
     server = wiring.settings.server(run.job.server)
-    policy = server.policy.consistency.checksum
-    pairs = [(one, source) for one in _ways(wiring, server) for source in _only_source(wiring, one)]
-    if not pairs:
+    seconds = server.policy.consistency.checksum.max_duration.total_seconds()
+    pairs: list[tuple[ServerSettings, ServerSettings]] = []
+    troubles: list[tuple[ServerSettings, BackupdError]] = []
+    for one in _ways(wiring, server):
+        try:
+            sources = _only_source(wiring, one)
+        except _FAILS as error:
+            if not server.is_group:
+                raise
+            troubles.append((one, error))
+            continue
+        pairs += [(one, source) for source in sources]
+        if not sources:
+            wiring.catalog.consistency_checks.forget_failed(one.name, name_of(one))
+    if not pairs and not troubles:
         raise RefusedError(
             f"{server.name} does not replicate from another server, so there is nothing to compare it with",
             hint="a consistency check compares a replica with its source; SHOW REPLICA STATUS on it says whether it is "
@@ -93,8 +121,39 @@ def check_consistency(wiring: Wiring, run: JobRun) -> tuple[ConsistencyCheck, ..
     made = []
     for one, source in pairs:
         run.check()
-        made.append(_checked(wiring, one, source, run, policy.max_duration.total_seconds()))
-    return tuple(made)
+        try:
+            made.append(_checked(wiring, one, source, run, seconds))
+        except _FAILS as error:
+            if not server.is_group or isinstance(error, BusyError):
+                raise
+            troubles.append((one, error))
+    run.fence()
+    failed = tuple(_not_compared(wiring, one, error) for one, error in troubles)
+    if not made:
+        kind = ServerError if any(isinstance(error, ServerError) for _one, error in troubles) else RefusedError
+        raise kind(
+            f"no member of {server.name} could be compared with its source",
+            detail="\n".join(f"{one.replica}: {one.trouble}" for one in failed),
+            hint=next((error.hint for _one, error in troubles if error.hint), ""),
+        )
+    return (*made, *failed)
+
+
+def _not_compared(wiring: Wiring, one: ServerSettings, error: BackupdError) -> ConsistencyCheck:
+    """Kept, so that nothing that was found of it before counts as clean."""
+    now = wiring.clock()
+    check = ConsistencyCheck(
+        id=new_id(now),
+        server=one.name,
+        replica=name_of(one),
+        source="",
+        tool="",
+        started_at=now,
+        finished_at=now,
+        trouble=one_line(error),
+    )
+    wiring.catalog.consistency_checks.add(check)
+    return check
 
 
 def _checked(
@@ -104,7 +163,7 @@ def _checked(
     with wiring.locked(f"consistency-{other}", f"a consistency check on {other} is running already"):
         of_replica, of_source = one.restore_connection(), source.restore_connection()
         _resume_left(wiring, name, of_replica)
-        begun = wiring.clock()
+        begun, compared = wiring.clock(), _server_at(one.connection())
         found = compare(
             of_source,
             of_replica,
@@ -113,6 +172,11 @@ def _checked(
             pausing=lambda: _noted(wiring, name),
         )
         errant = look_for_errant(one.connection(), [source.connection()])
+        if not _server_at(one.connection()).may_be(compared):
+            raise RefusedError(
+                f"another server answers as {name} than when the check began: what was compared counts for neither",
+                hint="run the check again",
+            )
     run.check()
     check = ConsistencyCheck(
         id=new_id(wiring.clock()),
@@ -127,20 +191,28 @@ def _checked(
         unchecked=found.unchecked,
         errant=tuple(errant.detail.splitlines()),
         errant_unchecked=errant.unchecked,
+        replica_uuid=compared.uuid,
+        replica_made=compared.made,
     )
     run.fence()
     wiring.catalog.consistency_checks.add(check)
     _report_errant(wiring, one, errant, run.job.id)
-    _report_tables(wiring, one, state_of(wiring, one), run.job.id)
+    _report_tables(wiring, one, state_of(wiring, one, compared), run.job.id)
     return check
 
 
-def state_of(wiring: Wiring, server: ServerSettings) -> Consistency:
-    """What the checks of a server, or of the member that it is reached through, show now. Raises CatalogError."""
+def _server_at(connection: Connection) -> ComparedServer:
+    with connection.connect() as session:
+        return compared_server(session, read_dialect(session))
+
+
+def state_of(wiring: Wiring, server: ServerSettings, present: ComparedServer = NOBODY) -> Consistency:
+    """What the checks of a server, or of the member that it is reached through, show now. ``present``: the one that
+    answers, as far as that is known. Raises CatalogError."""
     name = name_of(server)
     checks = [one for one in wiring.catalog.consistency_checks.list(server.name) if one.replica == name]
     max_age = server.policy.consistency.checksum.max_age
-    return consistency_of(name, checks, max_age, wiring.clock(), _present_since(wiring, server))
+    return consistency_of(name, checks, max_age, wiring.clock(), _present_since(wiring, server), present)
 
 
 def _present_since(wiring: Wiring, server: ServerSettings) -> datetime | None:
@@ -155,6 +227,16 @@ def _present_since(wiring: Wiring, server: ServerSettings) -> datetime | None:
     return present.since if any(one.since < present.since for one in known) else None
 
 
+def _seen_last(wiring: Wiring, server: ServerSettings) -> ComparedServer:
+    """Who answered last as this member of a group, as far as that is known."""
+    try:
+        address = server.connection().address if server.member else ""
+    except (ServerError, ConfigurationError):
+        address = ""
+    met = [one for one in wiring.catalog.identities.of(server.name) if address and one.address == address]
+    return ComparedServer(max(met, key=lambda one: one.seen_at).uuid) if met else NOBODY
+
+
 def view(wiring: Wiring, server_name: str) -> ServerConsistency:
     """What is known of a server without asking it. Raises NotFoundError."""
     server = wiring.settings.server(server_name)
@@ -162,8 +244,12 @@ def view(wiring: Wiring, server_name: str) -> ServerConsistency:
     max_age, now = server.policy.consistency.checksum.max_age, wiring.clock()
     replicas = sorted({one.replica for one in checks}) or [server_name]
     since = _present_since(wiring, server)
+    seen = {name: _seen_last(wiring, server.through(name)) for name in replicas if name in server.ways}
     states = [
-        consistency_of(name, [one for one in checks if one.replica == name], max_age, now, since) for name in replicas
+        consistency_of(
+            name, [one for one in checks if one.replica == name], max_age, now, since, seen.get(name, NOBODY)
+        )
+        for name in replicas
     ]
     return ServerConsistency(server_name, tuple(states), checks)
 
@@ -198,8 +284,10 @@ def pass_gate(wiring: Wiring, server: ServerSettings, session: Session, role: Ro
         )
     elif found.unchecked:
         warnings.append(f"whether {name_of(server)} has errant transactions is not known: {found.unchecked}")
+    if why := unordered(session, read_dialect(session)):
+        warnings.append(f"no replica of the source of {name_of(server)} can be made of this backup: {why}")
     checksum = server.policy.consistency.checksum
-    state = state_of(wiring, server)
+    state = state_of(wiring, server, compared_server(session, read_dialect(session)))
     if state.verdict is ConsistencyVerdict.DIFFERENT:
         if checksum.action == "refuse":
             raise RefusedError(

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.consistency import Consistency, ConsistencyCheck, ConsistencyVerdict, consistency_of
+from backupd.model.consistency import (
+    NOBODY,
+    ComparedServer,
+    Consistency,
+    ConsistencyCheck,
+    ConsistencyVerdict,
+    consistency_of,
+)
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 WEEK = timedelta(days=7)
@@ -57,3 +65,27 @@ def test_a_difference_lasts_until_a_later_check_finds_the_table_equal() -> None:
     assert state(skipped, differs).different == {"b": "1 of 2 chunks differ"}
     assert state(check(1, "a b"), differs).verdict is ConsistencyVerdict.CLEAN
     assert state(check(1, "a"), differs).verdict is ConsistencyVerdict.CLEAN, "the table is gone"
+
+
+def test_nothing_is_clean_as_long_as_the_last_try_compared_nothing() -> None:
+    failed = replace(check(0.5), trouble="it cannot be asked", tool="")
+    found = state(failed, check(1, "a b"))
+    assert found.verdict is ConsistencyVerdict.UNCHECKED
+    assert "it cannot be asked" in found.why
+    assert state(failed).verdict is ConsistencyVerdict.UNCHECKED
+    assert state(failed, check(1, "a", different={"b": "differs"})).different == {"b": "differs"}
+    assert state(check(0.2, "a b"), failed).verdict is ConsistencyVerdict.CLEAN
+
+
+def test_what_was_equal_counts_for_the_server_that_was_compared_only() -> None:
+    compared = replace(check(1, "a", different={"b": "differs"}), replica_uuid="u1", replica_made="2026-11-01")
+    for present, verdicts in (
+        (NOBODY, []),
+        (ComparedServer("u1"), []),
+        (ComparedServer("u1", "2026-11-01"), []),
+        (ComparedServer("u2"), ["a"]),
+        (ComparedServer("u1", "2026-11-02"), ["a"]),
+    ):
+        found = consistency_of("db2", [compared], WEEK, NOW, present=present)
+        assert list(found.unchecked) == verdicts
+        assert list(found.different) == ["b"], "what differed does until a check finds it equal"

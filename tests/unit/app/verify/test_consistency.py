@@ -19,21 +19,26 @@ from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.rules import ERRANT_TRANSACTIONS, INCONSISTENT_REPLICA
 from backupd.app.context import members
 from backupd.app.context.members import candidates, choices
-from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.settings import ServerSettings, load_settings
+from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.verify.consistency import (
     check_consistency,
     findings,
     pass_gate,
+    perform_check,
     resume_paused,
     state_of,
     view,
 )
 from backupd.catalog.session import open_catalog
+from backupd.engine.binlog.errant_statements import ErrantReport
+from backupd.engine.consistency import Compared as TablesCompared
+from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
-from backupd.model.consistency import ConsistencyCheck
-from backupd.model.errors import RefusedError, ServerError
+from backupd.model.consistency import NOBODY, ComparedServer, ConsistencyCheck
+from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.event import Severity
+from backupd.model.job import JobRecord, JobState, silent
 from backupd.model.server_facts import Identity as MetIdentity
 from backupd.model.server_facts import Role, Verdict
 from backupd.recovery.members import Candidate, Compared, Identity
@@ -100,6 +105,7 @@ def test_a_member_that_was_found_equal_is_taken_before_one_of_which_that_is_not_
         return Candidate(name, identity=Identity(f"u{number}", number, "h", name), role=role, follows=frozenset({1}))
 
     monkeypatch.setattr(members, "_asked", asked)
+    monkeypatch.setattr(members, "_heard", lambda _server, _members, one: one)
     settings = load_settings(configured(tmp_path, GROUP))
     with open_catalog(settings.catalog) as catalog:
         wiring = Wiring(settings, catalog)
@@ -115,6 +121,107 @@ def test_a_member_that_was_found_equal_is_taken_before_one_of_which_that_is_not_
     assert source.compared is Compared.UNKNOWN
 
 
+@pytest.fixture
+def silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of the server but what a test says."""
+    room = "backupd.app.verify.consistency"
+    monkeypatch.setattr(f"{room}.read_dialect", lambda _session: None)
+    monkeypatch.setattr(f"{room}.compared_server", lambda _session, _dialect: NOBODY)
+    monkeypatch.setattr(f"{room}.unordered", lambda _session, _dialect: "")
+
+
+class Replicas:
+    """The members of the group as replicas of db1: ``down`` cannot be asked, and ``compared`` is what a check finds."""
+
+    def __init__(self, wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.down: set[str] = set()
+        self.breaks: set[str] = set()
+        self.alone = {"db1"}
+        self.wiring = wiring
+        self.server = wiring.settings.server("shop")
+        room = "backupd.app.verify.consistency"
+        monkeypatch.setattr(f"{room}._only_source", self._source)
+        monkeypatch.setattr(f"{room}.compare", self._compare)
+        monkeypatch.setattr(f"{room}._server_at", lambda connection: ComparedServer(f"uuid-{connection.socket[5]}"))
+        monkeypatch.setattr(f"{room}.look_for_errant", lambda _one, _sources: ErrantReport())
+
+    def _source(self, _wiring: Wiring, one: ServerSettings) -> list[ServerSettings]:
+        if one.member in self.down:
+            raise ServerError(f"cannot connect to {one.member}")
+        return [] if one.member in self.alone else [self.server.through("db1")]
+
+    def _compare(self, _source: object, replica: Connection, _context: object, **_how: object) -> TablesCompared:
+        if f"db{replica.socket[5]}" in self.breaks:
+            raise ToolError("pt-table-checksum failed")
+        return TablesCompared(("`shop`.`a`",), {}, {}, "pt-table-checksum")
+
+    def check(self) -> Result:
+        job = JobRecord("job", "consistency", "shop", JobState.RUNNING, datetime.now(UTC))
+        return perform_check(self.wiring, JobRun(job, silent))
+
+    def verdicts(self) -> dict[str, str]:
+        return {one.replica: str(one.verdict) for one in view(self.wiring, "shop").replicas}
+
+
+def test_a_member_that_cannot_be_compared_is_named_and_unchecked_and_the_others_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(configured(tmp_path, GROUP))
+    with open_catalog(settings.catalog) as catalog:
+        group = Replicas(Wiring(settings, catalog), monkeypatch)
+        assert group.check().problem is None
+        assert group.verdicts() == {"db2": "clean", "db3": "clean"}
+        assert view(group.wiring, "shop").is_clean
+
+        for group.down, group.breaks, why in (
+            ({"db3"}, set(), "cannot connect to db3"),
+            (set(), {"db3"}, "pt-table-checksum failed"),
+        ):
+            problem = group.check().problem
+            assert problem is not None
+            assert "0 tables differ from the source's and 0 were not compared" in problem.message
+            assert problem.message.endswith("not compared at all: db3")
+            assert f"db3 was not compared: {why}" in problem.detail
+            assert group.verdicts() == {"db2": "clean", "db3": "unchecked"}
+            assert why in view(group.wiring, "shop").replicas[1].why
+            assert not view(group.wiring, "shop").is_clean
+
+        group.down, group.breaks = {"db1", "db3"}, {"db2"}
+        with pytest.raises(ServerError, match="no member of shop could be compared") as failed:
+            group.check()
+        assert "db2: pt-table-checksum failed" in failed.value.detail
+        assert set(group.verdicts().values()) == {"unchecked"}
+
+        group.down, group.breaks = set(), set()
+        assert group.check().problem is None
+        assert group.verdicts() == {"db2": "clean", "db3": "clean"}, "db1 replicates from nobody: it is no replica"
+
+
+def test_a_member_that_was_made_anew_is_unchecked_until_it_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(configured(tmp_path, GROUP))
+    with open_catalog(settings.catalog) as catalog:
+        group = Replicas(Wiring(settings, catalog), monkeypatch)
+        group.check()
+        (kept, *_others) = catalog.consistency_checks.list("shop")
+        assert kept.replica_uuid == f"uuid-{kept.replica[2]}"
+        db2 = group.server.through("db2")
+        assert state_of(group.wiring, db2).verdict == "clean"
+        assert state_of(group.wiring, db2, ComparedServer("uuid-2", "2026-11-01")).verdict == "clean"
+        assert state_of(group.wiring, db2, ComparedServer("uuid-8")).verdict == "unchecked"
+        compared = members.members_compared(group.wiring, group.server)
+        assert compared(Candidate("db2", data=ComparedServer("uuid-2"))) is Compared.EQUAL
+        assert compared(Candidate("db2", data=ComparedServer("uuid-8"))) is Compared.UNKNOWN
+
+        later = datetime.now(UTC)
+        for uuid, at in (("uuid-2", later), ("uuid-8", later + timedelta(seconds=1))):
+            met = MetIdentity("shop", uuid, Verdict.OWN, since=at, seen_at=at, address="/run/2.sock")
+            catalog.identities.put(met)
+        assert group.verdicts() == {"db2": "unchecked", "db3": "clean"}, "another one was seen there since"
+
+
+@pytest.mark.usefixtures("silent_server")
 def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +241,7 @@ def test_what_was_found_of_a_replica_ends_when_it_is_one_no_longer(
         assert len(kinds) == 4
 
 
+@pytest.mark.usefixtures("silent_server")
 @pytest.mark.parametrize("role", [Role.REPLICA, Role.STANDALONE])
 def test_tables_that_differ_are_flagged_though_the_account_may_not_ask_whose_replica_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
