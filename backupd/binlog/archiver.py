@@ -30,7 +30,8 @@ from backupd.binlog.segment_cutter import LogCoordinate, Marks, next_piece
 from backupd.binlog.segment_sealer import Cutter, DamagedLogError
 from backupd.binlog.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
-from backupd.model.binlog import FilePosition, SegmentKey
+from backupd.binlog.spool_repair import last_of
+from backupd.model.binlog import FilePosition, SegmentKey, Transaction
 from backupd.model.errors import BackupdError, BusyError
 from backupd.model.text import Clock
 from backupd.transfer.log_segments import PartsGoneError
@@ -391,9 +392,16 @@ class Archiver:
                 self._state.passed = (file.branch, file.number, file.size)
             with self._staying():
                 self._state_file.save(self._state)
-                self.spool.remove(file)
+                self.spool.remove(file, self._last_of(view, file))
                 removed += 1
         return removed
+
+    def _last_of(self, view: SpoolView, file: Spooled) -> tuple[Transaction, ...]:
+        """Where another server takes over right after a rotation, only the file before shows what both share."""
+        following = view.files[view.files.index(file) + 1 :]
+        if [one.branch for one in following] != [file.branch]:
+            return ()
+        return last_of(file.path, [cut.start for cut in view.log(file).cuts])
 
     def _confirm(self, view: SpoolView) -> str:
         """What the source had at a moment is there when the file that it wrote then is, as far as it had come. A later

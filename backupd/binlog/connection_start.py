@@ -32,7 +32,8 @@ from backupd.binlog.continuity import (
     first_covered,
     head_of,
 )
-from backupd.binlog.spool_files import Spool, Spooled
+from backupd.binlog.gtid_position import before_all
+from backupd.binlog.spool_files import LastOf, Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
@@ -98,11 +99,17 @@ def _previous(path: Path) -> list[str] | None:
     return [member for member in before.split(",") if member] if before is not None else None
 
 
-def is_kin(ours: Iterable[Path], state: SourceState, number: int, fetch: Callable[[str], Path]) -> bool:
-    """Does the other server's log (``state``) hold transactions of the files ``ours``, and are all of these the same?
-    ``number``: its newest file that begins within what is here; ``fetch``: copies one. Raises OSError, and what
-    ``fetch`` raises."""
-    here: dict[str, Transaction] = {}
+def is_kin(
+    ours: Iterable[Path],
+    state: SourceState,
+    number: int,
+    fetch: Callable[[str], Path],
+    before: Iterable[Transaction] = (),
+) -> bool:
+    """Does the other server's log (``state``) hold transactions of the files ``ours``, or those of ``before``, and are
+    all of these the same? ``number``: its newest file that begins within what is here; ``fetch``: copies one. Raises
+    OSError, and what ``fetch`` raises."""
+    here = {one.gtid: one for one in before if one.gtid}
     there: list[Transaction] = []
 
     def keep(one: Transaction) -> None:
@@ -572,14 +579,43 @@ class Approach:
         if unshared is not None:
             until = self._with_baseline(scan_to(parted.path, unshared.start))
             position = Position(parted.name, unshared.start, until.gtids_after)
+        gone = self._gone_before(newest)
+        if gone is not None and (earlier := self._parted_in(gone, newest, has, mariadb=state.mariadb)) is not None:
+            position = earlier
         members = [member for member in position.gtid.split(",") if member]
+        before = gone.transactions if gone is not None else ()
         agreed = (
             bool(members)
             and all(map(has, members))
-            and (not state.mariadb or is_kin([file.path for file in shared], state, number, self.fetch))
+            and (not state.mariadb or is_kin([file.path for file in shared], state, number, self.fetch, before))
         )
-        lost = "; it lacks transactions that were archived" if unshared is not None else ""
+        lost = "; it lacks transactions that were archived" if position != tail.position else ""
         return replace(fork, number=number, fork=position if agreed else None, note=fork.note + lost)
+
+    def _gone_before(self, newest: Spooled) -> LastOf | None:
+        """The last transactions of the file before the oldest that is here of the newest branch."""
+        oldest = self._oldest(newest)
+        last = self.spool.last_removed()
+        fits = last is not None and (last.branch, last.number + 1) == oldest.key
+        return last if fits else None
+
+    def _oldest(self, newest: Spooled) -> Spooled:
+        files = [file for file in self.spool.files() if file.branch == newest.branch]
+        return min((newest, *files), key=lambda file: file.number)
+
+    def _parted_in(
+        self, gone: LastOf, newest: Spooled, has: Callable[[str], bool], *, mariadb: bool
+    ) -> Position | None:
+        """The last position that both share, where that is in a file that has left the spool."""
+        passed = gone.transactions
+        at = next((index for index, one in enumerate(passed) if not has(one.gtid)), None)
+        oldest = self._oldest(newest).path
+        head = head_of(oldest)
+        if at is None or at == 0 or head is None:
+            return None
+        after = self._with_baseline(scan_to(oldest, head.size)).gtids_after
+        before = before_all(after, passed[at:], passed[:at], mariadb=mariadb)
+        return Position(gone.name, passed[at].start, before) if before else None
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:

@@ -32,6 +32,24 @@ def position_of(spool: Spool, gtids: str) -> Position | None:
     return None
 
 
+def before_all(after: str, dropped: Sequence[Transaction], kept: Sequence[Transaction], *, mariadb: bool) -> str | None:
+    """What was executed before ``dropped``, with which ``after`` was; ``kept``: those right before them. None where
+    that is not known. Pure."""
+    if not all(one.gtid for one in dropped):
+        return None
+    if not mariadb:
+        return str(MysqlGtids.parse(after).minus(MysqlGtids.parse(",".join(one.gtid for one in dropped))))
+    state, last = dict(MariadbGtids.parse(after).last), dict[int, tuple[int, int]]()
+    for one in kept:
+        if one.gtid:
+            _moved(last, one.gtid)
+    for domain in {domain for one in dropped for domain in MariadbGtids.parse(one.gtid).last}:
+        if domain not in last:
+            return None
+        state[domain] = last[domain]
+    return str(MariadbGtids(state))
+
+
 def _reached(before: str, wanted: str, passed: Sequence[Transaction], *, mariadb: bool) -> int | None:
     """The end of the transaction with which exactly ``wanted`` is executed, where ``before`` was at the beginning; 0:
     at the beginning. None where it never is."""

@@ -5,6 +5,7 @@ A folder of ours alone (0700; files 0600)::
     lock             held by the one stream of this server
     leave            there where another process asks for its place, and it shares its own with other streams
     over             why a stream that shared a process has ended, while the others go on
+    last.json        the last transactions of the file before the newest one, where that has left the spool
     state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
                      write no binary log; replaced as a whole
     branches/<branch>/<file>
@@ -32,14 +33,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from backupd.binlog.continuity import Fingerprint, Seen, ending_of, fingerprint_of
-from backupd.model.binlog import Branch, Ending, Gap
+from backupd.model.binlog import Branch, Ending, Gap, Transaction
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server_facts import Position
@@ -77,6 +78,17 @@ class Left(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class LastOf:
+    """The last transactions of a file that has left the spool, without their statements: what shows where the history
+    of another server parts from this one, right after a rotation."""
+
+    branch: str
+    number: int
+    name: str
+    transactions: tuple[Transaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class State(Document):
     """``files``: in log order. ``seen``: of the server of the newest branch. ``unlogged``: when that was first seen to
     write no binary log, since the branch began; what is there afterwards does not go on from what is here. ``left``: of
@@ -97,6 +109,7 @@ _LOCK = "lock"
 _LEAVE = "leave"
 _OVER = "over"
 _STATE = "state.json"
+_LAST = "last.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
 _LONGEST_NOTE = 65536
@@ -196,10 +209,11 @@ class Spool:
         sync_folder(file.path.parent)
         return size
 
-    def remove(self, file: Spooled) -> None:
+    def remove(self, file: Spooled, last: Sequence[Transaction] = ()) -> None:
         """The archive needs this file no longer. Raises RefusedError for one that has not ended.
 
-        The newest one of all stays on the disk, unseen, because a later connection is compared with it.
+        The newest one of all stays on the disk, unseen, because a later connection is compared with it. ``last``: of
+        the one before it, the last transactions.
         """
         with self._guard:
             found = next((entry for entry in self._now().files if entry.key == file.key), None)
@@ -207,8 +221,20 @@ class Spool:
                 return
             if found.ended is None:
                 raise RefusedError(f"{file.name} is still being written: it cannot leave the spool")
+            if last:
+                lines = [replace(one, statement="").as_json() for one in last]
+                document = {"branch": file.branch, "number": file.number, "name": file.name, "transactions": lines}
+                write_whole(self.folder / _LAST, json.dumps(document, separators=(",", ":")).encode())
             self._change(file, removed=True)
             self._sweep()
+
+    def last_removed(self) -> LastOf | None:
+        """Of the file before the newest one, where that was removed and its transactions are known."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads((self.folder / _LAST).read_bytes())
+            found = tuple(map(Transaction.from_json, data["transactions"]))
+            return LastOf(data["branch"], data["number"], data["name"], found)
+        return None
 
     # --- what cannot be read
 

@@ -10,8 +10,9 @@ longer has the file, nothing mends it, and the archive records a gap. Everything
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -98,6 +99,31 @@ def scan_to(path: Path, stop: int) -> Scan:
     """Raises DamagedError, StreamError, OSError."""
     with path.open("rb") as file:
         return scan(file, stop=stop)
+
+
+_ENOUGH, _MOST = 64 * 1024, 32 * 1024 * 1024
+"""Bytes at the end of a file that hold its last transactions, and so many are read for them at most."""
+_LAST = 512
+"""Transactions."""
+
+
+def last_of(path: Path, starts: Iterable[int]) -> tuple[Transaction, ...]:
+    """The last transactions of a file; none where reading them would take long, or it is damaged. ``starts``: where
+    transactions begin. Raises OSError."""
+    size = path.stat().st_size
+    start = max((one for one in starts if size - one >= _ENOUGH), default=0)
+    head = head_of(path)
+    if head is None or size - start > _MOST:
+        return ()
+    found: deque[Transaction] = deque(maxlen=_LAST)
+    try:
+        context = replace(scan_to(path, head.size).context, end=start) if start else None
+        with path.open("rb") as file:
+            file.seek(start)
+            scan(file, start=start, context=context, stop=size, on_transaction=found.append)
+    except (DamagedError, StreamError):
+        return ()
+    return tuple(found)
 
 
 def _readable(found: Scan, size: int, damage: str = "") -> Readable:

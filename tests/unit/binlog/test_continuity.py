@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from backupd.binlog import spool_repair
 from backupd.binlog.connection_start import Approach
 from backupd.binlog.continuity import (
     Compared,
@@ -30,9 +31,11 @@ from backupd.binlog.continuity import (
     with_file,
     without_file,
 )
+from backupd.binlog.gtid_position import before_all
 from backupd.binlog.spool_files import Spool, Spooled
+from backupd.binlog.spool_repair import last_of, read
 from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState
-from backupd.model.binlog import Branch, BranchReason, Ending
+from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
 from backupd.model.server_facts import Flavour, Position, Version
 from backupd.recovery.runs import holder_of_each
 from tests.support.logs.node_logs import Happened, Written, write
@@ -360,3 +363,32 @@ def test_without_common_gtids_a_restored_node_that_caught_up_shows_it_by_xid(tmp
     assert "has caught up with its cluster" in found.note
     behind = write([Happened.ROWS], first=50)
     assert placed(tmp_path, restored_node, behind, marker="r1") == restored_node
+
+
+def passed(*gtids: str) -> list[Transaction]:
+    return [Transaction(gtid, number, number + 1, NOW, True, 1) for number, gtid in enumerate(gtids)]
+
+
+def test_what_was_executed_before_the_last_transactions_of_a_file_is_known_by_those_before_them() -> None:
+    after = "0-1-50,7-1-9"
+    assert before_all(after, passed("0-1-49", "0-1-50"), passed("0-1-47", "0-2-48"), mariadb=True) == "0-2-48,7-1-9"
+    assert before_all(after, passed("7-1-9"), passed("0-1-50"), mariadb=True) is None, "of its domain nothing is known"
+    assert before_all(after, passed(""), passed("0-1-49"), mariadb=True) is None
+    mysql = before_all(f"{UUID}:1-50", passed(f"{UUID}:49", f"{UUID}:50"), [], mariadb=False)
+    assert mysql == f"{UUID}:1-48"
+
+
+def test_the_last_transactions_of_a_file_are_read_from_near_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "node1-bin.000003"
+    path.write_bytes(write([Happened.ROWS] * 6, first=50).data)
+    every: list[Transaction] = []
+    read(path, every.append)
+    assert len(every) == 6
+    ends = [one.end for one in every]
+    assert last_of(path, ends) == tuple(every), "it is small"
+    monkeypatch.setattr(spool_repair, "_ENOUGH", path.stat().st_size - ends[3])
+    assert last_of(path, ends) == tuple(every[4:])
+    monkeypatch.setattr(spool_repair, "_MOST", 1)
+    assert last_of(path, ends) == (), "that would take long"
