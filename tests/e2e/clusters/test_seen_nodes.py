@@ -37,6 +37,7 @@ POLICY = (
     "limits: {recv_queue: 5000, flow_control: 90%}\n"
 )
 NAMES = ("shop-db1", "shop-db2", "shop-db3")
+MEMBERS = ("n1", "n2", "n3")
 
 
 def client(node: Node) -> Connection:
@@ -167,3 +168,23 @@ def test_a_backup_of_a_node_knows_its_place_in_the_cluster_and_what_becomes_of_a
     house.ok("restore", "shop-db2", "--to", "latest", "--datadir", str(latest))
     with PrivateServer(datadir=latest) as copy, copy.connect() as here, third.connect() as there:
         assert checksum_everything(here) == checksum_everything(there)
+
+    # -- the nodes as members of a group
+    configure(house, dict(zip(MEMBERS, cluster.nodes, strict=True)))
+    text = house.config.read_text().replace(", policy: gold}", "}")
+    group = f"servers:\n  shop: {{members: [{', '.join(MEMBERS)}], policy: gold}}\n"
+    house.config.write_text(text.replace("servers:\n", group, 1))
+    second.execute("SET GLOBAL wsrep_desync = ON")
+    assert "n2 is left: its node is Donor/Desynced, not Synced" in house.run("check", "shop").all
+    record = house.ok("backup", "shop", "--kind", "logical")
+    assert record["member"]["name"] == "n1"
+    assert record["member"]["reason"].startswith(
+        "a node that is Synced, 2 other nodes stay in service; n2: its node is"
+    )
+    second.execute("SET GLOBAL wsrep_desync = OFF")
+    first.kill()
+    second.wait(lambda: second.status("wsrep_cluster_size") == "2", "it knows that one is gone")
+    second.wait(lambda: second.status("wsrep_local_state_comment") == "Synced", "it is synced")
+    record = house.ok("backup", "shop", "--kind", "logical")
+    assert record["member"]["name"] == "n2"
+    assert "n1: it cannot be asked" in record["member"]["reason"]
