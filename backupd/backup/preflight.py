@@ -31,13 +31,14 @@ from backupd.engine.dump.selection import dump_tools, try_out
 from backupd.engine.server.accounts import Grants, hidden, needs, read_grants, unseen
 from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import Probed, examine, has_rocksdb, read_dialect
+from backupd.engine.server.replication import unordered
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.sql.option_files import unreadable
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
-from backupd.model.server_facts import ServerInfo, no_roll_forward
+from backupd.model.server_facts import Role, ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
 from backupd.model.text import few, format_size, new_id
 from backupd.transfer.records.encryption import Sealer
@@ -155,6 +156,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
                 found += _dump_tools(spec, probed.info)
             if spec.logical is not None and grants is not None:
                 found += examine_sight(session, probed.info, grants, spec.logical)
+            found += _applied(session, probed.info)
             found += _rolled_forward(spec, probed.info)
             if spec.restore_gnupg_home is not None:
                 found += _restores(spec, probed.info)
@@ -167,6 +169,16 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     if grants is None and probed.denied:
         found += [warning("privileges", sentence) for sentence in probed.denied]
     return probed.info
+
+
+def _applied(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    if info.role is Role.REPLICA and (why := unordered(session, dialect_of(info.flavour, info.version))):
+        yield warning(
+            "replication",
+            f"this replica cannot be placed in the history of its source: {why}",
+            "turn gtid_mode on, or replica_preserve_commit_order (slave_preserve_commit_order); until then no replica "
+            "of its source can be made of its backups, and a group takes another member",
+        )
 
 
 def _rolled_forward(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from backupd.model.consistency import NOBODY, ComparedServer
 from backupd.model.server_facts import Role
 from backupd.model.text import format_duration
 
@@ -73,9 +74,11 @@ class Node:
 class Candidate:
     """A member as it was found at the beginning of a run. ``trouble``: why it cannot be asked, and then nothing else is
     known. ``stopped``: which threads of a replica do not run, or why its lag is not known; ``lag``: in seconds, the
-    configured ``delay`` not counted; ``follows``: server_ids of the servers that it replicates. ``logs``: it writes a
-    binary log; ``log_updates``: what it replicates, too. ``away``: what other job has taken it out of rotation;
-    ``elsewhere``: why its files cannot be read from here. ``compared``: with the source, row by row."""
+    configured ``delay`` not counted, behind what it has received; ``unheard``: why that may not be all, and ``silent``:
+    for how many seconds; ``unordered``: why what it has applied is no single position; ``follows``: server_ids of the
+    servers that it replicates. ``logs``: it writes a binary log; ``log_updates``: what it replicates, too. ``away``:
+    what other job has taken it out of rotation; ``elsewhere``: why its files cannot be read from here. ``data``: by
+    which it is known that it is the one that was compared; ``compared``: with the source, row by row."""
 
     name: str
     trouble: str = ""
@@ -83,6 +86,9 @@ class Candidate:
     role: Role = Role.STANDALONE
     stopped: str = ""
     lag: float = 0.0
+    unheard: str = ""
+    silent: float = 0.0
+    unordered: str = ""
     delay: float = 0.0
     follows: frozenset[int] = frozenset()
     read_only: bool = False
@@ -91,6 +97,7 @@ class Candidate:
     node: Node | None = None
     away: str = ""
     elsewhere: str = ""
+    data: ComparedServer = NOBODY
     compared: Compared = Compared.UNKNOWN
 
     @property
@@ -106,7 +113,10 @@ class Candidate:
             return "the source" if self.role is Role.SOURCE else "no replica"
         delayed = f", delayed by {format_duration(self.delay)} on purpose" if self.delay else ""
         written = "" if self.read_only else ", which can be written to"
-        return f"a replica, {format_duration(self.lag)} behind{delayed}{written}"
+        lag = f"{format_duration(self.lag)} behind"
+        if self.unheard:
+            lag = f"whose lag is not known ({lag} what it has received, and {self.unheard})"
+        return f"a replica, {lag}{delayed}{written}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +230,13 @@ def _objections(one: Candidate, rules: Rules) -> Iterator[str]:
             f"it is {format_duration(one.lag)} behind its source, more than max_lag "
             f"({format_duration(rules.max_lag.total_seconds())})"
         )
+    elif one.is_replica and one.lag + one.silent > rules.max_lag.total_seconds():
+        yield (
+            f"its lag is not known: {one.unheard}, and it would not notice for {format_duration(one.silent)} that its "
+            f"source is gone; max_lag is {format_duration(rules.max_lag.total_seconds())}"
+        )
+    if one.is_replica and one.unordered:
+        yield one.unordered
     if rules.here and one.elsewhere:
         yield one.elsewhere
     if rules.needs_log and not one.logs:
@@ -233,6 +250,7 @@ def _order(rules: Rules) -> Callable[[Candidate], tuple[object, ...]]:
         return (
             not _stays(one, rules),
             _rank(one, rules.prefer),
+            bool(one.unheard),
             list(Compared).index(one.compared),
             -(one.node.room if one.node is not None else 0),
             one.is_replica and bool(one.delay),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from backupd.backup.server_checks import elsewhere, proxy_between
 from backupd.binlog.gtid_position import position_of
 from backupd.binlog.spool_files import Spool
 from backupd.catalog.session import Catalog
-from backupd.engine.member_probe import probe_member
+from backupd.engine.member_probe import has_received, log_end, probe_member, silence_of
 from backupd.engine.physical.live_datadir import is_folder
 from backupd.engine.sql.client import Session
 from backupd.model.backup_record import BackupKind, Member
@@ -28,13 +29,14 @@ from backupd.process.folders import read_plain
 from backupd.recovery.members import Candidate, Choice, Compared, Preference, Rules, choose
 
 NOTHING: Mapping[str, str] = {}
-_NOT_COMPARED: Mapping[str, Compared] = {}
 _COMES = 10.0
 """Seconds that the stream may take to copy what the member had."""
 _PAUSE = 0.5
 _MYSQL = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z")
 """A server_uuid; server_uid of MariaDB, which keeps none in its data directory, is another text."""
 _SAYS = re.compile(rb"^server-uuid=([0-9A-Fa-f-]{36})\s*$", re.MULTILINE)
+_ARRIVES = 5.0
+"""Seconds that what the source has written may take to its replica: to receive it, not to apply it."""
 _ASKED = 5.0
 """Seconds that a member may take to answer before another one is taken."""
 
@@ -62,24 +64,31 @@ def refuse_left_history(catalog: Catalog, server: ServerSettings) -> None:
             )
 
 
-def members_compared(wiring: Wiring, server: ServerSettings) -> dict[str, Compared]:
-    """What the comparisons of each member with its source show now. Raises CatalogError."""
+def members_compared(wiring: Wiring, server: ServerSettings) -> Callable[[Candidate], Compared]:
+    """What the comparisons of a member with its source show now. Raises CatalogError."""
     from backupd.model.consistency import ConsistencyVerdict, consistency_of  # a server that is no group needs none
 
     checks = wiring.catalog.consistency_checks.list(server.name)
     max_age, now = server.policy.consistency.checksum.max_age, wiring.clock()
     words = {ConsistencyVerdict.CLEAN: Compared.EQUAL, ConsistencyVerdict.DIFFERENT: Compared.DIFFERENT}
-    found = {
-        name: consistency_of(name, [one for one in checks if one.replica == name], max_age, now).verdict
-        for name in server.ways
-    }
-    return {name: words.get(verdict, Compared.UNKNOWN) for name, verdict in found.items()}
+
+    def compared(member: Candidate) -> Compared:
+        of_member = [one for one in checks if one.replica == member.name]
+        verdict = consistency_of(member.name, of_member, max_age, now, present=member.data).verdict
+        return words.get(verdict, Compared.UNKNOWN)
+
+    return compared
+
+
+def not_compared(_member: Candidate) -> Compared:
+    """Where nobody asks for that."""
+    return Compared.UNKNOWN
 
 
 def candidates(
     server: ServerSettings,
     away: Mapping[str, str] = NOTHING,
-    compared: Mapping[str, Compared] = _NOT_COMPARED,
+    compared: Callable[[Candidate], Compared] = not_compared,
 ) -> tuple[Candidate, ...]:
     """Every member of a group, as it is found now, in the order of the configuration."""
     with ThreadPoolExecutor(max_workers=max(len(server.ways), 1), thread_name_prefix="member") as pool:
@@ -87,10 +96,69 @@ def candidates(
             replace(
                 one,
                 away=away.get(one.name, ""),
-                compared=compared.get(one.name, Compared.UNKNOWN) if one.is_replica else Compared.UNKNOWN,
+                compared=compared(one) if one.is_replica else Compared.UNKNOWN,
             )
             for one in pool.map(partial(_asked, server), server.ways)
         )
+
+
+def sure_candidates(
+    server: ServerSettings, away: Mapping[str, str], compared: Callable[[Candidate], Compared]
+) -> tuple[Candidate, ...]:
+    """As ``candidates``, and what a replica says of its lag is compared with its source: a receiver whose source is
+    gone or hangs says nothing of that until slave_net_timeout, and the lag is 0 then."""
+    found = candidates(server, away, compared)
+    with ThreadPoolExecutor(max_workers=max(len(found), 1), thread_name_prefix="member") as pool:
+        return tuple(pool.map(partial(_heard, server, found), found))
+
+
+def _heard(server: ServerSettings, members: Sequence[Candidate], one: Candidate) -> Candidate:
+    if one.trouble or one.stopped or not one.is_replica:
+        return one
+    by_id: dict[int, list[Candidate]] = {number: [] for number in one.follows}
+    for other in members:
+        if other.identity is not None and other is not one and other.identity.server_id in by_id:
+            by_id[other.identity.server_id].append(other)
+    lost = [other.name for other in members if other.trouble]
+    try:
+        with _briefly(server, one.name) as session:
+            for sources in by_id.values():  # the nodes of a cluster have one server_id
+                if len(sources) == 1 and (why := _not_received(server, sources[0], session)):
+                    return replace(one, stopped=f"the lag of {one.name} is unknown: {why}")
+            if all(by_id.values()):
+                return one
+            silent = silence_of(session, expected=not lost)
+    except (ServerError, ConfigurationError) as error:
+        return Candidate(one.name, trouble=f"it cannot be asked: {one_line(error)}")
+    if lost:
+        return replace(one, unheard=f"its source may be {' or '.join(lost)}, which cannot be asked", silent=silent)
+    return replace(one, unheard="nothing comes from its source", silent=silent) if silent else one
+
+
+def _not_received(server: ServerSettings, source: Candidate, replica: Session) -> str:
+    """What a replica lacks of the log of its source, although it had the time to receive it; "" for nothing, and where
+    the source does not say where its log ends."""
+    number = source.identity.server_id if source.identity is not None else 0
+    try:
+        with _briefly(server, source.name) as session:
+            end = log_end(session)
+    except (ServerError, ConfigurationError):
+        return ""
+    if end is None:
+        return ""
+    deadline = time.monotonic() + _ARRIVES
+    while not has_received(replica, number, end):
+        if time.monotonic() > deadline:
+            return f"it has not received {end.file}:{end.pos}, where the log of {source.name} was {_ARRIVES:.0f} s ago"
+        time.sleep(_PAUSE / 2)
+    return ""
+
+
+@contextmanager
+def _briefly(server: ServerSettings, member: str) -> Iterator[Session]:
+    connection = server.through(member).connection()
+    with replace(connection, connect_timeout=_ASKED, answer_timeout=_ASKED).connect() as session:
+        yield session
 
 
 def rules_of(server: ServerSettings, *, here: bool = False, needs_log: bool = False, stay: str = "") -> Rules:
@@ -110,7 +178,7 @@ def choices(wiring: Wiring, server: ServerSettings, kind: BackupKind, job_id: st
         stay = max(physical, key=lambda one: (one.finished_at, one.id)).server_uuid if physical else ""
     rules = rules_of(server, here=kind is not BackupKind.LOGICAL, stay=stay)
     away = members_away(wiring, server, job_id=job_id)
-    found = choose(candidates(server, away, members_compared(wiring, server)), rules)
+    found = choose(sure_candidates(server, away, members_compared(wiring, server)), rules)
     if all(one.left for one in found):
         raise none_left(server, found)
     return found
@@ -171,9 +239,7 @@ def member_at(wiring: Wiring, server: ServerSettings, uuid: str, position: Posit
 
 def _asked(server: ServerSettings, name: str) -> Candidate:
     try:
-        connection = server.through(name).connection()
-        asked = replace(connection, connect_timeout=_ASKED, answer_timeout=_ASKED)
-        with asked.connect() as session:
+        with _briefly(server, name) as session:
             found = probe_member(session, name)
             version = str(session.scalar("SELECT @@GLOBAL.version_comment"))
             if proxy := proxy_between(session, version):

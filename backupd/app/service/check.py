@@ -17,12 +17,12 @@ from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context import api_address, destination_identity, file_rights, keys, trust
 from backupd.app.context import settings_problems as transport
 from backupd.app.context.members import (
-    candidates,
     members_away,
     members_compared,
     none_left,
     refuse_left_history,
     rules_of,
+    sure_candidates,
 )
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings, Settings
@@ -104,7 +104,7 @@ def _check_group(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         refuse_left_history(wiring.catalog, server)
     except RefusedError as refused:
         return [from_error("member", refused)]
-    asked = candidates(server, members_away(wiring, server), members_compared(wiring, server))
+    asked = sure_candidates(server, members_away(wiring, server), members_compared(wiring, server))
     found = choose(asked, rules_of(server, here=physical))
     findings = [
         (warning if one.left else fine)(

@@ -306,3 +306,22 @@ def start_replica(session: Session, dialect: Dialect) -> None:
 def stop_replica(session: Session, dialect: Dialect) -> None:
     """Both threads; harmless where none runs. Raises ServerError."""
     session.execute(f"STOP {Words.of(dialect.flavour, dialect.version).replica}")
+
+
+def unordered(session: Session, dialect: Dialect) -> str:
+    """Why what a replica has applied is no single position of its source's log, "" where it is one: several workers of
+    MySQL that do not keep the order of commits leave holes, which only GTIDs show. MariaDB's keep the order of each
+    domain, and without GTIDs that of all. Raises ServerError."""
+    words = Words.of(dialect.flavour, dialect.version)
+    if words.serial == 0:
+        return ""
+    order = f"{words.workers.partition('_')[0]}_preserve_commit_order"
+    known = session.variables(words.workers, order, "gtid_mode")
+    if int(known.get(words.workers) or 0) < 2 or known.get(order, "ON").upper() in ("ON", "1"):
+        return ""
+    if known.get("gtid_mode", "OFF").upper() == "ON":
+        return ""
+    return (
+        f"it applies with {known[words.workers]} workers in any order ({order} is OFF) and without GTIDs, so that what "
+        "it holds is no single position of its source's binary log"
+    )

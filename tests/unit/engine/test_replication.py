@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from backupd.engine.member_probe import compared_server, has_received, log_end, silence_of
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.replication import (
     Receiving,
@@ -19,8 +23,9 @@ from backupd.engine.server.replication import (
     set_source,
     start_replica,
     stop_replica,
+    unordered,
 )
-from backupd.engine.sql.client import Connection
+from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import Flavour, Position, Version
@@ -29,6 +34,7 @@ from tests.support.servers.replica import catch_up, part, replica_of
 from tests.support.servers.server import Server
 
 MARIADB, MYSQL = dialect_of(Flavour.MARIADB, Version(10, 11)), dialect_of(Flavour.MYSQL, Version(9, 7))
+OLD = dialect_of(Flavour.MYSQL, Version(5, 7, 44))
 PASSWORD = "Repl-s3cret-77"
 MARIADB_ROW = {
     "Connection_name": "",
@@ -129,6 +135,62 @@ def pair() -> Iterator[tuple[Server, Server]]:
         source.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY)")
         with replica_of(source) as replica:
             yield source, replica
+
+
+def connected(server: Server) -> AbstractContextManager[Session]:
+    return Connection(socket=str(server.socket), user="root").connect()
+
+
+def test_what_a_replica_has_received_is_compared_with_where_the_log_of_its_source_ends(
+    pair: tuple[Server, Server],
+) -> None:
+    source, replica = pair
+    catch_up(source, replica)
+    with connected(source) as there, connected(replica) as here:
+        number, end = source.server_id, log_end(there)
+        assert end is not None
+        assert end.gtid
+        assert has_received(here, number, end)
+        assert has_received(here, number, replace(end, file="other-bin.000099")), "by its GTIDs"
+        assert has_received(here, number, replace(end, gtid="")), "by file and position"
+        later = replace(end, pos=end.pos + 1, gtid=re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), end.gtid))
+        assert not has_received(here, number, later)
+        assert not has_received(here, number + 1, end), "it follows no such server"
+        assert unordered(here, read_dialect(here)) == ""
+        assert silence_of(here, expected=False) == float(str(replica.scalar("SELECT @@slave_net_timeout")))
+        assert silence_of(here, expected=True) == 0.0
+        one = compared_server(here, read_dialect(here))
+        assert one == compared_server(here, read_dialect(here))
+        assert one.made, "MariaDB's uuid is that of host and port"
+        assert one.uuid
+        assert one != compared_server(there, read_dialect(there))
+
+
+class Variables:
+    def __init__(self, **values: str) -> None:
+        self._values = values
+
+    def variables(self, *names: str) -> dict[str, str]:
+        return {name: self._values[name] for name in names if name in self._values}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "values", "is_unordered"),
+    [
+        (MYSQL, {"replica_parallel_workers": "4", "replica_preserve_commit_order": "OFF", "gtid_mode": "OFF"}, True),
+        (MYSQL, {"replica_parallel_workers": "4", "replica_preserve_commit_order": "OFF", "gtid_mode": "ON"}, False),
+        (MYSQL, {"replica_parallel_workers": "4", "replica_preserve_commit_order": "ON", "gtid_mode": "OFF"}, False),
+        (MYSQL, {"replica_parallel_workers": "1", "replica_preserve_commit_order": "OFF", "gtid_mode": "OFF"}, False),
+        (OLD, {"slave_parallel_workers": "8", "slave_preserve_commit_order": "OFF"}, True),
+        (MARIADB, {"slave_parallel_threads": "8"}, False),
+    ],
+)
+def test_workers_without_order_and_without_gtids_leave_no_single_position(
+    dialect: Dialect, values: dict[str, str], is_unordered: bool
+) -> None:
+    why = unordered(Variables(**values), dialect)  # type: ignore[arg-type]  # it asks for variables only
+    assert bool(why) is is_unordered
+    assert not why or "preserve_commit_order is OFF" in why
 
 
 def test_a_replica_is_pointed_at_its_source_and_started(pair: tuple[Server, Server]) -> None:

@@ -70,6 +70,14 @@ def test_replicas_come_before_the_source_unless_it_is_preferred() -> None:
         ({"away": "backup job 1 has taken it out of rotation"}, "backup job 1 has taken it out of rotation"),
         ({"stopped": "replication is stopped (SQL)"}, "replication is stopped (SQL)"),
         ({"lag": 61.0}, "it is 1m 1s behind its source, more than max_lag (1m)"),
+        (
+            {"lag": 2.0, "unheard": "its source may be db1, which cannot be asked", "silent": 60.0},
+            (
+                "its lag is not known: its source may be db1, which cannot be asked, and it would not notice for 1m "
+                "that its source is gone; max_lag is 1m"
+            ),
+        ),
+        ({"unordered": "it applies with 4 workers in any order"}, "it applies with 4 workers in any order"),
         ({"node": Node("Donor/Desynced")}, "its node is Donor/Desynced, not Synced"),
     ],
 )
@@ -77,6 +85,17 @@ def test_a_member_that_cannot_be_taken_is_left_with_its_reason(changed: dict[str
     bad = replace(REPLICA, **changed)  # type: ignore[arg-type]  # of several fields
     assert why([SOURCE, bad], "db2") == reason
     assert order([SOURCE, bad]) == ["db1"]
+
+
+def test_a_replica_of_which_the_lag_is_not_known_comes_behind_one_of_which_it_is() -> None:
+    unsure = replace(REPLICA, unheard="its source may be db1, which cannot be asked", silent=30.0)
+    away = replace(SOURCE, trouble="it cannot be asked: refused")
+    assert order([away, unsure, OTHER]) == ["db3", "db2"]
+    (first, *_rest) = choose([away, unsure], Rules())
+    assert first.reason == (
+        "a replica, whose lag is not known (0.0s behind what it has received, and its source may be db1, which cannot "
+        "be asked)"
+    )
 
 
 def test_a_delayed_replica_is_not_late_and_comes_behind_the_others() -> None:
