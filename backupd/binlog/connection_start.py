@@ -32,7 +32,7 @@ from backupd.binlog.continuity import (
     first_covered,
     head_of,
 )
-from backupd.binlog.gtid_position import before_all
+from backupd.binlog.gtid_position import parted_in
 from backupd.binlog.spool_files import LastOf, Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
@@ -579,11 +579,10 @@ class Approach:
         if unshared is not None:
             until = self._with_baseline(scan_to(parted.path, unshared.start))
             position = Position(parted.name, unshared.start, until.gtids_after)
-        gone = self._gone_before(newest)
-        if gone is not None and (earlier := self._parted_in(gone, newest, has, mariadb=state.mariadb)) is not None:
-            position = earlier
+        gone, after = self._gone_before(newest)
+        position = (parted_in(gone, after, has, mariadb=state.mariadb) if gone else None) or position
         members = [member for member in position.gtid.split(",") if member]
-        before = gone.transactions if gone is not None else ()
+        before = gone.transactions if gone else ()
         agreed = (
             bool(members)
             and all(map(has, members))
@@ -592,30 +591,15 @@ class Approach:
         lost = "; it lacks transactions that were archived" if position != tail.position else ""
         return replace(fork, number=number, fork=position if agreed else None, note=fork.note + lost)
 
-    def _gone_before(self, newest: Spooled) -> LastOf | None:
-        """The last transactions of the file before the oldest that is here of the newest branch."""
-        oldest = self._oldest(newest)
-        last = self.spool.last_removed()
-        fits = last is not None and (last.branch, last.number + 1) == oldest.key
-        return last if fits else None
-
-    def _oldest(self, newest: Spooled) -> Spooled:
+    def _gone_before(self, newest: Spooled) -> tuple[LastOf | None, str]:
+        """The last transactions of the file before the oldest that is here of the newest branch, and what was executed
+        behind them."""
         files = [file for file in self.spool.files() if file.branch == newest.branch]
-        return min((newest, *files), key=lambda file: file.number)
-
-    def _parted_in(
-        self, gone: LastOf, newest: Spooled, has: Callable[[str], bool], *, mariadb: bool
-    ) -> Position | None:
-        """The last position that both share, where that is in a file that has left the spool."""
-        passed = gone.transactions
-        at = next((index for index, one in enumerate(passed) if not has(one.gtid)), None)
-        oldest = self._oldest(newest).path
-        head = head_of(oldest)
-        if at is None or at == 0 or head is None:
-            return None
-        after = self._with_baseline(scan_to(oldest, head.size)).gtids_after
-        before = before_all(after, passed[at:], passed[:at], mariadb=mariadb)
-        return Position(gone.name, passed[at].start, before) if before else None
+        oldest = min((newest, *files), key=lambda file: file.number)
+        gone, head = self.spool.last_removed(), head_of(oldest.path)
+        if gone is None or head is None or (gone.branch, gone.number + 1) != oldest.key:
+            return None, ""
+        return gone, self._with_baseline(scan_to(oldest.path, head.size)).gtids_after
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from backupd.binlog.spool_files import Spool
+from backupd.binlog.spool_files import LastOf, Spool
 from backupd.binlog.spool_repair import read
 from backupd.model.binlog import FIRST_EVENT, MariadbGtids, MysqlGtids, Transaction, covers
 from backupd.model.server_facts import Position
@@ -30,6 +30,15 @@ def position_of(spool: Spool, gtids: str) -> Position | None:
         if before and not covers(before, gtids, mariadb=branch.flavour == "mariadb"):
             return None  # it is in no earlier file
     return None
+
+
+def parted_in(gone: LastOf, after: str, has: Callable[[str], bool], *, mariadb: bool) -> Position | None:
+    """The last position that the archive shares with another server (``has``), where that is in a file that has left
+    the spool; ``after``: what was executed at its end. None where both share all of it, or it is not known."""
+    passed = gone.transactions
+    at = next((index for index, one in enumerate(passed) if not has(one.gtid)), 0)
+    before = before_all(after, passed[at:], passed[:at], mariadb=mariadb) if at else None
+    return Position(gone.name, passed[at].start, before) if before else None
 
 
 def before_all(after: str, dropped: Sequence[Transaction], kept: Sequence[Transaction], *, mariadb: bool) -> str | None:
