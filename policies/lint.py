@@ -354,7 +354,8 @@ def _missing(policy: Policy) -> Iterator[str]:
         yield "binlog: missing; without it only the moments of backups are recoverable, none between them"
     if not policy.config_files:
         yield "config_files: missing; a bare host needs its configuration back too"
-    if len(_destinations(policy)) < 2:
+    wanted = policy.protection
+    if len(_destinations(policy)) < 2 and (wanted.copies > 1 or wanted.off_site):
         yield "destinations: only one; a second one, away from the first, survives its loss"
     if policy.test_restore is None:
         if policy.physical is not None or policy.logical is None:  # dumps are not restored for a test

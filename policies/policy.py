@@ -445,7 +445,9 @@ class Protection(Section):
         ge=1,
         le=16,
         description=(
-            "Number of destinations that must hold a complete copy, verified by backupd or by the storage itself."
+            "Number of destinations that must hold a complete copy, verified by backupd or by the storage itself. "
+            "`copies: 1` with `off_site: 0` says that one destination is enough; `backupd check` then does not advise "
+            "a second one."
         ),
     )
     off_site: int = Field(1, ge=0, le=16, description="How many of them must be away from the site.", examples=[1])

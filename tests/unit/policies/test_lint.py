@@ -157,6 +157,13 @@ def test_only_folders_is_no_off_site_copy(tmp_path: Path) -> None:
         assert [text.partition(":")[0] for text in told] == [field]
 
 
+def test_one_destination_may_be_a_decision(tmp_path: Path) -> None:
+    one = COMPLETE.replace("[local, offsite]", "[local]").replace(", offsite: {daily: 10}", "")
+    for protection in ("", "protection: {copies: 1}\n", "protection: {off_site: 0}\n"):
+        assert [text.partition(":")[0] for text in advised(tmp_path, one + protection)] == ["destinations"]
+    assert advised(tmp_path, f"{one}protection: {{copies: 1, off_site: 0}}\n") == []
+
+
 def _servers(number: int) -> str:
     names = ", ".join(f"db{one}: {{policy: gold}}" for one in range(number))
     return TWO.replace("servers:\n  db1: {policy: gold}\n", f"servers: {{{names}}}\n")
