@@ -101,16 +101,20 @@ def sign(signing: Signing, document: bytes) -> bytes:
     return made
 
 
-def make_key(home: Path, user_id: str) -> str:
-    """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
-    ToolError."""
+_SIGNS = ("ed25519", "sign", "never")
+_OPENS = ("default", "default", "never")
+
+
+def make_key(home: Path, user_id: str, *, opens: bool = False) -> str:
+    """A new key that only signs or, where it ``opens``, that backups are sealed for, without a passphrase and without
+    an end; its fingerprint. Raises KeyUnusableError, ToolError."""
     from backupd.process.command import Command
     from backupd.transfer.records.gpg import Status, answer, writable_home
 
     with Status() as status, writable_home(home) as gpg_home:
         program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(gpg_home))
         talk = ("--status-fd", str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes")
-        make = ("--quick-generate-key", user_id, "ed25519", "sign", "never")
+        make = ("--quick-generate-key", user_id, *(_OPENS if opens else _SIGNS))
         answer(Command((*program, *talk, *make)), status, b"\n")
         made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
     if len(made) != 1:

@@ -5,6 +5,7 @@ The last is asked with a phrase that is sealed so that plain ``gpg -d`` shows it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -20,7 +21,7 @@ import gnupg
 from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.process.command import Command, locate
 from backupd.transfer.records.encryption import passphrase_options
-from backupd.transfer.records.gpg import Status, answer, gpg, usable_home
+from backupd.transfer.records.gpg import Status, answer, gpg, usable_home, writable_home
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
@@ -201,3 +202,17 @@ def open_phrase(armored: str, home: Path, passphrase_file: Path | None) -> str:
         if "DECRYPTION_OKAY" not in {line.keyword for line in status.lines()}:
             raise KeyUnusableError(f"gpg does not confirm that it opened the challenge with a key in {home}")
     return opened.decode("ascii", "replace").strip()
+
+
+def import_keys(home: Path, keys: bytes) -> tuple[str, ...]:
+    """Add the public keys of ``keys`` to ``home``: their fingerprints, none where it holds no key. Raises
+    KeyUnusableError, ToolError."""
+    with Status() as status, writable_home(home) as gpg_home:
+        program = ("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(gpg_home), "--status-fd")
+        with contextlib.suppress(ToolError):  # what is no key at all; what was imported counts
+            answer(
+                Command((*program, str(status.descriptor), "--import-options", "import-minimal", "--import")),
+                status,
+                keys,
+            )
+        return tuple(line.text.split()[-1] for line in status.lines() if line.keyword == "IMPORT_OK")
