@@ -23,6 +23,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "serve": ("serve.serve", {"takes": ("config",)}),
     "reload": ("serve.reload", {}),
     "status": ("status.status", {}),
+    "setup": ("setup.setup", {"opening": "works"}),
     "check": ("work.check", {"opening": "looks", "takes": WORK}),
     "backup": ("work.backup", {"opening": "works", "takes": WORK}),
     "plan": ("restores.plan", {}),

@@ -109,6 +109,14 @@ OTHERS = {
     "outcome",
     "shell",
     "words",
+    "socket",
+    "admin_file",
+    "account_file",
+    "folder",
+    "restores",
+    "recipient_files",
+    "mail_to",
+    "smtp",
 }
 """Parameters that name nothing that would have to exist: a new parameter has to be put here or above."""
 

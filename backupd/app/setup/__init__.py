@@ -1,0 +1,1 @@
+"""A first installation: what `backupd setup` finds, will do and does."""
