@@ -1,15 +1,11 @@
 """A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
 
 Knows no catalog: everything is in the spec, and everything found is in the outcome.
-
-``replica_remarks``: what a restored copy needs before it replicates. A copy made in mode ``replica`` of a MariaDB
-server keeps its GTID position and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import stat
 import time
@@ -21,18 +17,15 @@ from pathlib import Path
 from backupd.engine.physical.datafiles import assert_local
 from backupd.engine.server.launch import ServerConfig
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import ReplaySpec
 from backupd.model.document import HIDDEN, Document, computed, json_key
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import Progress
-from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Check, Phase, Witness
-from backupd.model.server_facts import Position, Role, Tool
+from backupd.model.server_facts import Position, Tool
 from backupd.model.text import format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
-from backupd.process.output import redact
 from backupd.process.run_context import RunContext, Stopwatch
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.datadir.occupancy import (
@@ -91,6 +84,7 @@ from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, RolledForward, goal_of
 from restore.replica.follow import PHASE as REPLICATED
 from restore.replica.follow import Replica, follow, not_begun
+from restore.replica.old_settings import replica_remarks
 from restore.replica.setup import ReplicaSpec, ReplicaState, replica_config, set_up, state_of
 
 
@@ -160,57 +154,10 @@ class RestoreOutcome(Document):
         return not any(check.outcome == FAILED for check in self.checks)
 
 
-_SECRET = re.compile(
-    r"(MASTER_PASSWORD\s*=\s*)('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s,;]+)", re.IGNORECASE
-)
-_ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
-
 _HANDED_OVER = "handed_over"
 """In what is remembered of a replica: what it was when it was handed over."""
 _DYING = 20.0
 """Seconds that the server of a killed attempt may take to vanish after it."""
-
-
-def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
-    """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
-    ``position``: where the copy is, which is further than the backup when binary logs were replayed onto it.
-
-    MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
-    not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
-    """
-    info = facts.server
-    if dialect_of(info.flavour, info.version).backs_up_replication:
-        if position == facts.position:
-            return ()
-        return (
-            "replaying binary logs removed the replication settings that came with the data: set them again with "
-            "CHANGE REPLICATION SOURCE TO; everything up to "
-            + (position.gtid or f"{position.file}:{position.pos}")
-            + " is executed",
-        )
-    recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
-    found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
-    if recorded or info.role is Role.REPLICA:
-        found.append(
-            "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
-            f"CHANGE MASTER TO MASTER_HOST='HOST', MASTER_PORT=PORT, {_ACCOUNT}"
-            + (f" -- recorded: {recorded}" if recorded else "")
-        )
-    port = info.variables.get("port", "")
-    host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
-    source = f"MASTER_HOST='{host}', MASTER_PORT={port if port.isdecimal() and int(port) else 'PORT'}"
-    if position.gtid:
-        found.append(
-            f"to follow the backed-up server itself: SET GLOBAL gtid_slave_pos='{position.gtid}'; "
-            f"CHANGE MASTER TO {source}, {_ACCOUNT}"
-        )
-    elif position.file:
-        account = _ACCOUNT.rpartition(", ")[0]
-        found.append(
-            f"to follow the backed-up server itself: CHANGE MASTER TO {source}, {account}, "
-            f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
-        )
-    return tuple(found)
 
 
 def execute(spec: RestoreSpec, sources: Sources, context: RunContext) -> RestoreOutcome:
@@ -516,9 +463,19 @@ class WholeRestore:
         )
         context.report(Progress("replicate"))
         with context.watch.phase(REPLICATED):
-            started, replica = follow(config, info, follow_spec, state, context)
+            started, replica, compared = follow(config, info, follow_spec, state, context)
         self._state = replace(self._state, replica={**state.as_json(), _HANDED_OVER: replica.as_json()})
-        return replace(outcome, started=started, replica=replica, warnings=(*outcome.warnings, *state.notes))
+        notes = [
+            *state.notes,
+            *([f"the replica was {compared.name}: {compared.detail}"] if replica.not_compared else []),
+        ]
+        return replace(
+            outcome,
+            started=started,
+            replica=replica,
+            checks=(*outcome.checks, compared),
+            warnings=(*outcome.warnings, *notes),
+        )
 
     def _let_loose(self, state: ReplicaState) -> ReplicaState:
         """Remember a replica that is set up. From the moment it is let loose nobody sets its position again."""

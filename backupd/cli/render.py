@@ -214,7 +214,8 @@ def _replica_text(plan: Plan) -> str:
         return ""
     start = position_text(replica.position.file, replica.position.pos, replica.position.gtid)
     delay = f", {format_duration(replica.delay)} behind" if replica.delay else ""
-    return f"of {replica.source}, server_id {replica.server_id}{delay}, {replica.reason}, from {start}"
+    compared = f"compared before it is handed over: {replica.compared_by.words}"
+    return f"of {replica.source}, server_id {replica.server_id}{delay}, {replica.reason}, from {start}; {compared}"
 
 
 def show_steps(screen: Screen, steps: Sequence[Step], thaw: ThawPlan | None) -> None:
@@ -323,7 +324,8 @@ def _made_replica_text(replica: Mapping[str, Any] | None) -> str:
     if not replica["caught_up"]:
         return f"of {replica['source']}: set up; replication begins when its service starts"
     behind = f", {format_duration(replica['delay'])} behind on purpose" if replica["delay"] else ""
-    return f"of {replica['source']}: caught up (lag {replica['lag']:.1f} s){behind}, read-only"
+    unchecked = "; NOT (ALL) COMPARED with its source" if replica.get("not_compared") else ""
+    return f"of {replica['source']}: caught up (lag {replica['lag']:.1f} s){behind}, read-only{unchecked}"
 
 
 def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:

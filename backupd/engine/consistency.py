@@ -13,7 +13,8 @@ members by ports and ``report_host``, so they are named in a table (DSNs) instea
 removed.
 
 ``compare`` is for servers on which it does not run: checksums of all tables at the source in one snapshot, and at the
-replica in one of the very same GTIDs, for which its applier pauses for a moment.
+replica in one of the very same GTIDs, for which its applier pauses for a moment. Without GTIDs the place in the
+source's log says the same of a replica that follows by file and position (``at_one_position``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from itertools import pairwise
 
 from backupd.engine.server.accounts import Grants, read_grants
 from backupd.engine.server.probe import read_dialect
-from backupd.engine.server.replication import Words, read_replicas
+from backupd.engine.server.replication import Words, read_replica, read_replicas
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, definitions, list_tables
@@ -392,6 +393,23 @@ def at_one_gtid(
     return judge_witnesses(ours, theirs, one, two)
 
 
+def at_one_position(source: Connection, replica: Connection, context: RunContext, *, seconds: float) -> Compared:
+    """As ``at_one_gtid``, of a replica that follows its source by file and position: its applier is paused until it has
+    applied exactly what the source's log held at the snapshot. Raises as ``compare``."""
+    with contextlib.ExitStack() as stack:
+        at_source = stack.enter_context(MomentWitness(source, include=_is_shared, clock=context.clock))
+        with _paused(replica, contextlib.nullcontext) as applier:
+            at_source.open()
+            applier.go_on_to(at_source.position, context)
+            at_replica = stack.enter_context(MomentWitness(replica, include=_is_shared, clock=context.clock))
+            at_replica.open()
+        with source.connect() as session, replica.connect() as other:
+            ours, theirs = _names(session), _names(other)
+        one = at_source.read(server="source", max_seconds=seconds / 2, report=context.report)
+        two = at_replica.read(server="replica", max_seconds=seconds / 2, report=context.report)
+    return judge_witnesses(ours, theirs, one, two)
+
+
 def judge_witnesses(ours: set[TableName], theirs: set[TableName], one: Witness, other: Witness) -> Compared:
     """What two witnesses of the same moment say of each table, of the source (``one``) and the replica. ``ours`` and
     ``theirs``: their tables. Pure."""
@@ -426,11 +444,22 @@ class _Applier:
 
     def go_on_until(self, gtids: str, context: RunContext) -> None:
         """Apply what is missing of ``gtids``, and no more. Raises RefusedError when that takes too long."""
+        self._go_on("SQL_AFTER_GTIDS = %s", (gtids,), lambda: self._has(gtids), context)
+
+    def go_on_to(self, position: Position, context: RunContext) -> None:
+        """Apply what the source's log holds before ``position``, and no more. Raises RefusedError when that takes too
+        long, or the replica is beyond it."""
+        words = Words.of(self._dialect.flavour, self._dialect.version)
+        word = words.source if words.replica == "REPLICA" else "MASTER"  # as START SLAVE of MySQL before 8.0.26 has it
+        place = (position.file, position.pos)
+        self._go_on(f"{word}_LOG_FILE = %s, {word}_LOG_POS = %s", place, lambda: self._applied() == place, context)
+
+    def _go_on(self, until: str, values: Sequence[str | int], has: Callable[[], bool], context: RunContext) -> None:
         replica = Words.of(self._dialect.flavour, self._dialect.version).replica
         deadline = time.monotonic() + _PAUSE
-        if not self._has(gtids):
-            self._session.execute(f"START {replica} SQL_THREAD UNTIL SQL_AFTER_GTIDS = %s", gtids)
-        while not self._has(gtids):
+        if not has():
+            self._session.execute(f"START {replica} SQL_THREAD UNTIL {until}", *values)
+        while not has():
             if context.is_cancelled():
                 raise CancelledError("the consistency check was stopped on request")
             if time.monotonic() > deadline:
@@ -441,6 +470,10 @@ class _Applier:
                 )
             time.sleep(_LOOK / 4)
         self._session.execute(f"STOP {replica} SQL_THREAD")
+
+    def _applied(self) -> tuple[str, int]:
+        found = read_replica(self._session, self._dialect)
+        return (found.applied.file, found.applied.pos) if found is not None else ("", 0)
 
     def _has(self, gtids: str) -> bool:
         return covers(str(self._session.scalar(self._dialect.executed_gtid) or ""), gtids, mariadb=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from backupd.model.binlog import ReplayMethod, ReplaySpec, Stop
@@ -100,10 +101,34 @@ class Step(Document):
     measured: bool = field(default=False, metadata=HIDDEN)
 
 
+class ComparedBy(StrEnum):
+    """What of a new replica is compared with its source before it is handed over."""
+
+    GTIDS = "gtids"
+    RECEIVED = "received-gtids"
+    CHECKSUMS = "checksums"
+    NOTHING = "nothing"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _COMPARED_BY[self]
+
+
+_COMPARED_BY = {
+    ComparedBy.GTIDS: "the GTIDs that replica and source have executed",
+    ComparedBy.RECEIVED: "the GTIDs that the replica received; it writes no binary log, so what is written on the "
+    "replica itself has none",
+    ComparedBy.CHECKSUMS: "checksums of its tables at one position, as there are no GTIDs",
+    ComparedBy.NOTHING: "nothing",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan(Document):
     """What the restored copy becomes: a replica of ``source`` that begins behind the GTIDs of ``position``, or at its
-    file and byte (``by_gtid``), and why there. ``delay``: seconds that it stays behind."""
+    file and byte (``by_gtid``), and why there. ``delay``: seconds that it stays behind. ``compared_by``: what will be
+    compared with the source before it is handed over; ``not_compared``: why nothing will be."""
 
     source: str
     server_id: int
@@ -111,6 +136,8 @@ class ReplicaPlan(Document):
     by_gtid: bool
     reason: str
     delay: int
+    compared_by: ComparedBy = ComparedBy.NOTHING
+    not_compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)

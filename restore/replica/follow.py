@@ -10,20 +10,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backupd.engine.server.errant import advice, errant, read_gtids
 from backupd.engine.server.launch import ServerConfig
 from backupd.engine.server.replication import Receiving, ReplicaStatus, read_replica, set_account, start_replica
-from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.binlog import MysqlGtids, covers
 from backupd.model.document import Document, json_key
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
 from backupd.model.job import Progress
+from backupd.model.proof import Check
 from backupd.model.server_facts import Flavour, Position, ServerInfo
 from backupd.model.text import format_duration
 from backupd.process.output import redact
 from backupd.process.run_context import RunContext
 from restore.datadir.start import Started, drop_account, end_started, running, start_with_account
+from restore.planning.plan import ComparedBy
+from restore.replica.hand_over import LATE, HandOver, compare_checksums, compare_gtids
 from restore.replica.setup import ReplicaSpec, ReplicaState, replica_options
 
 CLOSE_SECONDS = 3.0
@@ -44,7 +46,8 @@ PHASE = "replicated"
 class Replica(Document):
     """The replica that a restore made. ``position``: where it began; ``uuid``: its own; ``gtids``: what it had executed
     when it was handed over; ``lag``: seconds behind its source then. ``events``: scheduled events that were disabled;
-    ``options``: what its service has to be started with."""
+    ``options``: what its service has to be started with. ``compared_by``: what of it was compared with its source
+    before that, and ``not_compared``: why not all, or nothing."""
 
     source: str
     server_id: int
@@ -57,6 +60,8 @@ class Replica(Document):
     gtids: str = ""
     events: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    compared_by: ComparedBy = field(default=ComparedBy.NOTHING, metadata=json_key(later=True))
+    not_compared: str = field(default="an earlier version did not record it", metadata=json_key(later=True))
 
 
 def not_begun(state: ReplicaState, info: ServerInfo, delay: int) -> Replica:
@@ -71,13 +76,15 @@ def not_begun(state: ReplicaState, info: ServerInfo, delay: int) -> Replica:
         delay=delay,
         events=state.events,
         options=replica_options(info, state.server_id, state.gtid_mode),
+        not_compared="replication has not begun",
     )
 
 
 def follow(
     config: ServerConfig, info: ServerInfo, spec: ReplicaSpec, state: ReplicaState, context: RunContext
-) -> tuple[Started, Replica]:
-    """Start the server of ``config`` and its replication, wait until it has caught up, and hand it over.
+) -> tuple[Started, Replica, Check]:
+    """Start the server of ``config`` and its replication, wait until it has caught up, compare it with its
+    source, and hand it over.
 
     Raises ServerError where replication stops or the source is gone, RefusedError where it cannot go on: the server is
     left as it is then, and the same command goes on with it."""
@@ -89,7 +96,13 @@ def follow(
         set_account(session, dialect, spec.source)
         start_replica(session, dialect)
         status, lag = _Wait(session, dialect, spec, state, context).run()
-        _refuse_errant(session, spec.connection)
+        if state.start.by_gtid:
+            compared = compare_gtids(session, spec.connection)
+        elif status.is_delayed:
+            compared = HandOver(ComparedBy.NOTHING, LATE)
+        else:
+            compared = compare_checksums(spec.connection, connection, context)
+            status, lag = _Wait(session, dialect, spec, state, context).run()
         drop_account(session)
         if info.flavour is not Flavour.MARIADB:
             session.execute("SET GLOBAL super_read_only = ON")
@@ -105,21 +118,10 @@ def follow(
         gtids=status.gtids,
         events=state.events,
         options=replica_options(info, state.server_id, state.gtid_mode),
+        compared_by=compared.by,
+        not_compared=compared.why,
     )
-    return started, done
-
-
-def _refuse_errant(session: Session, source: Connection) -> None:
-    """What the replica has executed and its source has not. The replica is read first. Raises RefusedError."""
-    here = read_gtids(session)
-    with source.connect() as other:
-        found = errant(here, [read_gtids(other)])
-    if found:
-        raise RefusedError(
-            "the replica has executed transactions that its source has not: it is not handed over",
-            detail="\n".join(map(str, found)),
-            hint=advice(found, mariadb=here.mariadb),
-        )
+    return started, done, compared.check
 
 
 class _Wait:

@@ -60,7 +60,7 @@ class ReplicaSpec:
         """The source as it is now, and where a copy at ``position`` begins. Raises RefusedError, ServerError."""
         facts = read_source(self.connection)
         start = choose_start(replace(self.restored, position=position), facts)
-        refuse_not_sent(self.account, start, facts, self.server_id)
+        refuse_not_sent(self.account, start, facts, self.server_id, self.restored.taken_at)
         return facts, start
 
 

@@ -9,22 +9,29 @@ several connections.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-from backupd.engine.receiver.dump_trial import refusal
+from backupd.engine.consistency import sees_all
+from backupd.engine.receiver.dump_trial import try_dump
+from backupd.engine.server.accounts import read_grants
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.binlog import MariadbGtids, MysqlGtids
+from backupd.model.binlog import Branch, MariadbGtids, MysqlGtids, covers
 from backupd.model.document import Document, json_key
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.server_facts import Flavour, Position, Version
-from backupd.model.text import few
+from backupd.model.text import few, format_time
+from backupd.recovery.runs import Histories, file_position
 
 _LOOKS = 3
 """Connections over which the server has to be the same one."""
 _LOWEST_ID, _HIGHEST_ID = 2**30, 2**31 - 1
 _SHOWN = 5
+_CLOCKS = timedelta(seconds=2)
+"""By how much two clocks may differ whose difference was measured: events have whole seconds."""
 _ON, _OFF = "on", "off"
 
 
@@ -32,7 +39,8 @@ _ON, _OFF = "on", "off"
 class SourceFacts(Document):
     """A server that a replica is to follow. ``uuid``: its server_uuid or server_uid; ``gtid_mode``: MySQL's word, for
     MariaDB ``on``; ``executed``, ``purged``: GTIDs; ``oldest``: its oldest binary log, "" where the account may not
-    ask. ``server_ids``: its own, of its replicas, and of what it has executed. ``encrypted``: was it asked over TLS?"""
+    ask. ``server_ids``: its own, of its replicas, and of what it has executed. ``encrypted``: was it asked over TLS?
+    ``is_readable``: may the account read every table? ``clock_ahead``: seconds that its clock is ahead of this one."""
 
     address: str
     flavour: Flavour
@@ -50,6 +58,8 @@ class SourceFacts(Document):
     datadir: str = ""
     server_ids: tuple[int, ...] = ()
     encrypted: bool = field(default=False, metadata=json_key(later=True))
+    is_readable: bool = field(default=False, metadata=json_key(later=True))
+    clock_ahead: float = field(default=0.0, metadata=json_key(later=True))
 
     @property
     def is_mariadb(self) -> bool:
@@ -113,6 +123,8 @@ def _look(connection: Connection) -> SourceFacts:
             datadir=values.get("datadir", ""),
             server_ids=tuple(sorted(ids - {0})),
             encrypted=bool(cipher and cipher[0][1]),
+            is_readable=sees_all(read_grants(session)),
+            clock_ahead=float(session.scalar("SELECT UNIX_TIMESTAMP(SYSDATE(6))")) - time.time(),
         )
 
 
@@ -138,13 +150,15 @@ def _identity(facts: SourceFacts) -> str:
 class Restored:
     """What a copy will be once it is restored, and before it replicates. ``position``: of the backed-up server;
     ``upstream``: of the source that this one followed at that very moment, None where it followed none or logs are
-    replayed onto the copy. ``is_own``: is the source the backed-up server itself? ``label``: for messages."""
+    replayed onto the copy. ``is_own``: is the source the backed-up server itself? ``label``: for messages.
+    ``taken_at``: when both servers were there, None where logs are replayed onto the copy."""
 
     label: str
     flavour: str
     position: Position
     is_own: bool
     upstream: Position | None = None
+    taken_at: datetime | None = None
 
     @property
     def is_mariadb(self) -> bool:
@@ -223,6 +237,42 @@ def _refuse_other_history(restored: Restored, source: SourceFacts) -> None:
         )
 
 
+def refuse_other_branch(
+    histories: Histories, branch: Branch | None, restored: Restored, start: ReplicaStart, source: SourceFacts
+) -> None:
+    """The history of the backed-up server itself may have forked behind the copy, and file names or GTIDs of MariaDB
+    may be the same on both sides. ``branch``: of the copy's position, None where that is not certain. Raises
+    RefusedError. Pure."""
+    present = histories.current
+    if not restored.is_own or (start.by_gtid and not source.is_mariadb) or branch is None or present is None:
+        return
+    if present.server_uuid and source.uuid and present.server_uuid != source.uuid:
+        return  # the log that is archived is another member's
+    line = histories.descent(present)
+    if branch in line and _leads_on(start, line[line.index(branch) + 1 :]):
+        return
+    raise RefusedError(
+        f"{restored.label} is of another history than {source.address} has now, which is branch {present.id} "
+        f"({present.reason}) since {format_time(present.noticed_at)}",
+        detail=f"the copy is at {start} of branch {branch.id}",
+        hint=f"take a full backup now, and restore that: backupd backup {present.server} --kind full",
+    )
+
+
+def _leads_on(start: ReplicaStart, later: Sequence[Branch]) -> bool:
+    """Is ``start`` in front of the fork with which the first of ``later`` began, and does it mean the same there?"""
+    if not later:
+        return True
+    fork = later[0].fork
+    if fork is None:
+        return False
+    if start.by_gtid and fork.gtid:
+        return covers(fork.gtid, start.position.gtid, mariadb=True)
+    here, there = file_position(start.position), file_position(fork)
+    is_before = here is not None and there is not None and here <= there
+    return is_before and (start.by_gtid or all(one.names_go_on for one in later))
+
+
 def refuse_other_source(
     restored: Restored, start: ReplicaStart, source: SourceFacts, followed: Collection[str]
 ) -> None:
@@ -244,30 +294,50 @@ def _some(gtids: MysqlGtids) -> str:
     return text if len(text) <= 300 else f"{few(text.split(','), _SHOWN)} ({gtids.count} transactions)"
 
 
-def refuse_not_sent(account: Connection, start: ReplicaStart, source: SourceFacts, server_id: int) -> None:
-    """Ask the source for what follows ``start``, as the replica will. Raises RefusedError where it does not send it or
-    does not let the account in; ServerError where it cannot be reached."""
+def refuse_not_sent(
+    account: Connection, start: ReplicaStart, source: SourceFacts, server_id: int, taken_at: datetime | None = None
+) -> None:
+    """Ask the source for what follows ``start``, as the replica will. ``taken_at``: when the source was there, where
+    that is known. Raises RefusedError where it does not send it, does not let the account in, or has another history;
+    ServerError where it cannot be reached."""
     try:
         with account.connect() as session:
             _refuse_proxy(session, str(session.scalar("SELECT @@GLOBAL.version")))
             if not source.is_mariadb and start.by_gtid:
                 session.query(read_dialect(session).replica_hosts)  # wants what a dump wants
                 return
-        why = refusal(account, start.position, server_id, by_gtid=start.by_gtid)
+        tried = try_dump(account, start.position, server_id, by_gtid=start.by_gtid)
     except ServerError as error:
         raise RefusedError(
             f"the replication account {account.user!r} cannot replicate from {account.address}",
             detail=": ".join(filter(None, (error.message, error.detail))),
             hint="replication_defaults_file names the account; it needs REPLICATION SLAVE and may come from this host",
         ) from error
-    if why:
+    if tried.refused:
         raise RefusedError(
             f"{source.address} does not send its binary log from {start} on: it was purged, or it is another history",
-            detail=f"{why}"
+            detail=f"{tried.refused}"
             + (f"; its oldest binary log is {source.oldest}" if source.oldest else "")
             + (f"; it is at {source.executed}" if source.executed else ""),
             hint="restore to latest, which replays archived binary logs, or take a new backup",
         )
+    if not start.by_gtid and taken_at is not None and tried.begun:
+        refuse_later_file(start, source, tried.begun, taken_at)
+
+
+def refuse_later_file(start: ReplicaStart, source: SourceFacts, begun: int, taken_at: datetime) -> None:
+    """A file that was begun (``begun``: seconds of the source's clock) after the source was at ``start`` has the name
+    of that one, and is of another history. Raises RefusedError. Pure."""
+    file_begun = datetime.fromtimestamp(begun, UTC) - timedelta(seconds=source.clock_ahead)
+    if file_begun <= taken_at + _CLOCKS:
+        return
+    raise RefusedError(
+        f"{start} is of another history than {source.address} has now: its file {start.position.file} was begun at "
+        f"{format_time(file_begun)}, and the copy is of {format_time(taken_at)}",
+        detail=f"{_identity(source)}: its binary logs were reset, or it is another server"
+        + (f"; its oldest binary log is {source.oldest}" if source.oldest else ""),
+        hint="take a new backup, and restore that",
+    )
 
 
 def choose_server_id(wanted: int, taken: Collection[int], datadir: str, hostname: str) -> int:

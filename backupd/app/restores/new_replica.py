@@ -13,23 +13,35 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from backupd.app.binlogs.targets import history
 from backupd.app.context.access import see
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.plan import foresee, plan
+from backupd.app.restores.plan import foresee, plan, sources
 from backupd.app.restores.request import RestoreRequest, source_address
 from backupd.engine.server.replication import Source
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls
 from backupd.model.access import Actor
 from backupd.model.backup_record import BackupRecord
-from backupd.model.errors import ConfigurationError, ForbiddenError, Problem, RefusedError
+from backupd.model.errors import ConfigurationError, ForbiddenError, KeyUnusableError, Problem, RefusedError
 from backupd.model.server_facts import Flavour
+from backupd.recovery.runs import Histories
 from restore.datadir.staging import read_marker
+from restore.fetch.sources import load_chain
 from restore.planning.plan import Plan, ReplicaPlan, Step
 from restore.planning.target import Latest, parse_target
+from restore.replica.hand_over import foreseen
 from restore.replica.setup import ReplicaSpec, ReplicaState, state_of
-from restore.replica.source import Restored, SourceFacts, choose_server_id, read_source
+from restore.replica.source import (
+    ReplicaStart,
+    Restored,
+    SourceFacts,
+    choose_server_id,
+    read_source,
+    refuse_other_branch,
+    refuse_other_source,
+)
 
 _CATCH_UP = 0.1
 """How long a replica is assumed to need for a second of its source's work."""
@@ -116,6 +128,7 @@ class _Wanted:
         spec = self.spec(record, found, number, facts)
         position = found.until.position if found.until is not None else record.position
         _facts, start = spec.at(position)
+        warnings = self._refuse_other_history(found, record, spec.restored, start, facts)
         seconds = max(0.0, (self._wiring.clock() - self._at(found, record)).total_seconds()) * _CATCH_UP
         step = Step(
             "replicated",
@@ -124,9 +137,33 @@ class _Wanted:
             seconds if request.start else 0.0,
             "assumed: ten times as fast as the source wrote it",
         )
-        shown = ReplicaPlan(request.replicate_from, number, start.position, start.by_gtid, start.reason, spec.delay)
+        by, why = foreseen(facts, by_gtid=start.by_gtid, delay=spec.delay)
+        shown = ReplicaPlan(
+            request.replicate_from, number, start.position, start.by_gtid, start.reason, spec.delay, by, why
+        )
+        if why:
+            warnings = (*warnings, f"the replica will not be compared with its source before it is handed over: {why}")
         steps = (*found.steps, step) if request.start else found.steps
-        return replace(found, steps=steps, replica=shown), spec
+        return replace(found, steps=steps, replica=shown, warnings=(*found.warnings, *warnings)), spec
+
+    def _refuse_other_history(
+        self, found: Plan, record: BackupRecord, restored: Restored, start: ReplicaStart, facts: SourceFacts
+    ) -> tuple[str, ...]:
+        """What could not be asked. Raises RefusedError where the source's history is not that of the copy, as far as
+        catalog and manifest say."""
+        past = history(self._wiring, self._server)
+        if past is not None:
+            histories = Histories(past.branches, past.runs)
+            branch = histories.branch(found.until.branch) if found.until is not None else histories.branch_of(record)
+            refuse_other_branch(histories, branch, restored, start, facts)
+        if start.by_gtid or restored.is_own:
+            return ()
+        try:
+            chain, _said = load_chain(found.server, found.chain, sources(self._wiring, found))
+        except KeyUnusableError as error:
+            return (f"{facts.address} may be another server than the backed-up one followed: {error.message}",)
+        refuse_other_source(restored, start, facts, chain[-1].body.facts.server.sources)
+        return ()
 
     def spec(self, record: BackupRecord, found: Plan, server_id: int, facts: SourceFacts | None) -> ReplicaSpec:
         """``facts``: of the source; None where the replica goes on with what it knows."""
@@ -152,6 +189,7 @@ class _Wanted:
                 record.position,
                 is_own,
                 record.upstream if found.replay is None else None,
+                record.finished_at if found.replay is None else None,
             ),
             server_id,
             self._request.delay_seconds,

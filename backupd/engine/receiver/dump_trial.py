@@ -2,6 +2,9 @@
 
 The server's own answer counts: it alone knows which files it still has, and whether a GTID is of its history. No is an
 error (1236), before any event or behind those that every dump begins with.
+
+A file and a byte say nothing of the history that they are of: after RESET MASTER, or on another server, there are files
+of the same names. So a dump by position tells when its file was begun, too.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import select
 import ssl
 import time
+from dataclasses import dataclass
 
 from backupd.engine.binlog.events import CHECKPOINT, FORMAT, GTID_LIST, PREVIOUS_GTIDS, ROTATE, START_ENCRYPTION
 from backupd.engine.receiver.connection import Request, begin
@@ -30,10 +34,18 @@ _BEFORE = frozenset({ROTATE, FORMAT, GTID_LIST, CHECKPOINT, START_ENCRYPTION, PR
 """Events with which a dump begins although what was asked for may not be there."""
 
 
-def refusal(connection: Connection, position: Position, server_id: int, *, by_gtid: bool) -> str:
-    """Why the server does not send what follows ``position``, in its own words; "" where it does. ``by_gtid``: by the
-    GTIDs of ``position``, as MariaDB is asked, else by file and byte. ``server_id``: no other replica's. Raises
-    ServerError: it cannot be reached, or the account may not ask."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a server answers. ``refused``: why it does not send what follows, in its own words, "" where it does.
+    ``begun``: when the file was begun in which that is, in seconds of the server's clock, 0 where it did not say."""
+
+    refused: str = ""
+    begun: int = 0
+
+
+def try_dump(connection: Connection, position: Position, server_id: int, *, by_gtid: bool) -> Trial:
+    """Ask for what follows ``position``. ``by_gtid``: by the GTIDs of ``position``, as MariaDB is asked, else by file
+    and byte. ``server_id``: no other replica's. Raises ServerError: it cannot be reached, or the account may not."""
     request = Request(
         "" if by_gtid else position.file,
         _FIRST_BYTE if by_gtid else position.pos,
@@ -43,6 +55,7 @@ def refusal(connection: Connection, position: Position, server_id: int, *, by_gt
         gtids=position.gtid if by_gtid else "",
     )
     session, opened = begin(connection, request)
+    begun = 0
     try:
         packets, give_up = Packets(), time.monotonic() + _SECONDS
         while (left := give_up - time.monotonic()) > 0:
@@ -53,8 +66,10 @@ def refusal(connection: Connection, position: Position, server_id: int, *, by_gt
                 break
             packets.came(count)
             for piece in packets.pieces():
-                if (answer := _answer(bytes(piece.data))) is not None:
-                    return answer
+                packet = bytes(piece.data)
+                begun = begun or _begun(packet)
+                if (answer := _answer(packet)) is not None:
+                    return Trial(answer, begun)
     except OSError as error:
         raise ServerError(
             f"lost the server at {connection.address} while its binary log was asked for", detail=str(error)
@@ -63,6 +78,13 @@ def refusal(connection: Connection, position: Position, server_id: int, *, by_gt
         session.break_off()
         session.close()
     raise ServerError(f"the server at {connection.address} sent no event of its binary log within {_SECONDS:.0f} s")
+
+
+def _begun(packet: bytes) -> int:
+    """The time of the event that every file begins with; 0 of any other packet."""
+    if packet[:1] != b"\0" or len(packet) <= _KIND or packet[_KIND] != FORMAT:
+        return 0
+    return int.from_bytes(packet[1:_KIND], "little")
 
 
 def _answer(packet: bytes) -> str | None:

@@ -96,6 +96,25 @@ def errant(replica: GtidState, sources: Sequence[GtidState]) -> tuple[Errant, ..
     return tuple(_of_mysql(replica, MysqlGtids.parse(replica.executed).minus(known)))
 
 
+def as_received(state: GtidState) -> GtidState:
+    """A replica of MariaDB that writes no binary log, by what it received from its source: all that its GTIDs say of
+    it. What was written on the replica itself has none."""
+    return replace(state, executed=state.received, why="") if state.mariadb and state.why else state
+
+
+def own_numbers(replica: GtidState, sources: Sequence[GtidState]) -> tuple[str, ...]:
+    """GTIDs of MariaDB with the server id of ``replica`` that one of ``sources`` has executed: events with its own id
+    are not applied by a replica. Pure."""
+    if not replica.mariadb:
+        return ()
+    return tuple(
+        f"{domain}-{server}-{last}"
+        for source in sources
+        for (domain, server), last in sorted((ends(source.executed) | ends(source.received)).items())
+        if server == replica.server_id
+    )
+
+
 def errant_among(member: GtidState, others: Sequence[GtidState], sources: Iterable[str]) -> tuple[Errant, ...]:
     """What ``member`` has and none of ``others``, as long as the source cannot be asked. ``sources``: UUID, or server
     id of MariaDB, of each server that is a source of theirs: one member may be further ahead than the others in what

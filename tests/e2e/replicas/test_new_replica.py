@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +13,16 @@ import pytest
 from restore.datadir.staging import read_marker
 from tests.support.dice import SOAK
 from tests.support.e2e.house import SERVER, House
+from tests.support.e2e.new_replica import PASSWORD, equal, filled, load, replicate, with_account
 from tests.support.ending import end
 from tests.support.keys import Keys
-from tests.support.sample import checksum_everything
 from tests.support.servers.datadir import Options
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.replica import replica_of
 from tests.support.servers.server import Server, connect, query
 from tests.support.servers.stacks import MYSQL, MYSQL_CLONE, Stack, stacks
 
-PASSWORD = "Repl-s3cret-77"
 POLICY = "binlog: {stream: true, checkpoint: 1s}\n"
-
-
-def filled(server: Server) -> None:
-    server.create_backup_users()
-    server.execute(
-        "CREATE DATABASE shop",
-        "CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, what VARCHAR(20))",
-        "CREATE TABLE shop.ticks (at DATETIME)",
-        "CREATE EVENT shop.tick ON SCHEDULE EVERY 1 SECOND DO INSERT INTO shop.ticks VALUES (NOW())",
-        *(f"INSERT INTO shop.orders (what) VALUES ('order {number}')" for number in range(20)),
-        f"CREATE USER repl@'127.0.0.1' IDENTIFIED BY '{PASSWORD}'",
-        "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
-    )
-
-
-def with_account(house: House, password: str = PASSWORD) -> House:
-    """``house`` with the account of new replicas."""
-    file = house.base / "replication.cnf"
-    file.write_text(f"[client]\nuser=repl\npassword={password}\n")
-    file.chmod(0o600)
-    house.write()
-    written = house.config.read_text()
-    house.config.write_text(written.replace("policy: gold}", f"policy: gold, replication_defaults_file: {file}}}"))
-    return house
-
-
-@contextmanager
-def load(server: Server) -> Iterator[None]:
-    over = threading.Event()
-
-    def write() -> None:
-        with server.connect() as connection:
-            while not over.is_set():
-                query(connection, "INSERT INTO shop.orders (what) VALUES ('under load')")
-                time.sleep(0.01)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        writer.join()
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +30,6 @@ def shop() -> Iterator[Server]:
     with PrivateServer(tcp=True, options={"event_scheduler": "ON"}) as server:
         filled(server)
         yield server
-
-
-def replicate(datadir: Path, source: str, *options: str, to: str = "latest") -> tuple[str, ...]:
-    where = ("--datadir", str(datadir), "--mode", "replica", "--source", source)
-    return ("restore", SERVER, "--to", to, *where, *options)
-
-
-def equal(source: Server, socket: str) -> None:
-    """Once the replica has what the source has now."""
-    with source.connect() as there:
-        wanted = checksum_everything(there)
-    deadline = time.monotonic() + 300
-    while True:
-        with connect(socket) as replica:
-            found = checksum_everything(replica)
-        if found == wanted:
-            return
-        assert time.monotonic() < deadline, "the replica never had what its source has"
-        time.sleep(0.1)
 
 
 def test_a_replica_is_made_of_a_primary_under_load(short_tmp: Path, shop: Server, keys: Keys) -> None:

@@ -47,6 +47,23 @@ def follow(source: Server, replica: Server) -> None:
     catch_up(source, replica)
 
 
+def follow_by_position(source: Server, replica: Server) -> None:
+    """``replica`` follows ``source`` from its first binary log on, by file and byte. On return it has caught up."""
+    words, (file, *_rest) = source.words, source.query("SHOW BINARY LOGS")[0]
+    mariadb = not isinstance(source, MySQLServer)
+    how = "MASTER_USE_GTID=no" if mariadb else f"{words.source}_SSL=0, GET_{words.source}_PUBLIC_KEY=1"
+    replica.execute(
+        f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={source.port}, "
+        f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', "
+        f"{words.source}_LOG_FILE='{file}', {words.source}_LOG_POS=4, {how}",
+        f"START {words.replica}",
+    )
+    current, position, *_more = source.query("SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS")[0]
+    waited = replica.scalar(f"SELECT {words.source}_POS_WAIT(%s, %s, 300)", (current, position))
+    if waited is None or int(waited) < 0:
+        raise AssertionError(f"replica did not reach {current}:{position}")
+
+
 def catch_up(source: Server, replica: Server, timeout: float = 300.0) -> None:
     """Wait until ``replica`` has applied everything ``source`` has written so far."""
     position = source.scalar(f"SELECT {source.words.executed}")

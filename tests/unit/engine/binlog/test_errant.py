@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.server.errant import GtidState, advice, errant, errant_among, incomparable
+from backupd.engine.server.errant import (
+    GtidState,
+    advice,
+    as_received,
+    errant,
+    errant_among,
+    incomparable,
+    own_numbers,
+)
 
 A = "aaaaaaaa-0000-0000-0000-000000000001"
 B = "bbbbbbbb-0000-0000-0000-000000000002"
@@ -66,6 +74,26 @@ def test_what_cannot_be_compared_is_told_and_never_counts_as_without_errant_tran
     assert "nothing in common" in incomparable(mysql(B, ""), [mariadb(1, "")])
     assert "no source" in incomparable(mysql(B, ""), [])
     assert incomparable(mysql(B, ""), [mysql(A, "")]) == ""
+
+
+def test_a_mariadb_replica_without_a_log_is_compared_by_what_it_received() -> None:
+    copy = GtidState(True, 9, "", "", "0-1-200,3-4-1", why="it writes no binary log")
+    source = mariadb(1, "0-1-200,0-2-150")
+    assert errant(copy, [source]) == (), "it cannot be compared as it is"
+    assert [one.gtids for one in errant(as_received(copy), [source])] == ["3-4-1"]
+    ahead = as_received(GtidState(True, 9, "", "", "0-1-201", why="it writes no binary log"))
+    assert [one.gtids for one in errant(ahead, [source])] == ["0-1-201"], "the source was turned back"
+    logs = mariadb(9, "0-1-5", "0-1-4")
+    assert as_received(logs) is logs
+    off = mysql(B, "", why="its gtid_mode is OFF")
+    assert as_received(off) is off
+
+
+def test_a_source_with_transactions_of_the_replica_s_own_number_is_noticed() -> None:
+    source = mariadb(1, "0-1-250,0-9-100", "7-9-3")
+    assert own_numbers(mariadb(9, "", "0-1-250"), [source]) == ("0-9-100", "7-9-3")
+    assert own_numbers(mariadb(8, "", "0-1-250"), [source]) == ()
+    assert own_numbers(mysql(B, f"{A}:1"), [mysql(A, f"{A}:1")]) == ()
 
 
 def test_the_advice_names_each_transaction_to_inject() -> None:

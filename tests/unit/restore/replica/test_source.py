@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour, Position, Version
+from backupd.recovery.runs import Histories
 from restore.replica.source import (
     ReplicaStart,
     Restored,
     SourceFacts,
     choose_server_id,
     choose_start,
+    refuse_later_file,
+    refuse_other_branch,
     refuse_other_source,
 )
 
@@ -106,3 +111,73 @@ def test_the_server_id_is_free_and_always_the_same_for_a_folder() -> None:
     assert choose_server_id(12, {7}, "/srv/a", "host") == 12
     with pytest.raises(RefusedError, match="server_id 7 is taken"):
         choose_server_id(7, {7}, "/srv/a", "host")
+
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+AT = ReplicaStart(Position("bin.000009", 120), False, "")
+
+
+def test_a_file_that_was_begun_later_is_of_another_history() -> None:
+    begun = int(NOW.timestamp())
+    refuse_later_file(AT, MARIADB, begun, NOW)
+    refuse_later_file(AT, MARIADB, begun, NOW - timedelta(seconds=2))
+    with pytest.raises(RefusedError, match=r"bin\.000009:120 is of another history than db1:3306 has now") as caught:
+        refuse_later_file(AT, MARIADB, begun, NOW - timedelta(seconds=3))
+    assert "was begun at 2026-11-21T12:00:00" in caught.value.message
+    ahead = replace(MARIADB, clock_ahead=3600.0)
+    refuse_later_file(AT, ahead, begun + 3600, NOW)
+    with pytest.raises(RefusedError):
+        refuse_later_file(AT, ahead, begun + 3610, NOW)
+
+
+FIRST = Branch(
+    "shop", "20261101T000000Z-00000001", NOW - timedelta(days=20), BranchReason.FIRST, ONE, "mariadb", "bin", 1
+)
+TAIL = replace(
+    FIRST,
+    id="20261110T000000Z-00000002",
+    noticed_at=NOW - timedelta(days=11),
+    reason=BranchReason.LOST_TAIL,
+    parent=FIRST.id,
+    fork=Position("bin.000009", 500, "0-7-500"),
+    names_go_on=True,
+)
+
+
+def branched(start: ReplicaStart, *branches: Branch, of: Branch | None = FIRST, copy: Restored = OLD) -> str:
+    """Why it is refused."""
+    try:
+        refuse_other_branch(Histories(branches, ()), of, copy, start, MARIADB)
+    except RefusedError as error:
+        return error.message
+    return ""
+
+
+def test_the_present_history_is_followed_from_before_the_fork_only() -> None:
+    assert branched(AT, FIRST) == ""
+    assert branched(AT, FIRST, TAIL) == ""
+    assert branched(replace(AT, position=Position("bin.000009", 501)), FIRST, TAIL).startswith("backup B is of another")
+    assert "(lost-tail)" in branched(replace(AT, position=Position("bin.000010", 4)), FIRST, TAIL)
+    by_gtid = ReplicaStart(Position("bin.000009", 120, "0-7-500"), True, "")
+    assert branched(by_gtid, FIRST, TAIL) == ""
+    assert branched(replace(by_gtid, position=Position("bin.000009", 120, "0-7-501")), FIRST, TAIL)
+
+
+def test_files_of_the_same_names_do_not_lead_into_a_reset_log() -> None:
+    reset = replace(TAIL, reason=BranchReason.RESET, names_go_on=False)
+    assert branched(AT, FIRST, reset)
+    assert branched(ReplicaStart(Position("bin.000009", 120, "0-7-400"), True, ""), FIRST, reset) == ""
+    unknown = replace(TAIL, fork=None)
+    assert branched(AT, FIRST, unknown)
+    assert branched(ReplicaStart(Position(gtid="0-7-400"), True, ""), FIRST, unknown)
+    assert branched(AT, FIRST, TAIL, of=TAIL) == ""
+
+
+def test_what_is_not_known_or_another_member_s_is_no_reason() -> None:
+    reset = replace(TAIL, reason=BranchReason.RESET, names_go_on=False)
+    assert branched(AT) == ""
+    assert branched(AT, FIRST, reset, of=None) == ""
+    assert branched(AT, FIRST, replace(reset, server_uuid=OTHER)) == ""
+    assert branched(AT, FIRST, reset, copy=replace(OLD, is_own=False)) == ""
+    mysql = ReplicaStart(Position(gtid=f"{ONE}:1-5"), True, "")
+    refuse_other_branch(Histories([FIRST, reset], ()), FIRST, COPY, mysql, MYSQL)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from backupd.model.server_facts import ExternalPath, Flavour, Position, Role
 from restore.fetch.sources import remarks
-from restore.whole_server import replica_remarks
+from restore.replica.old_settings import replica_remarks
 from tests.support.restores.taken import Taken
 
 
