@@ -15,7 +15,7 @@ import pytest
 from backupd.engine.server.replication import Source
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
-from backupd.model.proof import Phase
+from backupd.model.proof import Check, Phase
 from backupd.model.server_facts import Flavour, Position
 from backupd.process.run_context import RunContext
 from restore import whole_server
@@ -52,14 +52,15 @@ def test_a_replica_that_was_not_started_is_let_loose_where_it_is(
     assert restore.is_finished()
     seen: list[ReplicaState] = []
 
-    def followed(*arguments: Any) -> tuple[None, SimpleNamespace]:
+    def followed(*arguments: Any) -> tuple[None, SimpleNamespace, Check]:
         seen.append(arguments[3])
         marker = read_marker(tmp_path)
         assert marker is not None
         remembered = state_of(marker.replica)
         assert remembered is not None
         assert remembered.following, "before it begins"
-        return None, SimpleNamespace(as_json=dict)
+        why = "there are no GTIDs"
+        return None, SimpleNamespace(as_json=dict, not_compared=why), Check("compared", "skipped", why)
 
     monkeypatch.setattr(whole_server, "set_up", lambda *_arguments: pytest.fail("its position was set again"))
     monkeypatch.setattr(whole_server, "follow", followed)
@@ -67,7 +68,9 @@ def test_a_replica_that_was_not_started_is_let_loose_where_it_is(
     monkeypatch.setattr(WholeRestore, "_config", lambda *_arguments: None)
     outcome = RestoreOutcome("R-0123abcd", "shop", "B", "backup:B", tmp_path, Position(), ())
     chain = cast(Any, [SimpleNamespace(body=SimpleNamespace(facts=SimpleNamespace(server=server_info())))])
-    restore._replicate(outcome, chain, cast(Any, None), FOLLOWED)
+    done = restore._replicate(outcome, chain, cast(Any, None), FOLLOWED)
+    assert done.checks == (Check("compared", "skipped", "there are no GTIDs"),)
+    assert done.warnings == ("the replica was not, or not wholly, compared: there are no GTIDs",)
     assert seen == [replace(SET_UP, following=True)]
 
 
