@@ -465,10 +465,9 @@ class WholeRestore:
         with context.watch.phase(REPLICATED):
             started, replica, compared = follow(config, info, follow_spec, state, context)
         self._state = replace(self._state, replica={**state.as_json(), _HANDED_OVER: replica.as_json()})
-        notes = [
-            *state.notes,
-            *([f"the replica was {compared.name}: {compared.detail}"] if replica.not_compared else []),
-        ]
+        notes = list(state.notes)
+        if replica.not_compared:
+            notes.append(f"the replica was not, or not wholly, {compared.name}: {replica.not_compared}")
         return replace(
             outcome,
             started=started,
