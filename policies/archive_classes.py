@@ -112,4 +112,4 @@ class Archive(Section):
     )
     days: int = Field(7, ge=1, le=365, description="For how many days what was thawed stays readable.", examples=[7])
     requests_per_second: int = written(50, ge=1, le=1000, description="Maximum number of thaw requests per second.")
-    prices: PriceTable = section(PriceTable, "Prices of thaws and minimum storage durations.")
+    prices: PriceTable = section("Prices of thaws and minimum storage durations.")

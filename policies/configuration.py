@@ -438,7 +438,7 @@ class Brake(Section):
 class Retention(Section):
     """Limits on deletions by retention. The retention rules are in the policies."""
 
-    brake: Brake = section(Brake, "Limit on mass deletions.")
+    brake: Brake = section("Limit on mass deletions.")
 
 
 class Concurrency(Section):
@@ -485,7 +485,7 @@ class Restore(Section):
         "started with copies of these; a key plugin that a backup names is loaded only where they stand "
         "here.",
     )
-    scratch: Scratch = section(Scratch, "For test restores.")
+    scratch: Scratch = section("For test restores.")
 
 
 class Configuration(Section):
@@ -548,8 +548,8 @@ class Configuration(Section):
         "may be written without an offset, as they are there, and are shown so beside UTC.",
         examples=["Europe/Berlin"],
     )
-    concurrency: Concurrency = section(Concurrency, "Maximum numbers of concurrent jobs.")
-    retention: Retention = section(Retention, "Limits on deletions by retention rules.")
-    archive: Archive = section(Archive, "Objects in archive classes, which have to be thawed before they can be read.")
-    alerts: Alerts = section(Alerts, "Alert channels and recipients.")
-    api: Api = section(Api, "The REST interface.")
+    concurrency: Concurrency = section("Maximum numbers of concurrent jobs.")
+    retention: Retention = section("Limits on deletions by retention rules.")
+    archive: Archive = section("Objects in archive classes, which have to be thawed before they can be read.")
+    alerts: Alerts = section("Alert channels and recipients.")
+    api: Api = section("The REST interface.")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -207,9 +207,9 @@ class Section(BaseModel):
     """Names that people write here with good reason, and what to write instead."""
 
 
-def section(kind: type[Section], description: str) -> Any:
-    """A field for a ``kind``; where it is not written, one with its defaults."""
-    return Field(default_factory=lambda: kind.model_validate({}), description=description)
+def section(description: str) -> Any:
+    """A field for a section; where it is not written, one with its defaults."""
+    return Field(default_factory=dict, validate_default=True, description=description)
 
 
 def optional(**rules: Any) -> Any:
@@ -339,6 +339,7 @@ def _name(value: str) -> None:
         raise ValueError("is not a name: letters, digits, '.', '_' and '-', at most 63, the first a letter or digit")
 
 
+@lru_cache(maxsize=1024)
 def local_path(text: str, base: Path | None) -> Path:
     """An absolute path; a relative one starts at ``base``. Raises ValueError."""
     if not text or "\x00" in text:

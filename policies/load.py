@@ -16,7 +16,7 @@ from policies.groups import inherit, read_groups
 from policies.handed import Loaded
 from policies.lint import contradictions
 from policies.policy import Policy
-from policies.servers import Folder, ServersFile, Source, assign, duplicates, read_folder, rules, wrapped
+from policies.servers import Folder, Source, assign, duplicates, read_folder, rules, servers_file, wrapped
 from policies.yaml_tree import read_document, read_text
 
 
@@ -50,7 +50,7 @@ def load(path: Path, *, strict: bool = True, whole: bool = True) -> Loaded:
     problems += _shared_destinations(configuration, node, path)
     servers = dict(configuration.servers) if configuration else {}
     for source in sources[1:]:
-        found, wrong = validate(ServersFile, source.node, source.path)
+        found, wrong = validate(servers_file(), source.node, source.path)
         of_files += list(wrapped(source)) or wrong
         if whole or not any(one.file == str(source.path) for one in of_files):
             servers.update(found.root if found else {})

@@ -157,7 +157,7 @@ class Logical(Section):
     schedule: Cadence | None = optional(
         description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"]
     )
-    tables: Tables = section(Tables, "Which tables.")
+    tables: Tables = section("Which tables.")
     sets: dict[SetName, TableSet] = Field(
         default_factory=dict,
         description="More dumps, each of other tables at other times, by name. Retention keeps backups of each set by "
@@ -504,7 +504,7 @@ class Checksum(Section):
 class Consistency(Section):
     """Whether a server that replicates from another one holds what its source does."""
 
-    checksum: Checksum = section(Checksum, "Comparison of all tables.")
+    checksum: Checksum = section("Comparison of all tables.")
 
 
 class Policy(Section):
@@ -532,24 +532,24 @@ class Policy(Section):
     retention: dict[Name, Keep] = Field(
         default_factory=dict, description="What each destination keeps. One that is not named here keeps everything."
     )
-    objectives: Objectives = section(Objectives, "Recovery objectives.")
+    objectives: Objectives = section("Recovery objectives.")
     test_restore: TestRestore | None = optional(description="How backups are proved.")
     verify: Verify | None = optional(description="How stored objects are read again.")
-    protection: Protection = section(Protection, "Conditions of a protected backup.")
+    protection: Protection = section("Conditions of a protected backup.")
     signed: bool | None = optional(
         examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
         "signed with encryption.signing_key, and backupd rejects unsigned or altered ones. Default: true "
         "if encryption.signing_key is set.",
     )
-    timing: Timing = section(Timing, "Settings for all schedules.")
-    retry: Retry = section(Retry, "Retries after a failure.")
+    timing: Timing = section("Settings for all schedules.")
+    retry: Retry = section("Retries after a failure.")
     hooks: Hooks | None = optional(
         description="Commands that take the server out of rotation before a backup and return it afterwards."
     )
-    limits: Limits = section(Limits, "Limits on the load of backups on the server.")
-    witness: Witness = section(Witness, "Checksums of the source that restored tables are compared with.")
-    consistency: Consistency = section(Consistency, "Comparison of a replica with its source.")
+    limits: Limits = section("Limits on the load of backups on the server.")
+    witness: Witness = section("Checksums of the source that restored tables are compared with.")
+    consistency: Consistency = section("Comparison of a replica with its source.")
 
     @model_validator(mode="after")
     def _does_something(self) -> Policy:

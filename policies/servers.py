@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -22,8 +23,15 @@ MAX_FILES = 10_000
 """In the folder: whoever has more has put something else there."""
 
 
-class ServersFile(RootModel[dict[Name, Server]]):
-    """A file of ``servers.d``: servers by name."""
+@cache
+def servers_file() -> type[RootModel[dict[str, Server]]]:
+    """The schema of a file of ``servers.d``; most installations have none, and it takes as long to make as that of the
+    configuration."""
+
+    class ServersFile(RootModel[dict[Name, Server]]):
+        """Servers by name."""
+
+    return ServersFile
 
 
 @dataclass(frozen=True, slots=True)

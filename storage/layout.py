@@ -43,13 +43,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backupd.model.backup_record import EVERY_SERVER
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, DestinationError, UsageError
-from backupd.model.manifest import Entry
 from backupd.model.text import is_id, is_name
+
+if TYPE_CHECKING:
+    from backupd.model.manifest import Entry
 
 REPOSITORY = "repository.json"
 OBJECTS = "objects/"

@@ -32,6 +32,7 @@ from backupd.catalog.row_mapping import (
     EVER,
     Listed,
     Span,
+    among,
     narrowed,
     page,
     put_row,
@@ -443,12 +444,11 @@ def _strangers(connection: Connection, servers: Collection[str]) -> frozenset[tu
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
     found: dict[str, list[Copy]] = {}
-    for chunk in chunks(ids):
-        query = select(copies).where(copies.c.backup_id.in_(chunk)).order_by(copies.c.destination)
-        rows = connection.execute(query).mappings()
-        read = reader(Copy, rows.keys())
-        for row in rows:
-            found.setdefault(row["backup_id"], []).append(read(row))
+    query = select(copies).where(among(copies.c.backup_id, ids, connection.dialect.name))
+    rows = connection.execute(query.order_by(copies.c.destination)).mappings()
+    read = reader(Copy, rows.keys())
+    for row in rows:
+        found.setdefault(row["backup_id"], []).append(read(row))
     return found
 
 

@@ -8,6 +8,7 @@ Its revision is asked here without alembic, the library that changes it: importi
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -88,6 +89,11 @@ def catalog_url(text: str) -> URL:
     )
 
 
+def _parsed(text: str) -> Any:
+    """As ``json.loads``; most JSON of a catalog is an empty list, and a list of backups has thousands of them."""
+    return [] if text == "[]" else json.loads(text)
+
+
 class Database:
     """One catalog's database. Threads may share it.
 
@@ -122,6 +128,7 @@ class Database:
             self.url,
             hide_parameters=True,
             creator=lambda: sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False),
+            json_deserializer=_parsed,
         )
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     JSON,
@@ -49,7 +49,9 @@ from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase
 from backupd.model.text import format_time
-from backupd.recovery.ist import Rejoin
+
+if TYPE_CHECKING:
+    from backupd.recovery.ist import Rejoin
 
 restores = Table(
     "restores",
@@ -114,10 +116,14 @@ class Rejoins(Rows):
 
     def find(self, restore_id: str) -> Rejoin | None:
         """Of a restore."""
+        from backupd.recovery.ist import Rejoin
+
         return self._record(Rejoin, select(rejoins).where(rejoins.c.id == restore_id))
 
     def of_cluster(self, uuid: str, limit: int = 10) -> tuple[Rejoin, ...]:
         """The newest ones to a cluster, newest first."""
+        from backupd.recovery.ist import Rejoin
+
         query = select(rejoins).where(rejoins.c.uuid == uuid)
         return self._records(Rejoin, query.order_by(rejoins.c.began_at.desc()).limit(limit))
 

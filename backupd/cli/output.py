@@ -210,6 +210,11 @@ def _json(value: Any) -> str:
         return json.dumps(value, indent=2, ensure_ascii=False)
 
 
+def _may_have_colours(stream: TextIO) -> bool:
+    """Is it a terminal, or do the variables that rich heeds say that it is to be treated as one?"""
+    return stream.isatty() or any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
+
+
 def complain(lines: Iterable[tuple[str, str]]) -> None:
     """Lines on stderr, each with its style; a line end within one is written out. Without a stderr there is nobody to
     tell, and nothing fails."""
@@ -217,6 +222,10 @@ def complain(lines: Iterable[tuple[str, str]]) -> None:
     if stream is None:
         return
     try:
+        if not _may_have_colours(stream):  # then rich would print them as they are
+            stream.writelines(f"{visible(text)}\n" for text, _style in lines)
+            stream.flush()
+            return
         console = console_for(stream)
         for text, style in lines:
             # Rich ends the process by itself when a pipe is broken, hence its text and our own write.

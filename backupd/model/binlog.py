@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from backupd.model.document import HIDDEN, Document, computed, json_key
@@ -134,8 +135,8 @@ class MysqlGtids:
 def covers(one: str, other: str, *, mariadb: bool) -> bool:
     """Does ``one`` hold everything of ``other``? Raises ValueError for what is neither."""
     if mariadb:
-        return MariadbGtids.parse(one).covers(MariadbGtids.parse(other))
-    return MysqlGtids.parse(one).covers(MysqlGtids.parse(other))
+        return _mariadb_gtids(one).covers(_mariadb_gtids(other))
+    return _mysql_gtids(one).covers(_mysql_gtids(other))
 
 
 def plus(one: str, other: str, *, mariadb: bool) -> str:
@@ -150,8 +151,13 @@ def same(one: str, other: str, *, mariadb: bool) -> bool:
     return covers(one, other, mariadb=mariadb) and covers(other, one, mariadb=mariadb)
 
 
+_mariadb_gtids = lru_cache(maxsize=64)(MariadbGtids.parse)
+_mysql_gtids = lru_cache(maxsize=64)(MysqlGtids.parse)
+"""The same few states are compared with those of each backup."""
+
+
 def _members(text: str) -> Iterable[str]:
-    return (member for word in text.split(",") if (member := re.sub(r"\s+", "", word)))
+    return (member for word in text.split(",") if (member := "".join(word.split())))
 
 
 def _joined(intervals: Iterable[tuple[int, int]]) -> Intervals:

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 Clock = Callable[[], datetime]
@@ -52,6 +53,7 @@ def parse_size(text: str) -> int:
     return int(float(match.group(1)) * factor)
 
 
+@lru_cache(maxsize=256)
 def parse_duration(text: str) -> timedelta:
     """A duration such as ``50ms``, ``10s``, ``2h``, ``1d12h`` (ms, s, m, h, d, w). Raises ValueError."""
     if not _DURATION.fullmatch(text.strip()):

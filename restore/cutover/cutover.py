@@ -40,9 +40,10 @@ from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name
 from backupd.process.run_context import RunContext
 from restore.cutover.keys_and_triggers import TableInventory, read_keys
-from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, make_plan, shape
+from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, digest, make_plan, shape
 from restore.cutover.staging_schema import DYING, holds
 from restore.cutover.table_swap import LostError, Stage, Swap, prepare
+from restore.planning.table_plan import Triggers
 
 _METADATA = """
 SELECT t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, MAX(t.PROCESSLIST_TIME),

@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import StrEnum
 from itertools import chain, count, repeat
 from types import UnionType
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
@@ -27,16 +26,9 @@ from backupd.engine.sql.tables import SYSTEM_SCHEMAS, ForeignKey, graph
 from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory, Trigger, Wanted, column_text, parse_triggers, pointed
+from restore.planning.table_plan import Triggers
 
 _NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")
-
-
-class Triggers(StrEnum):
-    """Which triggers a restored table gets: those it had in the backup, those of the table that it replaces, none."""
-
-    BACKUP = "backup"
-    LIVE = "live"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)

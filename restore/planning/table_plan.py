@@ -117,6 +117,14 @@ class Source(StrEnum):
     PHYSICAL = "physical"
 
 
+class Triggers(StrEnum):
+    """Which triggers a restored table gets: those it had in the backup, those of the table that it replaces, none."""
+
+    BACKUP = "backup"
+    LIVE = "live"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way. ``base``: the plan that leads to the target from its backups, as if for the whole server. ``needed``:

@@ -22,9 +22,9 @@ from backupd.model.errors import RefusedError, ServerError
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, Outcome, TableName
-from restore.cutover.plan import CutOverResult, Triggers
+from restore.cutover.plan import CutOverResult
 from restore.cutover.schema_objects import SchemaObjects
-from restore.planning.table_plan import Source, TableGoal
+from restore.planning.table_plan import Source, TableGoal, Triggers
 from restore.replay.private_replay import RolledForward
 from restore.tables.row_difference import SAMPLE, TableDifference
 

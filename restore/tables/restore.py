@@ -30,13 +30,13 @@ from backupd.process.run_context import RunContext
 from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.parallel_load import Loaded, load
-from restore.cutover.plan import CutOverResult, Goal, Triggers, refuse_unfit
+from restore.cutover.plan import CutOverResult, Goal, refuse_unfit
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.cutover.staging_schema import drop_staging, staging_names, stagings
 from restore.fetch.chain import merged
 from restore.fetch.sources import Sources
 from restore.planning.plan import TABLE_STEP_NAMES, in_order
-from restore.planning.table_plan import TableGoal
+from restore.planning.table_plan import TableGoal, Triggers
 from restore.tables.outcome import (
     ROWS,
     TABLESPACE,

@@ -19,7 +19,7 @@ from api.middleware import SEARCHES, SEARCHING
 from api.problems import status_of
 from api.web.site import Form, Sent, link, moment_of, render
 from api.web.words import problem_of
-from backupd.app.binlogs.transactions import Found, TooLongError
+from backupd.app.binlogs.search import Found, TooLongError
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
 from backupd.app.restores.request import RestoreRequest

@@ -187,6 +187,9 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
 def _missed(wiring: Wiring, server: ServerSettings) -> str:
     """What the server, asked now, has in its binary log behind all that is archived of it; "" where that is nothing,
     and where it does not answer or another one does: then nobody knows."""
+    socket = server.config.socket
+    if socket is not None and not socket.exists():
+        return ""  # nobody would answer there; the client for MySQL takes longer to import than most plans to make
     from backupd.engine.server.binary_logs import BinlogSource
 
     branches = own_branches(wiring, server.name)

@@ -283,7 +283,14 @@ class Targets:
         for leg in legs:
             begin = _file_position(leg.start.file, leg.start.pos)
             branch = leg.segments[0].branch if leg.segments else leg.stop.branch
-            before_it = self._log.records(branch, (max(begin[0] - _LOOK_BACK, 0), 0), begin) if leg is legs[0] else ()
+            inside = not OF_TEMPORARY.isdisjoint(self._remarks(leg))
+            back = max(begin[0] - _LOOK_BACK, 0)
+            remarked = leg is legs[0] and not OF_TEMPORARY.isdisjoint(
+                self._binlogs.remarks(self._server, branch, back, begin[0])
+            )
+            if not (remarked or inside):
+                continue
+            before_it = self._log.records(branch, (back, 0), begin) if leg is legs[0] else ()
             past = [record for record in before_it if record.segment.start < begin[1] or record.key.number < begin[0]]
             began = next(
                 (
@@ -296,7 +303,6 @@ class Targets:
             known = leg is not legs[0] or began is not None or bool(past and past[0].key.number == 1)
             past = past[began + 1 :] if began is not None else past
             marked = [record for record in past if OF_TEMPORARY & set(record.segment.remarks)]
-            inside = not OF_TEMPORARY.isdisjoint(self._remarks(leg))
             if not marked and not inside:
                 continue
             before = open_before(
@@ -318,6 +324,9 @@ class Targets:
 
     def _remarks(self, leg: ReplayLeg) -> set[str]:
         """Of all segments that are read for it."""
+        files = gathered((key.branch, key.number) for key in leg.segments)
+        if not any(self._binlogs.remarks(self._server, name, min(found), max(found)) for name, found in files.items()):
+            return set()
         known = self._known(leg)
         return {remark for key in leg.segments if key in known for remark in known[key].segment.remarks}
 
@@ -334,7 +343,7 @@ class Targets:
 
     def _of_span(self, span: Span, end: FilePosition) -> Iterator[SegmentRecord]:
         last = min(span.last, end)
-        for record in self._log.records(span.branch, span.first, last):
+        for record in self._log.held(span.branch, span.first, last):
             if (record.key.number, record.key.start) < last:
                 yield record
 

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring, user
-from backupd.catalog.people import Verified
 from backupd.catalog.row_mapping import Listed, number_of, page_by_page
 from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
 from backupd.model.backup_record import EVERY_SERVER, BackupRecord
@@ -41,6 +41,9 @@ from backupd.model.errors import (
 from backupd.model.job import JobRecord
 from backupd.model.text import format_time, is_name, new_id, parse_duration, parse_time
 from policies.document import suggestion
+
+if TYPE_CHECKING:
+    from backupd.catalog.people import Verified
 
 _LONGEST = 2000
 """Characters of a detail: a request's text is not kept whole."""

@@ -381,9 +381,9 @@ class Wiring:
 
     def unsealer(self) -> Unsealer:
         """Raises ConfigurationError when this machine has no decryption key configured."""
+        restore = self.settings.needs_restore()
         from backupd.transfer.records.encryption import Unsealer
 
-        restore = self.settings.needs_restore()
         return Unsealer(restore.gnupg_home, restore.passphrase_file)
 
     def identity_key(self) -> bytes:

@@ -25,7 +25,8 @@ from backupd.app.restores.plan import moment_of, sources, statements
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.table_sources import chosen_way
-from backupd.app.restores.thaw_wait import JobThawWait, parts_of, refuse_cold
+from backupd.app.restores.thaw_jobs import JobThawWait
+from backupd.app.restores.thaw_wait import parts_of, refuse_cold
 from backupd.app.verify.missing_tables import doubt
 from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupRecord
@@ -47,14 +48,14 @@ from backupd.process.run_context import RunContext
 from backupd.recovery.ist import Rejoin
 from policies.document import suggestion
 from restore.cutover.cutover import pending, settle
-from restore.cutover.plan import Pending, Triggers
+from restore.cutover.plan import Pending
 from restore.cutover.staging_schema import Staging, drop_staging, stagings
 from restore.cutover.table_swap import LostError
 from restore.fetch.sources import NO_THAW_WAIT, ThawWait
 from restore.galera import rejoin
 from restore.planning.plan import Plan
 from restore.planning.starting_backup import same_gtid
-from restore.planning.table_plan import Source, TablePlan
+from restore.planning.table_plan import Source, TablePlan, Triggers
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec
 from restore.tables.restore import discard

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backupd.app.binlogs.status import stream_of
 from backupd.app.binlogs.targets import Targets, history
@@ -16,7 +17,6 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.restores.request import DEFAULT_OPTIONS, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import with_thaw
 from backupd.app.restores.usable_backups import measured_rates, not_believed, within_reach
-from backupd.engine.sql.dialect import pipes_everything
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
@@ -25,14 +25,14 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from restore.datadir.occupancy import find_account, refuse_closed
-from restore.datadir.staging import choose_site, unfinished
-from restore.fetch.sources import NO_THAW_WAIT, Sources, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.target import AtBackup, AtTime, parse_target
-from storage.destination import Destination
+
+if TYPE_CHECKING:
+    from restore.fetch.sources import Sources, ThawWait
+    from storage.destination import Destination
 
 
 def plan(
@@ -57,6 +57,9 @@ def plan(
     read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
     if datadir is not None:
+        from restore.datadir.occupancy import find_account, refuse_closed
+        from restore.datadir.staging import choose_site
+
         refuse_closed(choose_site(datadir).datadir, find_account(server.owner))
     records = wiring.catalog.backups.list(server_name, foreign=isinstance(parse_target(target).goal, AtBackup))
     if dumps is not None:
@@ -142,8 +145,11 @@ def _replayable(
     record = wiring.catalog.backups.get(found.backup_id)
     impossible: RefusedError | None = None
     try:
-        if replay.method is ReplayMethod.PIPE and not pipes_everything(record.flavour):
-            refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
+        if replay.method is ReplayMethod.PIPE:
+            from backupd.engine.sql.dialect import pipes_everything
+
+            if not pipes_everything(record.flavour):
+                refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
         why = targets.over_temporary(replay.legs, found.backup_id)
         if not narrowed:
             impossible = targets.beyond_replay(replay.legs, replay.exclude)
@@ -180,6 +186,8 @@ def foresee(wiring: Wiring, request: RestoreRequest, base: str | None = None) ->
 def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:
     """The target, and the backup to begin from. Where an interrupted restore to the very same target waits in
     ``datadir``, its backup: a newer one that came meanwhile must not keep it from being finished."""
+    from restore.datadir.staging import unfinished
+
     earlier = unfinished(datadir)
     if earlier is None or (earlier.server, earlier.target) != (server, target):
         return target, None
@@ -216,13 +224,15 @@ def statements(server: ServerSettings) -> tuple[str, ...]:
     return tuple(check.sql for check in tests.checks) if tests else ()
 
 
-def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait = NO_THAW_WAIT) -> Sources:
-    """What a restore of ``chosen`` reads from, the best destination first. ``thaw`` is waited for."""
+def sources(wiring: Wiring, chosen: Plan, thaw: ThawWait | None = None) -> Sources:
+    """What a restore of ``chosen`` reads from, the best destination first. ``thaw`` is waited for; None: nothing is."""
+    from restore.fetch.sources import NO_THAW_WAIT, Sources
+
     return Sources(
         [wiring.destination(name) for name in chosen.destinations],
         wiring.unsealer(),
         _archives(wiring, chosen),
-        thaw,
+        thaw or NO_THAW_WAIT,
     )
 
 

@@ -10,14 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.engine.sql.client import DEFAULT_PORT
-from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import UsageError
 from backupd.model.table import TablePattern
 from backupd.model.text import parse_duration
-from restore.cutover.plan import Triggers
-from restore.planning.table_plan import Renaming, Source, TableGoal
+from restore.planning.table_plan import Renaming, Source, TableGoal, Triggers
 from restore.planning.target import one_gtid, parse_target
 
 TABLES = "tables"
@@ -119,6 +116,8 @@ class TableOptions:
     def whole_schemas(self, found: Sequence[TableGoal]) -> tuple[str, ...]:
         """Schemas of which every table is restored under the schema's own name: their views, routines, triggers and
         events are restored as well."""
+        from backupd.engine.sql.tables import SYSTEM_SCHEMAS
+
         moved = {goal.source.schema for goal in found if goal.source.schema != goal.target.schema}
         return tuple(
             schema
@@ -373,6 +372,8 @@ def source_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ValueError."""
     if not text:
         return "", 0
+    from backupd.engine.sql.client import DEFAULT_PORT
+
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:

@@ -4,13 +4,16 @@ None has its own process or thread: whoever looks moves it on, and its rows in t
 that a look may be killed at any moment and the next one goes on. The service looks now and then (``ThawWatch``), in a
 thread that ends with the look. Where a row may lag behind the destination, the destination is asked first; what is
 being thawed already is not asked for again.
+
+A restore with ``--thaw`` waits before each part until the archive has it (``JobThawWait``).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -19,13 +22,16 @@ from typing import Any
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring, gathered, user
 from backupd.app.jobs.jobs import close, event_of, queued, say_of
+from backupd.app.restores.thaw_wait import cold_of_part, parts_of
 from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report
 from backupd.model.text import format_size, format_time
-from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
+from backupd.model.thaw import LOGS, ThawItem, ThawPlan, ThawState, faster, in_order, next_look
 from backupd.process.throttle import TokenBucket
 from backupd.transfer.thaw import Asked, ask, look, suffices
+from restore.fetch.sources import ThawWait
+from restore.planning.plan import Plan
 from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
 
 LEAST = timedelta(minutes=1)
@@ -456,3 +462,85 @@ def _look_at(wiring: Wiring, job_ids: list[str]) -> None:
             advance(wiring, job_id)
         except BackupdError as error:
             say("thaw-trouble", str(error), level=logging.WARNING, job=job_id)
+
+
+STEP = 1.0
+"""Seconds between looks at whether somebody wants to stop."""
+
+
+class JobThawWait(ThawWait):
+    """The thaw is a separate job: it goes on when the restore ends, and the restore joins it when it is repeated.
+    There are several where something had to be thawed again."""
+
+    def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:
+        self._wiring, self._chosen, self._tier = wiring, chosen, tier
+        self._days = days or wiring.settings.configuration.archive.days
+        self._lock = threading.Lock()
+        self._job_ids: list[str] = []
+        if chosen.thaw is not None:
+            self._begin(chosen.thaw)
+
+    def is_open(self, part: str) -> bool:
+        """Can this part (a backup id, or LOGS) be read now? Moves the thaws on where it is time. Raises
+        CatalogError."""
+        for job_id in self._job_ids:
+            self._moved_on(job_id)
+        return not any(self._wiring.catalog.thaws.count(job_id).waits_for(part) for job_id in self._job_ids)
+
+    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Return when this part can be read. Raises CancelledError (the thaw goes on), and RefusedError or another
+        error of the thaw when it failed or was stopped."""
+        for job_id in tuple(self._job_ids):
+            self._wait(job_id, part, report, cancelled)
+
+    def _wait(self, job_id: str, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        while True:
+            job = self._moved_on(job_id)
+            thawing = self._wiring.catalog.thaws.count(job_id)
+            if not thawing.waits_for(part):
+                if thawing.total(ThawState.FAILED, part=part)[0]:
+                    refuse_stopped(job)
+                return
+            refuse_stopped(job)
+            ready, ready_bytes = thawing.total(ThawState.READY, part=part)
+            objects, size = thawing.total(part=part)
+            by = thawing.expected_at
+            what = "binary logs" if part == LOGS else f"backup {part}"
+            report(
+                Progress(
+                    "thaw",
+                    ready_bytes,
+                    size,
+                    ready,
+                    objects,
+                    note=f"{what}, expected by {format_time(by)}" if by else what,
+                    waits=True,
+                )
+            )
+            if cancelled():
+                raise CancelledError(
+                    "the restore was cancelled while it waited for an archive",
+                    hint=f"the thaw continues (job {job_id}); repeat the command to wait for it",
+                )
+            time.sleep(STEP)
+
+    def reopen(self, part: str) -> bool:
+        """A thawed copy went away while it was read, or a rule of the destination has archived what was not."""
+        found = cold_of_part(self._wiring, self._chosen, part)
+        if found:
+            prices = self._wiring.settings.configuration.archive.prices.as_prices
+            self._begin(ThawPlan(found, self._days, self._tier, prices))
+        return bool(found)
+
+    def _begin(self, thaw: ThawPlan) -> None:
+        job = begin(self._wiring, self._chosen.server, self._chosen.target, thaw, parts_of(self._chosen))
+        advance(self._wiring, job.id)
+        if job.id not in self._job_ids:
+            self._job_ids.append(job.id)
+
+    def _moved_on(self, job_id: str) -> JobRecord:
+        """The job, looked at again where it is time for that."""
+        with self._lock:
+            job = self._wiring.catalog.jobs.get(job_id)
+            due = job.not_before is None or job.not_before <= self._wiring.clock()
+            return advance(self._wiring, job.id) if job.state is JobState.WAITING and due else job

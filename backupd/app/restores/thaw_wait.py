@@ -1,32 +1,30 @@
-"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``JobThawWait``).
+"""What of a restore's plan is in an archive storage class, and what thawing it takes.
 
-A copy that can be read as it is comes first. A restore with ``--thaw`` waits before each part until the archive has it.
+A copy that can be read as it is comes first. What asks an archive is imported where one is asked.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.request import DEFAULT_OPTIONS, RestoreOptions
-from backupd.app.restores.thaw_jobs import advance, begin, refuse_stopped
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, SegmentKey
-from backupd.model.errors import ArchivedError, BackupdError, CancelledError, RefusedError
-from backupd.model.job import JobRecord, JobState, Progress, Report
+from backupd.model.errors import ArchivedError, BackupdError, RefusedError
 from backupd.model.text import format_duration, format_size, format_time
-from backupd.model.thaw import LOGS, ColdObject, ThawPlan, ThawState
-from backupd.transfer import log_segments
-from backupd.transfer.records.manifests import load_header
-from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
-from restore.fetch.sources import ThawWait
 from restore.planning.plan import Plan, thaw_step
-from storage import layout
 from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
+
+if TYPE_CHECKING:
+    from backupd.model.thaw import ColdObject
+    from backupd.transfer.thaw import Want
+
+    Objects = Mapping[str, ColdObject]
+    """What has to be thawed at one destination, by key."""
 
 _SOON = timedelta(hours=1)
 
@@ -67,6 +65,8 @@ def with_thaw(
     )
     if not objects:
         return made
+    from backupd.model.thaw import ThawPlan
+
     thaw = ThawPlan(objects, options.days or archive.days, tier or archive.tier, archive.prices.as_prices)
     if not tier:
         thaw = thaw.at_any_tier()
@@ -103,6 +103,8 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
 def cold_of_part(wiring: Wiring, chosen: Plan, part: str) -> tuple[ColdObject, ...]:
     """What cannot be read now of one part of a restore: of a backup at the first archive that answers, of the binary
     logs wherever they are needed from. Somebody has met it, so it is looked for everywhere."""
+    from backupd.model.thaw import LOGS
+
     survey = _Survey(wiring, chosen, everywhere=True)
     if part == LOGS:
         return survey.of_logs() or survey.of_logs(whole=True)
@@ -119,10 +121,6 @@ class _Cold:
 
     objects: list[ColdObject] = field(default_factory=list)
     until: datetime | None = None
-
-
-Objects = Mapping[str, ColdObject]
-"""What has to be thawed at one destination, by key."""
 
 
 class _Survey:
@@ -185,6 +183,10 @@ class _Survey:
 
     def of_backup(self, archive: ArchiveDestination, backup_id: str) -> _Cold | None:
         """What of a backup is cold at one destination; None, with a warning, where that is not known."""
+        from backupd.transfer.records.manifests import load_header
+        from backupd.transfer.thaw import wants_of_backup
+        from storage import layout
+
         try:
             wants = wants_of_backup(load_header(archive, self._chosen.server, backup_id))
             return _look(
@@ -218,6 +220,9 @@ class _Survey:
         return tuple(found)
 
     def _of_segment(self, archive: ArchiveDestination, key: SegmentKey, begin: int, end: int) -> _Cold | None:
+        from backupd.transfer import log_segments
+        from backupd.transfer.thaw import wants_of_segment
+
         try:
             header = log_segments.load_header(archive, self._chosen.server, key)
             return _look(archive, wants_of_segment(header, begin, end))
@@ -287,6 +292,9 @@ def _best_first(
 
 
 def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:
+    from backupd.model.thaw import ColdObject
+    from backupd.transfer.thaw import look
+
     states = look(archive, [want.key for want in wants])
     cold = _Cold()
     for want in wants:
@@ -304,88 +312,8 @@ def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:
     return cold
 
 
-STEP = 1.0
-"""Seconds between looks at whether somebody wants to stop."""
-
-
 def parts_of(chosen: Plan) -> tuple[str, ...]:
     """In the order in which a restore reads them."""
+    from backupd.model.thaw import LOGS
+
     return (*chosen.chain, LOGS)
-
-
-class JobThawWait(ThawWait):
-    """The thaw is a separate job: it goes on when the restore ends, and the restore joins it when it is repeated.
-    There are several where something had to be thawed again."""
-
-    def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:
-        self._wiring, self._chosen, self._tier = wiring, chosen, tier
-        self._days = days or wiring.settings.configuration.archive.days
-        self._lock = threading.Lock()
-        self._job_ids: list[str] = []
-        if chosen.thaw is not None:
-            self._begin(chosen.thaw)
-
-    def is_open(self, part: str) -> bool:
-        """Can this part (a backup id, or LOGS) be read now? Moves the thaws on where it is time. Raises
-        CatalogError."""
-        for job_id in self._job_ids:
-            self._moved_on(job_id)
-        return not any(self._wiring.catalog.thaws.count(job_id).waits_for(part) for job_id in self._job_ids)
-
-    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        """Return when this part can be read. Raises CancelledError (the thaw goes on), and RefusedError or another
-        error of the thaw when it failed or was stopped."""
-        for job_id in tuple(self._job_ids):
-            self._wait(job_id, part, report, cancelled)
-
-    def _wait(self, job_id: str, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
-        while True:
-            job = self._moved_on(job_id)
-            thawing = self._wiring.catalog.thaws.count(job_id)
-            if not thawing.waits_for(part):
-                if thawing.total(ThawState.FAILED, part=part)[0]:
-                    refuse_stopped(job)
-                return
-            refuse_stopped(job)
-            ready, ready_bytes = thawing.total(ThawState.READY, part=part)
-            objects, size = thawing.total(part=part)
-            by = thawing.expected_at
-            what = "binary logs" if part == LOGS else f"backup {part}"
-            report(
-                Progress(
-                    "thaw",
-                    ready_bytes,
-                    size,
-                    ready,
-                    objects,
-                    note=f"{what}, expected by {format_time(by)}" if by else what,
-                    waits=True,
-                )
-            )
-            if cancelled():
-                raise CancelledError(
-                    "the restore was cancelled while it waited for an archive",
-                    hint=f"the thaw continues (job {job_id}); repeat the command to wait for it",
-                )
-            time.sleep(STEP)
-
-    def reopen(self, part: str) -> bool:
-        """A thawed copy went away while it was read, or a rule of the destination has archived what was not."""
-        found = cold_of_part(self._wiring, self._chosen, part)
-        if found:
-            prices = self._wiring.settings.configuration.archive.prices.as_prices
-            self._begin(ThawPlan(found, self._days, self._tier, prices))
-        return bool(found)
-
-    def _begin(self, thaw: ThawPlan) -> None:
-        job = begin(self._wiring, self._chosen.server, self._chosen.target, thaw, parts_of(self._chosen))
-        advance(self._wiring, job.id)
-        if job.id not in self._job_ids:
-            self._job_ids.append(job.id)
-
-    def _moved_on(self, job_id: str) -> JobRecord:
-        """The job, looked at again where it is time for that."""
-        with self._lock:
-            job = self._wiring.catalog.jobs.get(job_id)
-            due = job.not_before is None or job.not_before <= self._wiring.clock()
-            return advance(self._wiring, job.id) if job.state is JobState.WAITING and due else job

@@ -22,7 +22,9 @@ def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[Backu
     """``records`` without copies at destinations that are not configured any more."""
     configured = wiring.settings.destinations
     return tuple(
-        replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
+        record
+        if all(copy.destination in configured for copy in record.copies)
+        else replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
         for record in records
     )
 

@@ -12,9 +12,10 @@ Nothing here changes anything; ``backupd.app.retention.retention`` acts on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.context.server_identity import own_branches
@@ -123,21 +124,28 @@ class Stock:
 
     def as_if_there(self, candidates: Iterable[BackupRecord]) -> list[Stored]:
         """``candidates``, of all the records, as a destination would have them that does not yet."""
+        stored = self._as_stored()
+        return [stored(record) for record in candidates]
+
+    def _as_stored(self) -> Callable[..., Stored]:
+        """What makes of one of the records how a destination has it, with the fields that are ``given`` besides."""
         lineage = lineages(tuple(self.records))
         strange = {name for one in strangers(self.records) for name in one.backups}
-        return [
-            made_of(
+
+        def stored(record: BackupRecord, **given: Any) -> Stored:
+            return made_of(
                 Stored,
                 record,
                 bytes=record.stats.bytes_stored,
                 log_position=self.logs.positions.get(record.id),
                 missing=record.not_dumped,
                 lineage=lineage[record.id],
-                strange=record.id in strange,
+                strange=record.id in strange or record.foreign,
                 doubtful=bool(record.doubtful),
+                **given,
             )
-            for record in candidates
-        ]
+
+        return stored
 
     def _rules(self, destination: str) -> tuple[Keep | None, str, str]:
         """What the policy keeps at a destination, its time zone, and why there are no rules where nothing is
@@ -155,19 +163,18 @@ class Stock:
         """The copies at ``destination``, with everything that the rules ask about them."""
         proved, restored = _proofs(self.wiring, self.server)
         here = [(record, copy) for record in self.records for copy in record.copies if copy.destination == destination]
-        stored = self.as_if_there(record for record, _copy in here)
+        stored = self._as_stored()
         return tuple(
-            replace(
-                one,
+            stored(
+                record,
                 usable=copy.state == "complete",
                 pinned=(self.server, record.id) in kept.backups,
                 proved_at=proved.get(record.id),
                 restored_at=restored.get(record.id),
                 marked=BackupState.DELETED in (copy.state, record.state),
                 minimum=minimum_of(self.wiring, copy, record.stats),
-                strange=one.strange or record.foreign,
             )
-            for one, (record, copy) in zip(stored, here, strict=True)
+            for record, copy in here
         )
 
     def _awaited(self, destination: str) -> dict[str, str]:
@@ -250,12 +257,14 @@ def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:
     It counts from when the copy was stored. Objects that it shares with earlier backups were stored before, and those
     that it shares with later ones stay: so it is over by then at the latest, and costs at most what is shown.
     """
-    from backupd.model.thaw import GIB, MONTH_DAYS
-
     settings = wiring.settings
     if copy.destination not in settings.destinations:
         return None
     storage_class = settings.destinations[copy.destination].kept_in(logs=False)
+    if not storage_class:
+        return None
+    from backupd.model.thaw import GIB, MONTH_DAYS
+
     prices = settings.configuration.archive.prices.as_prices
     time = prices.minimum(storage_class)
     if not time:
@@ -271,7 +280,7 @@ def logs_minimum(wiring: Wiring, destination: str) -> tuple[str, timedelta] | No
     if destination not in settings.destinations:
         return None
     storage_class = settings.destinations[destination].kept_in(logs=True)
-    time = settings.configuration.archive.prices.as_prices.minimum(storage_class)
+    time = settings.configuration.archive.prices.as_prices.minimum(storage_class) if storage_class else None
     return (storage_class, time) if time else None
 
 

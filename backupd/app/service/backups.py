@@ -14,8 +14,8 @@ from backupd.model.backup_record import EVERY_SERVER
 from backupd.model.errors import BackupdError
 
 if TYPE_CHECKING:
+    from backupd.app.binlogs.search import Found, Query
     from backupd.app.binlogs.status import LogStatus
-    from backupd.app.binlogs.transactions import Found, Query
     from backupd.app.context.access import AuditedAction
     from backupd.app.restores import server_configuration as config
     from backupd.app.retention.deletion import Deleted
@@ -163,7 +163,7 @@ class Binlogs(Facade):
 
     def search(self, server: str, **query: Unpack[Query]) -> Iterator[Found]:
         """Transactions of archived binary logs, in log order."""
-        from backupd.app.binlogs.transactions import search
+        from backupd.app.binlogs.search import search
 
         self._see_server(server)
         return search(self._wiring, server, **query)

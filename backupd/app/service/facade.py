@@ -250,10 +250,11 @@ class Restores(Facade):
 
     def plan(self, request: RestoreRequest) -> Plan:
         """What a restore of a whole server would do. Moves nothing."""
-        from backupd.app.restores.new_replica import planned_whole
         from backupd.app.restores.plan import plan
 
         if request.replicate_from:
+            from backupd.app.restores.new_replica import planned_whole
+
             return planned_whole(self._wiring, request)[0]
         datadir = Path(request.datadir) if request.datadir else None
         found = plan(self._wiring, request.server, request.target, datadir, options=request.options)

@@ -204,6 +204,8 @@ def retention(
 
 
 def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
+    if screen.as_json:
+        return
     gone = "are marked as deleted now" if applied else "would expire"
     screen.line(
         f"{decisions.destination}: {len(decisions.kept)} stay, {len(decisions.expired)} {gone} "

@@ -25,8 +25,8 @@ from backupd.model.binlog import ChangeKind
 from backupd.model.text import format_duration, format_size, format_time
 
 if TYPE_CHECKING:
+    from backupd.app.binlogs.search import Found
     from backupd.app.binlogs.status import Held, LogStatus
-    from backupd.app.binlogs.transactions import Found
     from backupd.model.server_facts import Position
     from backupd.recovery.timeline import Timeline
     from backupd.recovery.windows import Window

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.app.binlogs.transactions import Found
+from backupd.app.binlogs.search import Found
 from backupd.app.context.logging_setup import log_path
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, owner

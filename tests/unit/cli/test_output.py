@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.app.binlogs.transactions import Found
+from backupd.app.binlogs.search import Found
 from backupd.cli.commands.binlog import _show_found
 from backupd.cli.output import Screen, visible
 from backupd.cli.render import show_plan_warnings

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from backupd.app.binlogs.search import Found, TooLongError, search
 from backupd.app.binlogs.status import NOT_RUNNING, OFF, status
-from backupd.app.binlogs.transactions import Found, TooLongError, search
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.verify import scrubbing as logcheck
 from backupd.app.verify.verification import fsck, verify

@@ -16,13 +16,12 @@ from backupd.app.context.wiring import JobRun, Result
 from backupd.app.jobs import jobs as pulse
 from backupd.app.jobs.jobs import cancel
 from backupd.app.restores import thaw_jobs as thawing
-from backupd.app.restores import thaw_wait as thawgate
 from backupd.app.restores.execution import thaw_wait_of
 from backupd.app.restores.jobs import thaw_for, thaws
 from backupd.app.restores.plan import plan
 from backupd.app.restores.request import RestoreOptions
-from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
-from backupd.app.restores.thaw_wait import JobThawWait, cold_of_part, with_thaw
+from backupd.app.restores.thaw_jobs import JobThawWait, ThawWatch, advance, raise_tier
+from backupd.app.restores.thaw_wait import cold_of_part, with_thaw
 from backupd.app.retention.preview import preview
 from backupd.app.service import dispatch
 from backupd.app.service.dispatch import run_here
@@ -404,7 +403,7 @@ def test_a_restore_refuses_what_is_archived_and_says_what_thawing_takes(tmp_path
 def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(
     tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thawgate, "STEP", 0.0)
+    monkeypatch.setattr(thawing, "STEP", 0.0)
     installation = house(tmp_path, catalog, "vault")
     vault = vault_of(installation)
     made = planned(installation)
@@ -434,7 +433,7 @@ def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(
 def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(
     tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thawgate, "STEP", 0.02)
+    monkeypatch.setattr(thawing, "STEP", 0.02)
     monkeypatch.setattr(pulse, "BEAT", 0.02)
     monkeypatch.setattr(dispatch, "_patience", lambda _policy, _job: timedelta(seconds=1))
     installation = house(tmp_path, catalog, "vault")

@@ -11,7 +11,8 @@ from backupd.model.table import TableName, quote_name
 from backupd.process.run_context import RunContext
 from restore.cutover import cutover as handover
 from restore.cutover.cutover import settle
-from restore.cutover.plan import Goal, Patience, Triggers
+from restore.cutover.plan import Goal, Patience
+from restore.planning.table_plan import Triggers
 from tests.support.dice import rounds, thrown
 from tests.support.restores.handing import (
     ASIDE,
