@@ -98,6 +98,15 @@ def _membership(nodes: Sequence[NodeLook]) -> Iterator[Finding]:
             f"{', '.join(apart)} is not in the part of the cluster that goes on (Primary): a backup of it is old",
             "find out why: SHOW GLOBAL STATUS LIKE 'wsrep_cluster%'",
         )
+    copies = [one.server for one in nodes if nodes[0].state.is_apart_from(one.state)]
+    if copies:
+        yield warning(
+            CLUSTER,
+            f"{nodes[0].server} and {', '.join(copies)} are of two clusters that have the same uuid: one was made of a "
+            "copy of the other, and a backup of the one may be taken for one of the other",
+            "give the copy a uuid of its own: stop all its nodes, remove grastate.dat of one and start that with "
+            "--wsrep-new-cluster; then take full backups of it",
+        )
     size = max(one.state.size for one in nodes)
     if len(nodes) < size:
         yield warning(

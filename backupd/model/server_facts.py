@@ -210,6 +210,16 @@ class WsrepState(Document):
         """Does it take part in its cluster, so that clients may be sent to it?"""
         return self.status == PRIMARY and self.state == SYNCED
 
+    def is_apart_from(self, other: WsrepState) -> bool:
+        """Are both of clusters that have the same uuid, but no node in common? One was made of a copy of the other, and
+        goes on by itself: what is behind the copy's position is of two histories."""
+        return (
+            self.position.uuid == other.position.uuid
+            and self.status == other.status == PRIMARY
+            and bool(self.incoming and other.incoming)
+            and not set(self.incoming) & set(other.incoming)
+        )
+
     @property
     def words(self) -> str:
         """``node2 of lab is Donor/Desynced (Primary, 3 nodes)``"""

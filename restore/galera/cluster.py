@@ -95,4 +95,22 @@ def look(name: str, members: Mapping[str, Connection]) -> Cluster:
             detail="\n".join(f"{member}: {state.position}" for member, state in found.items()),
             hint="correct `members`, or the addresses of these servers",
         )
+    refuse_clones(name, found)
     return Cluster(name, found, silent)
+
+
+def refuse_clones(name: str, found: Mapping[str, WsrepState]) -> None:
+    """Raises RefusedError for nodes of two clusters of one uuid: what one of them keeps is not what the other sends."""
+    first, state = next(iter(found.items()))
+    apart = [member for member, other in found.items() if state.is_apart_from(other)]
+    if apart:
+        raise RefusedError(
+            f"the members of {name} are of two clusters that have the same uuid {state.position.uuid}: one was made of "
+            "a copy of the other",
+            detail="\n".join(
+                f"{member}: with {', '.join(other.incoming)}, at seqno {other.position.seqno}"
+                for member, other in ((first, state), *((one, found[one]) for one in apart))
+            ),
+            hint="give the copy another wsrep_cluster_name and a uuid of its own: stop all its nodes, remove "
+            "grastate.dat of one and start that with --wsrep-new-cluster",
+        )

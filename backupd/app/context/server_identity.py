@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -137,7 +138,7 @@ def meet_stream(
         forked=forked,
         same_log=goes_on,
         restored_from=_restored_from(wiring, state.marker),
-        same_cluster=branch.reason is BranchReason.NODE_CHANGED,
+        same_cluster=branch.reason is BranchReason.NODE_CHANGED and _is_shown(wiring, member or server, branch),
     )
     return _keep(wiring, server, known, met, address, member)
 
@@ -193,7 +194,40 @@ def _is_same_cluster(wiring: Wiring, server: str, node: WsrepState | None) -> bo
     if node is None or not backed_up or node.status != PRIMARY:
         return False
     last = backed_up[0]
-    return node.position.uuid == last.uuid and node.position.seqno >= last.seqno
+    same = node.position.uuid == last.uuid and node.position.seqno >= last.seqno
+    return same and not _is_of_a_copy(wiring, node)
+
+
+def _is_shown(wiring: Wiring, way: str, branch: Branch) -> bool:
+    """Is the branch of another node one of the same cluster? The uuid alone does not show that where no transaction
+    does: a cluster that was made of a copy has it, too."""
+    from backupd.engine.server.wsrep import probe_wsrep
+
+    if branch.fork is None:
+        with suppress(BackupdError), wiring.settings.reached(way).connection().connect() as session:
+            node = probe_wsrep(session)
+            return node is None or not _is_of_a_copy(wiring, node)
+    return True
+
+
+def _is_of_a_copy(wiring: Wiring, node: WsrepState) -> bool:
+    """Is it in a cluster of its own that was made of a copy of ours, whose uuid it has? The nodes that are known are
+    asked: it is together with none, and apart from one."""
+    from backupd.engine.server.wsrep import probe_wsrep
+
+    apart = False
+    for name in wiring.catalog.nodes.servers():
+        try:
+            with wiring.settings.reached(name).connection().connect() as session:
+                other = probe_wsrep(session)
+        except BackupdError:
+            continue
+        if other is None or (other.node == node.node and other.incoming == node.incoming):
+            continue  # itself, under another name
+        if set(other.incoming) & set(node.incoming):
+            return False
+        apart = apart or node.is_apart_from(other)
+    return apart
 
 
 def _is_at_home(known: Sequence[Identity], address: str) -> bool:

@@ -74,6 +74,13 @@ def test_members_that_are_not_configured_or_apart_are_missed() -> None:
     assert message.startswith("db3 is not in the part of the cluster that goes on")
 
 
+def test_two_clusters_of_one_uuid_are_told() -> None:
+    copied = node(3, wsrep={"wsrep_node_name": "copy1"})
+    copied = replace(copied, state=replace(copied.state, incoming=("10.9.0.1:3306",)))
+    (message,) = said(node(1), node(2), copied)
+    assert message.startswith("db1 and db3 are of two clusters that have the same uuid")
+
+
 def test_gtids_of_each_node_s_own_and_strict_order_stop_replicas() -> None:
     off = [
         node(number, wsrep={"wsrep_gtid_mode": "OFF"}, gtid_domain_id="0", gtid_strict_mode="ON")

@@ -10,7 +10,7 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import ClusterPosition, WsrepState
-from restore.galera.cluster import Cluster, look
+from restore.galera.cluster import Cluster, look, refuse_clones
 from restore.galera.position import prepared_position, refuse_unlike_record
 
 UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
@@ -45,6 +45,19 @@ def test_a_cluster_of_which_nobody_answers_is_refused_by_name() -> None:
         look("lab", {"node2": Connection(socket="/nowhere/s.sock", user="x")})
     assert "no member of the cluster lab" in caught.value.message
     assert "node2" in caught.value.detail
+
+
+def test_members_of_a_copy_of_the_cluster_are_refused() -> None:
+    mine = replace(STATE, incoming=("10.0.0.1:3306", "10.0.0.2:3306"))
+    joined = replace(STATE, incoming=("10.0.0.2:3306", "10.0.0.3:3306"))  # before and after a node came
+    copied = replace(STATE, incoming=("10.9.0.1:3306",))
+    silent = replace(STATE, incoming=())
+    refuse_clones("lab", {"node1": mine, "node2": joined, "node3": silent})
+    with pytest.raises(RefusedError, match="two clusters that have the same uuid") as caught:
+        refuse_clones("lab", {"node1": mine, "node2": joined, "copy": copied})
+    assert "copy: with 10.9.0.1:3306, at seqno 60800" in caught.value.detail
+    assert not mine.is_apart_from(replace(copied, status="non-Primary"))
+    assert not mine.is_apart_from(replace(copied, position=ClusterPosition(OTHER, 60800)))
 
 
 def prepared(folder: Path, *lines: str) -> ClusterPosition:
