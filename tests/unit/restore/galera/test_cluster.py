@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.errors import RefusedError
+from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.server_facts import ClusterPosition, WsrepState
+from restore.galera import cluster as module
 from restore.galera.cluster import Cluster, look, refuse_clones
+from restore.galera.node import refuse_no_node
 from restore.galera.position import prepared_position, refuse_unlike_record
 
 UUID = "0b9cbe35-cd8b-11f0-bb2f-6e4ab2a3b9c1"
@@ -95,3 +100,42 @@ def test_a_copy_that_is_not_where_the_backups_record_says_is_refused_or_told() -
     for recorded in (ClusterPosition(UUID, 499), ClusterPosition(OTHER, 500)):
         with pytest.raises(RefusedError, match=f"{UUID}:500.*{recorded}"):
             refuse_unlike_record(at, recorded)
+
+
+def test_a_backup_of_no_node_is_refused_with_what_to_do_instead(short_tmp: Path) -> None:
+    with pytest.raises(RefusedError, match="not a backup of a Galera node") as caught:
+        prepared(short_tmp, "completed OK!\n")
+    assert "--mode new-server" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[mysqld]\n", "[mysqld]\nwsrep_on=OFF\nwsrep_cluster_address=gcomm://a\n"])
+def test_an_option_file_of_no_node_is_named(short_tmp: Path, text: str) -> None:
+    file = short_tmp / "my.cnf"
+    file.write_text(text)
+    with pytest.raises(RefusedError, match=f"{file} does not make a server a node") as caught:
+        refuse_no_node(file)
+    assert "server_defaults_file" in caught.value.hint
+    file.write_text("[galera]\nwsrep-on=ON\nwsrep_cluster_address=gcomm://a,b\n")
+    refuse_no_node(file)
+
+
+def test_an_option_file_that_cannot_be_read_is_named(short_tmp: Path) -> None:
+    file = short_tmp / "my.cnf"
+    file.write_text("[mysqld]\nwsrep_on=ON\n!include /nowhere/else.cnf\n")
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_no_node(file)
+    assert "/nowhere/else.cnf" in str(caught.value)
+
+
+def test_members_of_two_clusters_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"node2": STATE, "node3": replace(STATE, position=ClusterPosition(OTHER, 7))}
+
+    class Played(Connection):
+        @contextmanager
+        def connect(self, **_more: object) -> Iterator[Any]:
+            yield states[self.user]
+
+    monkeypatch.setattr(module, "probe_wsrep", lambda session: session)
+    with pytest.raises(RefusedError, match="the members of lab are of different clusters") as caught:
+        look("lab", {name: Played(socket="/s", user=name) for name in states})
+    assert f"node3: {OTHER}:7" in caught.value.detail
