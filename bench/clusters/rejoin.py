@@ -1,14 +1,15 @@
-"""A dead node of a Galera cluster: back by IST out of a full backup, against an SST by mariadb-backup.
+"""A dead node of a Galera cluster: back by IST out of a full backup, against an SST by mariadb-backup and by rsync.
 
 Three nodes on this machine, clients that write at a fixed rate to the two that live.
-``python -m bench.clusters.rejoin`` prints a table and the seconds of each run. The SST's script sleeps for ten seconds
-before it sends anything: the ratio is given with them, and without.
+``python -m bench.clusters.rejoin`` prints a table, the seconds of each run, and the load. The script of an SST by
+mariadb-backup sleeps for ten seconds before it sends anything: the ratio is given with them, and without.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from typing import Any
 
@@ -43,13 +44,14 @@ def by_ist(lab: Lab, backup: str) -> tuple[Run, dict[str, Any]]:
     return Run(time.perf_counter() - begun - compared_for, 0, ""), outcome
 
 
-def by_sst(lab: Lab) -> Run:
+def by_sst(lab: Lab, method: str) -> Run:
     die(lab.node)
     lab.node.make_empty()
+    lab.node.sst_method = method
     begun = time.perf_counter()
     lab.node.start(900)
     if "SST completed on joiner" not in lab.node.log_text():
-        raise RuntimeError("it was no SST")
+        raise RuntimeError(f"it was no SST by {method}")
     return Run(time.perf_counter() - begun, 0, "")
 
 
@@ -58,7 +60,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    ours, theirs, awake = Series(), Series(), Series()
+    ours, theirs, awake, copied = Series(), Series(), Series(), Series()
     phases: list[dict[str, float]] = []
     with operator_keys() as keys, laboratory(keys, gtid_mode=True, gcache="256M") as lab:
         grow(lab, options.mib)
@@ -68,17 +70,20 @@ def main() -> None:
                 run, outcome = by_ist(lab, backup)
                 ours.runs.append(run)
                 phases.append({phase["name"]: round(phase["seconds"], 1) for phase in outcome["phases"]})
-                theirs.runs.append(by_sst(lab))
+                theirs.runs.append(by_sst(lab, "mariabackup"))
+                copied.runs.append(by_sst(lab, "rsync"))
                 awake.runs.append(Run(theirs.runs[-1].seconds - FIXED_SLEEP, 0, ""))
     print(
         table(
             [
                 compared(f"a node of {options.mib} MiB back, against an SST", ours, theirs, None),
                 compared("the same, without the SST's fixed 10 s", ours, awake, None),
+                compared("the same, against an SST by rsync", ours, copied, None),
             ]
         )
     )
     print(json.dumps(phases))
+    print(f"load {os.getloadavg()}")
 
 
 if __name__ == "__main__":

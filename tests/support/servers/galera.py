@@ -42,6 +42,7 @@ class Node(PrivateServer):
         self.group_port, self.ist_port, self.sst_port = free_port(), free_port(), free_port()
         self.bootstrap = False
         self.gcache = gcache
+        self.sst_method = "mariabackup"
         self.provider_options = ""
         """More of them, as ``name=value;``."""
         self._cluster = cluster
@@ -86,7 +87,7 @@ class Node(PrivateServer):
             "wsrep_provider_options": f'"base_host=127.0.0.1;base_port={self.group_port};'
             f"gmcast.listen_addr=tcp://{self.address};ist.recv_addr={listen};ist.recv_bind={listen};"
             f'gcache.size={self.gcache};gcache.page_size=16M;{self.provider_options}"',
-            "wsrep_sst_method": "mariabackup",
+            "wsrep_sst_method": self.sst_method,
             "wsrep_sst_receive_address": f"127.0.0.1:{self.sst_port}",
             "wsrep_sst_auth": "root:",
             "wsrep_slave_threads": 2,
