@@ -16,6 +16,7 @@ import pytest
 from restore.datadir.staging import MARKER
 from restore.galera import grastate
 from tests.support.dice import SOAK
+from tests.support.e2e.archived import Archive
 from tests.support.e2e.house import SERVER
 from tests.support.e2e.lab import Lab, burst, die, forget_cache, laboratory, writing
 from tests.support.keys import Keys
@@ -78,6 +79,35 @@ def test_backupd_is_killed_in_every_phase_and_the_same_command_ends_right(keys: 
                 until_quiet(lab, name)
                 assert_true_to_its_file(lab)
             outcome = lab.rejoin("--to", f"backup:{full}")
+        assert outcome["join"]["outcome"] == "ist", outcome
+        lab.cluster.settle()
+        assert state_of(node, "shop") == state_of(second, "shop") == state_of(third, "shop")
+
+
+@SOAK
+def test_backupd_is_killed_while_logs_are_replayed_and_the_position_is_moved(keys: Keys) -> None:
+    with laboratory(keys, gtid_mode=True) as lab:
+        node, second, third = lab.cluster.nodes
+        lab.backup()
+        burst(node, 3000)
+        Archive(lab, node).take()
+        for other in (second, third):
+            forget_cache(other)
+        staging = node.datadir.with_name(f"{node.datadir.name}.restoring")
+        bootstrap = staging / "data" / grastate.GRASTATE
+        moments: dict[str, Callable[[], bool]] = {
+            "replay": (staging / "replay").exists,
+            "isolated bootstrap": lambda: bootstrap.exists() and b"safe_to_bootstrap: 1" in bootstrap.read_bytes(),
+            "join": lambda: bool(own_servers(lab)) and node.datadir.exists() and "Receiving IST" in node.log_text(),
+        }
+        with writing(second, third):
+            die(node)
+            for name, ready in moments.items():
+                node.error_log.write_bytes(b"")
+                lab.kill_when(ready, *command(lab, "latest"))
+                until_quiet(lab, name)
+                assert_true_to_its_file(lab)
+            outcome = lab.rejoin("--to", "latest")
         assert outcome["join"]["outcome"] == "ist", outcome
         lab.cluster.settle()
         assert state_of(node, "shop") == state_of(second, "shop") == state_of(third, "shop")
