@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,9 +130,8 @@ def test_members_of_two_clusters_are_refused_by_name(monkeypatch: pytest.MonkeyP
     states = {"node2": STATE, "node3": replace(STATE, position=ClusterPosition(OTHER, 7))}
 
     class Played(Connection):
-        @contextmanager
-        def connect(self, **_more: object) -> Iterator[Any]:
-            yield states[self.user]
+        def connect(self) -> Any:
+            return nullcontext(states[self.user])
 
     monkeypatch.setattr(module, "probe_wsrep", lambda session: session)
     with pytest.raises(RefusedError, match="the members of lab are of different clusters") as caught:
