@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
 
+from backupd.engine.member_probe import compared_server, has_received, log_end, silence_of
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.client import Connection, Session
 from tests.support.dice import size
 from tests.support.e2e.forked import TABLES, Source, frozen
 from tests.support.e2e.group import GroupHouse
@@ -195,6 +200,16 @@ def test_on_mysql_the_next_member_is_taken_where_the_replica_lags_is_paused_is_p
         with replica_of(first) as second:
             house = GroupHouse(short_tmp, first, keys, members={"db1": first, "db2": second}, settings=", max_lag: 1s")
             assert taken(house, "logical")[:2] == ("db2", "a replica, 0.0s behind")
+            with rooted(first) as there, rooted(second) as here:
+                end = log_end(there)
+                assert end is not None
+                assert has_received(here, first.server_id, end)
+                assert has_received(here, first.server_id, replace(end, file="other.000001")), "by its GTIDs"
+                after = replace(end, pos=end.pos + 1, gtid=f"{uuid.uuid4()}:1")
+                assert not has_received(here, first.server_id, after)
+                assert silence_of(here, expected=True) == 0.0
+                assert 0.0 < silence_of(here, expected=False) < 60.0, "it says when it heard of its source last"
+                assert compared_server(here, read_dialect(here)).uuid == second.scalar("SELECT @@server_uuid")
             with locked(second):
                 first.execute("UPDATE shop.stock SET amount = 7")
                 until(lambda: lag(second) > 2)
@@ -224,6 +239,10 @@ def test_on_mysql_the_next_member_is_taken_where_the_replica_lags_is_paused_is_p
             none = house.fails("backup", SERVER, "--kind", "logical").all
             assert "db2: it cannot be asked" in none
             assert "db1: " in none
+
+
+def rooted(server: Server) -> AbstractContextManager[Session]:
+    return Connection(socket=str(server.socket), user="root").connect()
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.channels import TRIES, DeliveryError
+from backupd.alerts.conditions import Condition, Key
 from backupd.alerts.ledger import MANY
+from backupd.alerts.rules import INCONSISTENT_REPLICA
 from backupd.app.alerting import notifier
 from backupd.app.alerting import sender as heartbeat
 from backupd.app.alerting.notifier import AlertNotifier, Pace
@@ -93,6 +95,20 @@ def go(desk: AlertNotifier, clock: Clock, seconds: float = 60, step: float = 1) 
 def subjects(wiring: Wiring) -> list[str]:
     """Oldest first."""
     return [message.subject for message in sorted(wiring.catalog.messages.list(), key=lambda one: one.created_at)]
+
+
+def test_a_replica_that_differs_is_one_mail_however_often_it_is_found_and_one_when_it_is_well(
+    wiring: Wiring, desk: AlertNotifier, clock: Clock
+) -> None:
+    key = Key(INCONSISTENT_REPLICA, "db1", "db1")
+    for _found in range(3):
+        wiring.settle(Condition(key, Severity.ERROR, "db1 differs from its source: 1 table differs"))
+        go(desk, clock)
+    assert subjects(wiring) == ["[backupd] ERROR db1: db1 differs from its source"]
+    for _well in range(2):
+        wiring.settle(looked={key: "no table of db1 is known to differ any more"})
+        go(desk, clock)
+    assert subjects(wiring)[1:] == ["[backupd] RECOVERED db1: db1 differs from its source"]
 
 
 def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
