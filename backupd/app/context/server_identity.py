@@ -45,6 +45,8 @@ _NOTED = timedelta(minutes=1)
 """Between two notes of when a server answered last, where no other one did meanwhile."""
 
 
+_SAMPLED = timedelta(days=1)
+"""How old a look at another node may be by which its cluster is known."""
 _STALL = 20.0
 """Seconds after which a copy of another server's log of which nothing comes is given up."""
 
@@ -99,7 +101,7 @@ def meet(
         kin=kin,
         restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
         same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)),
-        same_cluster=info.role is Role.NODE and _is_same_cluster(wiring, server, probe_wsrep(session)),
+        same_cluster=info.role is Role.NODE and _is_same_cluster(wiring, server, probe_wsrep(session), known, address),
     )
     return _keep(wiring, server, known, met, address, member)
 
@@ -187,15 +189,44 @@ def recall(wiring: Wiring, server: str) -> None:
         )
 
 
-def _is_same_cluster(wiring: Wiring, server: str, node: WsrepState | None) -> bool:
+def _is_same_cluster(
+    wiring: Wiring, server: str, node: WsrepState | None, known: Sequence[Identity], address: str
+) -> bool:
     """Is it a node of the cluster whose node was backed up last, which goes on (Primary) and has committed all that the
-    backup holds?"""
-    backed_up = [one.node for one in wiring.catalog.backups.list(server) if one.node is not None and not one.apart]
-    if node is None or not backed_up or node.status != PRIMARY:
+    backup holds? Where no backup says which cluster that is, its stream and other members that are known do."""
+    if node is None or node.status != PRIMARY:
         return False
-    last = backed_up[0]
-    same = node.position.uuid == last.uuid and node.position.seqno >= last.seqno
+    backed_up = [one.node for one in wiring.catalog.backups.list(server) if one.node is not None and not one.apart]
+    if backed_up:
+        last = backed_up[0]
+        same = node.position.uuid == last.uuid and node.position.seqno >= last.seqno
+    else:
+        same = node.position.uuid in _clusters(wiring, server, known, address)
     return same and not _is_of_a_copy(wiring, node)
+
+
+def _clusters(wiring: Wiring, name: str, known: Sequence[Identity], address: str) -> set[str]:
+    """Of which clusters the servers were that are known, but for who answers at ``address`` now."""
+    from backupd.binlog.spool_files import Spool
+
+    ours = [one for one in known if not one.is_stranger]
+    found: set[str] = set()
+    try:
+        seen = Spool(spool_folder(wiring.settings, name)).seen()
+    except BackupdError:
+        seen = None
+    if seen is not None and seen.cluster and seen.server_uuid in {one.uuid for one in ours}:
+        found.add(seen.cluster)
+    server = wiring.settings.server(name)
+    for member in server.ways:
+        try:
+            there = server.through(member).connection().address
+        except BackupdError:
+            continue
+        if there != address and any(one.address == there for one in ours):
+            samples = wiring.catalog.nodes.of(member, wiring.clock() - _SAMPLED)
+            found |= {one.uuid for one in samples[-1:]}
+    return found
 
 
 def _is_shown(wiring: Wiring, way: str, branch: Branch) -> bool:

@@ -174,6 +174,7 @@ def test_a_backup_of_a_node_knows_its_place_in_the_cluster_and_what_becomes_of_a
     text = house.config.read_text().replace(", policy: gold}", "}")
     group = f"servers:\n  shop: {{members: [{', '.join(MEMBERS)}], policy: gold}}\n"
     house.config.write_text(text.replace("servers:\n", group, 1))
+    assert house.run("run-stream", "shop", "--once").code == 0
     second.execute("SET GLOBAL wsrep_desync = ON")
     assert "n2 is left: its node is Donor/Desynced, not Synced" in house.run("check", "shop").all
     record = house.ok("backup", "shop", "--kind", "logical")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backupd.app.context.server_identity import _is_of_a_copy, _is_shown, took_over
+from backupd.app.context.server_identity import _is_of_a_copy, _is_same_cluster, _is_shown, took_over
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.catalog.session import open_catalog
 from backupd.engine.server import wsrep
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import ServerError
-from backupd.model.server_facts import Position, WsrepState
+from backupd.model.server_facts import PRIMARY, Identity, Position, Verdict, WsrepState
+from backupd.recovery.ist import NodeSample
 from tests.unit.restore.galera.test_cluster import STATE
 
 FORK = Position("binlog.000001", 1477, "0-1-8")
@@ -86,3 +91,45 @@ def test_a_cluster_made_of_a_copy_has_the_uuid_and_is_another_one(monkeypatch: p
     for fork, me, shown in ((FORK, COPY, True), (None, COPY, False), (None, NODE, True), (None, None, True)):
         branch = Branch("shop", "b", datetime.now(UTC), BranchReason.NODE_CHANGED, "", "mariadb", "bin", 1, fork=fork)
         assert _is_shown(wiring(db1=first, me=me), "me", branch) is shown
+
+
+CLUSTER, OTHER = "5cd9f4ed-c0de-11f0-9b1c-0242ac110002", "11111111-c0de-11f0-8000-0242ac110002"
+
+
+def test_without_a_backup_of_a_node_the_other_members_that_are_known_say_which_cluster_it_is(tmp_path: Path) -> None:
+    servers = {name: f"/run/{name}.sock" for name in ("n1", "n2", "n3")}
+    settings = grouped(tmp_path, servers)
+    now = datetime.now(UTC)
+    known = [
+        Identity("shop", "u1", Verdict.OWN, since=now, seen_at=now, address=servers["n1"]),
+        Identity("shop", "u3", Verdict.STRANGER, since=now, seen_at=now, address=servers["n3"]),
+    ]
+    with open_catalog(settings.catalog) as catalog:
+        made = Wiring(settings, catalog)
+        for name, uuid in (("n1", CLUSTER), ("n2", OTHER), ("n3", OTHER)):
+            catalog.nodes.add(NodeSample(name, now, uuid, "lab", name, PRIMARY, "Synced", 3, 9, 1, 0, 0))
+        assert is_of(made, CLUSTER, known, servers["n2"])
+        assert not is_of(made, OTHER, known, servers["n2"]), "what it is itself, and strangers, show nothing"
+        assert not is_of(made, CLUSTER, known, servers["n1"]), "nobody else is known"
+        assert not is_of(made, CLUSTER, known, servers["n2"], "non-Primary")
+
+
+def is_of(made: Wiring, uuid: str, known: list[Identity], address: str, status: str = PRIMARY) -> bool:
+    node: Any = SimpleNamespace(status=status, position=SimpleNamespace(uuid=uuid, seqno=9))
+    return _is_same_cluster(made, "shop", node, known, address)
+
+
+def grouped(folder: Path, sockets: Mapping[str, str]) -> Settings:
+    """A group of servers at these sockets."""
+    policies = folder / "policies"
+    policies.mkdir()
+    (policies / "gold.yaml").write_text('physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+    members = "".join(f"  {name}: {{socket: {socket}, user: b}}\n" for name, socket in sockets.items())
+    file = folder / "backupd.yaml"
+    file.write_text(
+        f"catalog: sqlite:///{folder}/catalog.db\nspool: {folder}/spool\npolicies: {policies}\n"
+        f"servers:\n  shop: {{members: [{', '.join(sockets)}], policy: gold}}\n{members}"
+        f"destinations:\n  local: {{type: filesystem, path: {folder}/repository}}\n"
+        f"encryption: {{gnupg_home: {folder}, recipients: [ops@example.com]}}\n"
+    )
+    return load_settings(file)
