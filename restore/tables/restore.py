@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from backupd.engine.server.accounts import STAGING, account_for_restores
 from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.document import made_of
@@ -284,9 +285,8 @@ class _Work:
                 raise RefusedError(
                     f"the account {into.user} may not write to {where}",
                     detail=error.detail,
-                    hint=f"name an option file of one that may: servers.{where}.restore_defaults_file. It needs "
-                    "CREATE, DROP, ALTER, INDEX, REFERENCES, SELECT, INSERT, UPDATE, DELETE, TRIGGER and LOCK "
-                    "TABLES on the schemas of the tables and on `backupd\\_restore\\_%`",
+                    hint=f"name an option file of one that may: servers.{where}.restore_defaults_file. To make one: "
+                    f"{account_for_restores()} (instead of *.*: the schemas of the tables, and `{STAGING}`)",
                 ) from error
 
     def _load(self, into: Connection, found: Extracted, staging: Mapping[str, str]) -> Loaded:

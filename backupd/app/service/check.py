@@ -34,11 +34,17 @@ from backupd.app.verify import consistency
 from backupd.app.views.capacity import room
 from backupd.backup.acknowledgement_checks import ACKNOWLEDGEMENT
 from backupd.backup.cluster_checks import NodeLook, examine_cluster, look_at_node
-from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.finding import Finding, Severity, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.backup.server_checks import BINLOG, Streaming
 from backupd.binlog.acknowledgement import OFF
 from backupd.catalog.session import catalog_name, is_there
+from backupd.engine.server.accounts import (
+    account_for_restores,
+    grant_for_restores,
+    lacks_for_restores,
+    read_grants,
+)
 from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import examine
 from backupd.engine.server.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
@@ -162,8 +168,11 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         physical=server.policy.physical is not None,
         logical=server.policy.logical,
     )
+    looked = preflight(spec, now=wiring.clock())
+    away = any(one.subject == "server" and one.severity is Severity.ERROR for one in looked)
     return (
-        preflight(spec, now=wiring.clock())
+        looked
+        + ([] if away else list(_restores_into(server)))
         + ([] if server.member else transport.findings(connection))
         + stream_findings(wiring, server)
         + found
@@ -172,6 +181,34 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         + _identity(wiring, server, connection)
         + _foreign(wiring, server.name)
     )
+
+
+def _restores_into(server: ServerSettings) -> Iterator[Finding]:
+    """May tables be restored into it? Only its own account for that has to; one that it has not got is said."""
+    subject, configured = "table restores", server.config.restore_defaults_file
+    try:
+        with server.restore_connection().connect() as session:
+            grants = read_grants(session)
+    except BackupdError as error:
+        if configured is not None:
+            yield from_error(subject, error)
+        return
+    lacks = lacks_for_restores(grants)
+    if not lacks:
+        yield fine(subject, f"{grants.account} may restore tables into {server.name}, by its grants")
+    elif configured is not None:
+        yield warning(
+            subject,
+            f"{grants.account}, the account of {configured}, may not restore tables into {server.name}: it lacks "
+            f"{', '.join(lacks)}",
+            grant_for_restores(grants.account),
+        )
+    else:
+        yield fine(
+            subject,
+            f"--into {server.name} needs an account that may write, named by servers.{server.name}."
+            f"restore_defaults_file. To make one: {account_for_restores()}",
+        )
 
 
 def _identity(wiring: Wiring, server: ServerSettings, connection: Connection) -> list[Finding]:

@@ -123,6 +123,13 @@ class _Named:
         return self.name.encode("unicode_escape").decode()
 
 
+@pytest.mark.parametrize("text", ["0.5", "1700000000", "-3", "2026-11-21T10:00:00"])
+def test_what_is_no_time_with_an_offset_is_refused(viewer: httpx.Client, text: str) -> None:
+    answer = viewer.get("/v1/events", params={"until": text})
+    assert (answer.status_code, "until" in answer.text) == (422, True)
+    assert viewer.get("/v1/events", params={"until": "2026-11-21T10:00:00+01:00"}).status_code == 200
+
+
 def test_the_lists_of_admins_come_in_pages_too(filled: Rig) -> None:
     admin = filled.client("admin")
     for name in ("one", "two", "three"):

@@ -28,6 +28,8 @@ TRIED = {
     "it can be written": "something is put and removed",
     "it can be written, {}": "something is put and removed",
     "{} can be written": "something is written",
+    "{} may restore tables into {}, by its grants": "each privilege is looked for in the grants that the server gives",
+    "--into {} needs an account that may write, named by servers.": "the grants of the one account that there is lack it",
     "{} ({}) has {} nodes; configured are {}": "each configured node is asked",
     "{} replicates from nobody, so there is nothing to compare it with": "it is asked for its sources",
     "the account on {} (the {}) may do a consistency check": "each privilege is looked for in the grants that it gives",

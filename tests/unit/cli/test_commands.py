@@ -380,3 +380,27 @@ def test_what_held_a_deletion_back_is_told_and_is_no_success(
     assert "a restore still reads it" in shown
     assert main(["backups", "delete", ID, "--now", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["held"] == ["a restore still reads it"]
+
+
+def test_check_of_several_servers_is_a_line_for_each_and_what_they_have_in_common_is_told_once(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.findings = [
+        FakeFinding("ok", "a: tool", "found", server="a"),
+        FakeFinding("warning", "a: policy", "no test restores", "add test_restore", server="a"),
+        FakeFinding("warning", "b: policy", "no test restores", "add test_restore", server="b"),
+        FakeFinding("error", "b: server", "cannot be reached: [Errno 111]", "start it", server="b"),
+        FakeFinding("ok", "c: tool", "found", server="c"),
+        FakeFinding("ok", "key", "is good"),
+    ]
+    assert main(["check"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "FAIL  b: server: cannot be reached: [Errno 111]",
+        "      -> start it",
+        "warn  policy: no test restores (2 servers: a, b)",
+        "      -> add test_restore",
+        "warn  a: 1 warning, 1 ok",
+        "FAIL  b: 1 error, 1 warning",
+        "ok    c: 1 ok",
+        "ok    all servers together: 1 ok",
+    ]

@@ -131,3 +131,18 @@ def test_without_any_stderr_progress_is_told_to_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stderr", None)
     with reporting() as report:
         report(Progress("copy", 0, 10))
+
+
+def test_what_was_done_ends_finished_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    leader, follower = pty.openpty()
+    with io.FileIO(leader) as screen:
+        with os.fdopen(follower, "w", encoding="utf-8") as terminal, reporting(terminal) as report:
+            report(Progress("replay", 67 * 1024, 346 * 1024))
+            report(Progress("prepare", files_done=0, files_total=1))
+        shown = read_all(screen)
+    last = re.split(r"\x1b\[\d*A", shown)[-1]
+    assert "67.0 KiB of 67.0 KiB" in last
+    assert "1/1 files" in last
+    assert "left" not in last

@@ -5,7 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.server.accounts import Grants, hidden, parse_grants, read_grants, unreadable, unseen
+from backupd.engine.server.accounts import (
+    STAGING,
+    Grants,
+    account_for_restores,
+    grant_for_restores,
+    hidden,
+    lacks_for_restores,
+    parse_grants,
+    read_grants,
+    unreadable,
+    unseen,
+)
 from backupd.engine.server.probe import read_dialect, unlogged
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
@@ -111,3 +122,14 @@ def test_mariadb_shows_statements_where_its_performance_schema_is_on_and_ours_do
         query(session, "SET SQL_LOG_BIN=0")
     (text,) = traces_of(server)
     assert "sql_log_bin was set by 1 statements (SET `SQL_LOG_BIN`" in text
+
+
+def test_an_account_may_restore_tables_where_it_may_write_what_they_are_staged_in() -> None:
+    reader = parse_grants("b@%", ["GRANT SELECT, RELOAD ON *.* TO `b`@`%`"])
+    assert lacks_for_restores(reader)[:3] == ("CREATE", "DROP", "ALTER")
+    assert "SELECT" not in lacks_for_restores(reader)
+    privileges = grant_for_restores("r@%").partition(" ON ")[0]
+    for where in ("*.*", f"`{STAGING}`.*"):
+        assert lacks_for_restores(parse_grants("r@%", [f"{privileges} ON {where} TO `r`@`%`"])) == ()
+    assert lacks_for_restores(parse_grants("r@%", [f"{privileges} ON `shop`.* TO `r`@`%`"]))
+    assert account_for_restores().endswith(" ON *.* TO 'backupd_restore'@'localhost';")
