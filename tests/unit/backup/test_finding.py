@@ -29,7 +29,7 @@ TRIED = {
     "it can be written, {}": "something is put and removed",
     "{} can be written": "something is written",
     "{} may restore tables into {}, by its grants": "each privilege is looked for in the grants that the server gives",
-    "--into {} needs an account that may write, named by servers.": "the grants of the one account that there is lack it",
+    "--into {} needs an account that may write, named by servers.": "the one account that there is lacks grants",
     "{} ({}) has {} nodes; configured are {}": "each configured node is asked",
     "{} replicates from nobody, so there is nothing to compare it with": "it is asked for its sources",
     "the account on {} (the {}) may do a consistency check": "each privilege is looked for in the grants that it gives",
