@@ -110,6 +110,7 @@ def writers(server: Server, rate: int) -> Iterator[None]:
 
 def measure(bench: Bench, rounds: int, rate: int) -> list[dict[str, Any]]:
     ours, pipe, lags = Series(), Series(), []
+    phases: dict[str, float] = {}
     bench.backupd("backup", SOURCE, "--kind", "full")
     with writers(bench.server, rate):
         for _ in range(rounds):
@@ -117,8 +118,10 @@ def measure(bench: Bench, rounds: int, rate: int) -> list[dict[str, Any]]:
             run, outcome = bench.replica()
             ours.runs.append(run)
             lags.append(outcome["replica"]["lag"])
+            phases = {one["name"]: one["seconds"] for one in outcome["phases"]}
     return [
-        compared("new replica until caught up, CHECK TABLE included, against the pipe", ours, pipe, None),
+        compared("new replica until caught up, CHECK TABLE included, against the pipe", ours, pipe, None)
+        | {"phases": phases},
         {
             "work": "lag at hand-over",
             "ours": f"{max(lags):.1f} s",
@@ -130,6 +133,7 @@ def measure(bench: Bench, rounds: int, rate: int) -> list[dict[str, Any]]:
 
 
 def main(size: int = SIZE, rounds: int = ROUNDS, rate: int = RATE) -> str:
+    before = os.getloadavg()[0]
     with operator_keys() as keys, short_directory("bench-") as base:
         base.chmod(0o755)
         with PrivateServer(tcp=True) as server:
@@ -138,9 +142,11 @@ def main(size: int = SIZE, rounds: int = ROUNDS, rate: int = RATE) -> str:
             rows = measure(Bench(base, server, keys), rounds, rate)
     print(json.dumps({"size": size, "rounds": rounds, "rows": rows}))
     about = (
-        f"{format_size(size)} of sample data, {rate} commits a second; source and replica on {os.cpu_count()} cores."
+        f"{format_size(size)} of sample data, {rate} commits a second; source and replica on {os.cpu_count()} cores. "
+        f"Load of the machine (one minute): {before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
-    return f"{about}\n\n{table(rows)}"
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in rows[0]["phases"].items())
+    return f"{about}\n\n{table(rows)}\n\n- phases of the last one: {phases}"
 
 
 if __name__ == "__main__":

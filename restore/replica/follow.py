@@ -36,7 +36,8 @@ STILL_SECONDS = 900.0
 """How long a replica that is behind may not move."""
 MOST_SECONDS = 7 * 24 * 3600.0
 _PAUSE = 0.25
-_PURGED = 1236
+_PURGED, _FATAL = 1236, 13114
+"""MySQL 8 and later puts what the source answers into words of its own: "Got fatal error 1236 from source ..."."""
 _LASTING = frozenset({1045, 1130, 1236, 1593, 1698, 2061, 13114, 13117, 13122})
 """Errors of the receiver that do not go away by trying again: the account, purged logs, equal ids."""
 PHASE = "replicated"
@@ -210,7 +211,7 @@ class _Wait:
             )
         if status.receive_error and status.receive_error.code in _LASTING:
             code = status.receive_error.code
-            if code == _PURGED:
+            if code == _PURGED or (code == _FATAL and f"fatal error {_PURGED} " in status.receive_error.text):
                 error = RefusedError(
                     f"the source {self._state.source} does not send what follows {self._state.start}: it was purged "
                     "meanwhile, or its history is another one",

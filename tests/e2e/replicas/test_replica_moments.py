@@ -111,10 +111,11 @@ def test_the_archive_is_replayed_to_a_moment_or_where_the_source_has_purged(
             now = datetime.now(UTC)
             reset = replace(first, id=new_id(now), noticed_at=now, reason=BranchReason.RESET, parent=first.id)
             wiring.catalog.binlogs.add_branch(reset)
-        for words in ((), ("--accept-older",)):
-            done = house.fails("plan", *replicate(datadir, SERVER)[1:], *words)
-            if stack.mariadb:
-                assert "later transactions are known to exist" in done.all or "another history" in done.all, done.all
+        done = house.fails("plan", *replicate(datadir, SERVER)[1:])
+        assert "later transactions are known to exist" in done.all
+        if stack.mariadb:  # sets of GTIDs of MySQL show by themselves that its source has all of it
+            done = house.fails("plan", *replicate(datadir, SERVER)[1:], "--accept-older")
+            assert "is of another history than" in done.all
 
 
 def kill_replica(datadir: Path) -> None:

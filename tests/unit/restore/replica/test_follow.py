@@ -120,8 +120,12 @@ def test_a_row_that_cannot_be_applied_ends_it(watched: Watched) -> None:
     assert "replication stopped at bin.000006:300 (error 1032)" in error.message
 
 
-def test_a_source_that_purged_meanwhile_is_a_refusal_with_the_place(watched: Watched) -> None:
-    error = failed(watched, replace(BEHIND, receive_error=ThreadError(1236, "purged")), RefusedError)
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(1236, "purged"), (13114, "Got fatal error 1236 from source when reading data from binary log: 'purged'")],
+)
+def test_a_source_that_purged_meanwhile_is_a_refusal_with_the_place(watched: Watched, code: int, text: str) -> None:
+    error = failed(watched, replace(BEHIND, receive_error=ThreadError(code, text)), RefusedError)
     assert "does not send what follows 0-7-1" in error.message
 
 
