@@ -59,6 +59,7 @@ RECOVERED = "job-recovered"
 # -- kinds of conditions
 
 STREAM = Kind("stream-failed", "stream-recovered", "binary log is not streamed", needs=Need.STREAM)
+SHARING = Kind("streams-apart", "streams-together", "quiet streams cannot share a process")
 SPOOL = Kind("spool-full", "spool-has-room", "spool is full", needs=Need.STREAM)
 ACKNOWLEDGE = Kind(
     "unacknowledged", "acknowledged", "commits do not wait for the copy of the binary log (RPO 0)", needs=Need.STREAM

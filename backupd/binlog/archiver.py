@@ -92,7 +92,8 @@ class Archiver:
     """``with Archiver(spool, destinations, sealer, recorder, checkpoint=..., clock=...) as archiver:``
 
     ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most, and
-    no longer than until the next piece is due: that is sealed while the one before is being stored.
+    no longer than until the next piece is due: that is sealed while the one before is being stored. ``letting_go``:
+    seconds at the end for all uploads that are under way; what hangs is given up.
     ``on_committed``: hears from the thread that calls ``step`` as soon as all of them hold more, whether the recorder
     knows it or not.
     """
@@ -105,6 +106,7 @@ class Archiver:
     checkpoint: timedelta
     clock: Clock
     patience: float = 10.0
+    letting_go: float = 5.0
     most_sealed: int = MOST_SEALED
     on_committed: Callable[[Committed], None] = lambda _committed: None
     _outcomes: queue.SimpleQueue[tuple[str, Outcome]] = field(default_factory=queue.SimpleQueue)
@@ -151,8 +153,9 @@ class Archiver:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        deadline = time.monotonic() + self.letting_go
         for progress in self._progress.values():
-            progress.shipper.stop(5.0)
+            progress.shipper.stop(deadline)
         os.close(self._lock)
 
     # -- from any thread

@@ -39,6 +39,9 @@ from backupd.transfer.records.segment_documents import Sealed, SealedPart, Seali
 
 SMALL_PART = 4 * 1024 * 1024
 """Plain bytes of a part below which it is sealed again together with its neighbours, where these are small, too."""
+HEAD = 8 * 1024
+"""Bytes at the beginning of a file, its format description among them, that are a part of their own where the file has
+others: a replay that begins further on needs no more of what is before."""
 _NEW = "new"
 _READ = 1 << 20
 _FINDINGS = "findings.json"
@@ -317,7 +320,7 @@ class Cutter:
                     sealing.borrow(span.part, span.folder)
                     compared.skip()
                     continue
-                for start, size in _in_parts(span.start, span.end):
+                for start, size in _in_parts(span.start, span.end, headed=cut.end > PART_SIZE):
                     stream.seek(start)
                     sealing.part(stream, start, size, compared)
             if not compared.is_same:
@@ -360,8 +363,8 @@ class Cutter:
                 at += size
 
             def follow(good: int) -> None:
-                while good - at >= PART_SIZE:
-                    seal(PART_SIZE)
+                while good - at >= (PART_SIZE if at else PART_SIZE + HEAD):
+                    seal(PART_SIZE if at else HEAD)
 
             again.seek(start)
             try:
@@ -369,7 +372,8 @@ class Cutter:
                 if whole and scanned.end + scanned.tail < end:
                     raise _too_short(file, scanned, end)
                 to = end if whole else scanned.end
-                for _start, size in _in_parts(at, to):
+                # A piece's part that is not small is taken over as it is: it cannot be divided later.
+                for _start, size in _in_parts(at, to, headed=to >= SMALL_PART if not whole else to > PART_SIZE):
                     seal(size)
                 for work in works:
                     work.result()
@@ -495,9 +499,14 @@ def _as_one(spans: Sequence[_Span]) -> Iterator[_Span]:
         yield _Span(filled[0].start, filled[-1].end)
 
 
-def _in_parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where the parts of those bytes begin, and their sizes."""
-    return ((at, min(PART_SIZE, end - at)) for at in range(start, end, PART_SIZE))
+def _in_parts(start: int, end: int, *, headed: bool) -> Iterator[tuple[int, int]]:
+    """Where the parts of those bytes begin, and their sizes. ``headed``: the beginning of a file is a part of its own
+    (``HEAD``)."""
+    if headed and start == 0 and end > HEAD:
+        yield 0, HEAD
+        start = HEAD
+    for at in range(start, end, PART_SIZE):
+        yield at, min(PART_SIZE, end - at)
 
 
 def _plain(stream: BinaryIO, start: int, end: int) -> Iterator[bytes]:

@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 from backupd.binlog.continuity import digest_of
 from backupd.model.binlog import Branch, Segment, SegmentKey
-from backupd.model.errors import DamagedError, NotFoundError
+from backupd.model.errors import CancelledError, DamagedError, NotFoundError
 from backupd.model.text import Clock
 from backupd.transfer import log_segments as segments
 from backupd.transfer.holds_and_locks import lengthen_branch
 from backupd.transfer.log_segments import SegmentConflictError, drop_pieces
 from backupd.transfer.records.segment_documents import Sealed, SegmentHeader
-from storage.destination import Destination
+from storage.destination import Destination, ObjectInfo
+from storage.throttle_and_breaker import ForwardingDestination
 
 _BOTH_KEPT = (
     "backupd keeps both. Either another installation streams to this destination, or the spool was altered: give each "
@@ -56,6 +58,31 @@ Outcome = Delivery | Dropped | BaseException
 Work = Callable[[], Delivery | Dropped]
 
 
+class _UntilGivenUp(ForwardingDestination):
+    """Changes nothing any more once its thread was ``given_up``, which cannot be ended and may hang for hours in a
+    process that goes on: another one archives the spool by then."""
+
+    def __init__(self, inner: Destination, given_up: threading.Event) -> None:
+        super().__init__(inner)
+        self._given_up = given_up
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        self._require()
+        return super().put(key, stream)
+
+    def delete(self, key: str) -> None:
+        self._require()
+        super().delete(key)
+
+    def duplicate(self, source: str, target: str) -> bool:
+        self._require()
+        return super().duplicate(source, target)
+
+    def _require(self) -> None:
+        if self._given_up.is_set():
+            raise CancelledError(f"the stream ended while {self.name} did not answer")
+
+
 class Shipper:
     """Does one work after the other; ``outcomes`` gets (destination, outcome) of each. The thread lasts until
     ``stop``."""
@@ -63,7 +90,8 @@ class Shipper:
     def __init__(
         self, destination: Destination, clock: Clock, outcomes: queue.SimpleQueue[tuple[str, Outcome]]
     ) -> None:
-        self._destination = destination
+        self._given_up = threading.Event()
+        self._destination = _UntilGivenUp(destination, self._given_up)
         self._clock = clock
         self._outcomes = outcomes
         self._works: queue.Queue[Work | None] = queue.Queue(maxsize=1)
@@ -87,18 +115,19 @@ class Shipper:
         """The outcome was taken: the next work may come."""
         self.key = self.busy_since = None
 
-    def stop(self, timeout: float) -> None:
-        """No more work; waits for the one that is being done, but not for ever."""
-        deadline = time.monotonic() + timeout
+    def stop(self, deadline: float) -> None:
+        """No more work; waits until ``deadline`` (of time.monotonic) for the one that is being done. What hangs then
+        stores nothing any more."""
         while self._thread.is_alive():
             try:
                 self._works.put(None, timeout=0.05)
                 break
             except queue.Full:
                 if time.monotonic() > deadline:
-                    return
+                    break
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._given_up.set()
 
     def _begin(self, key: SegmentKey | None, work: Work) -> None:
         if self._thread.ident is None:

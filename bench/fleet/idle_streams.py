@@ -1,5 +1,5 @@
 """Streams of idle servers: memory and processor time of 40 of them together, beside a service that has forked their
-processes.
+processes; and the most memory of all processes, the service among them, while they begin.
 
 One MariaDB stands for 40 servers, with a name for each: each stream has a connection, a spool and a server id of its
 own. Memory is PSS, in which a page that several processes share counts once: their own pages, and their part of what
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.support.keys import operator_keys
@@ -30,6 +31,8 @@ binlog: {stream: true}
 """
 SETTLED, MEASURED = 180.0, 60.0
 """Seconds: from the last stream's start, and of what is measured then."""
+BEGINNING = 60.0
+"""Seconds from the service's start in which the most memory is looked for, once all stream."""
 
 
 def main(servers: int, settled: float, measured: float) -> str:
@@ -57,7 +60,13 @@ def main(servers: int, settled: float, measured: float) -> str:
             ) as service,
         ):
             try:
-                _streams(base, servers, time.monotonic() + 600)
+                began = time.monotonic()
+                peak = Peak(base)
+                _streams(base, servers, began + 600, peak)
+                all_stream = time.monotonic() - began
+                while time.monotonic() < began + BEGINNING:
+                    peak.look()
+                    time.sleep(1)
                 time.sleep(settled)
                 streams = sorted(set(_streams(base, servers, time.monotonic() + 60)))
                 before = {pid: _ticks(pid) for pid in streams}
@@ -74,13 +83,34 @@ def main(servers: int, settled: float, measured: float) -> str:
             "|---|---|---|",
             *(f"| {key}, MiB | {value:.0f} | {value / servers:.1f} |" for key, value in total.items()),
             f"| % of a core | {seconds / measured * 100:.1f} | {seconds / measured * 100 / servers:.2f} |",
+            f"| most PSS while they begin, MiB | {peak.mebibytes:.0f} | {peak.mebibytes / servers:.1f} |",
+            f"| seconds until all stream | {all_stream:.0f} | |",
         ]
     )
 
 
-def _streams(base: Path, servers: int, until: float) -> list[int]:
+class Peak:
+    """The most memory (PSS) that all processes of the service in ``base`` took together at a look."""
+
+    def __init__(self, base: Path) -> None:
+        self._mark = f"BACKUPD_RUNTIME={base}/run".encode()
+        self.mebibytes = 0.0
+
+    def look(self) -> None:
+        """How much is it now?"""
+        total = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                if self._mark in (folder / "environ").read_bytes().split(b"\0"):
+                    total += _memory(int(folder.name))["PSS"]
+        self.mebibytes = max(self.mebibytes, total / 1024)
+
+
+def _streams(base: Path, servers: int, until: float, peak: Peak | None = None) -> list[int]:
     """Ids of their processes, once all stream."""
     while True:
+        if peak is not None:
+            peak.look()
         found = []
         for lock in (base / "spool" / "binlogs").glob("*/lock"):
             if (name := re.search(r'"owner": "([^"]+)"', lock.read_text())) and (lock.parent / "state.json").exists():

@@ -70,7 +70,8 @@ RENEW = 120.0
 """Seconds that a stream may be failing for a reason of ours (an account, a program) before the process ends: the next
 one reads passwords and looks for programs anew."""
 PATIENCE = 2.0
-"""Seconds that one step of the archive waits for the destinations."""
+"""Seconds that one step of the archive waits for the destinations, and its end for what is under way there. With
+whatever else is waited for that must be less than a stream may take to leave a process of several."""
 UNWIND = 6.0
 """Seconds for the copying to end."""
 DEADLINE = 9.0
@@ -195,6 +196,7 @@ class StreamRun:
                     checkpoint=self._policy.checkpoint,
                     clock=wiring.clock,
                     patience=PATIENCE,
+                    letting_go=PATIENCE,
                 )
             )
             streamer = Streamer(
@@ -233,9 +235,10 @@ class StreamRun:
                     last = streamer.status()
                 finally:
                     self._end(thread)
-                backfill.join(PATIENCE)
+                given_up_at = time.monotonic() + PATIENCE
+                backfill.join(PATIENCE)  # all of them were asked to end; a destination may hang
                 for follower in report.followers:
-                    follower.join(PATIENCE / len(report.followers))
+                    follower.join(max(0.0, given_up_at - time.monotonic()))
                 report.over(
                     replace(streamer.status(), state=last.state, error=last.error, away=last.away), archiver.behind()
                 )

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from backupd.alerts.conditions import Condition, Key
-from backupd.alerts.rules import STREAM
+from backupd.alerts.rules import SHARING, STREAM
 from backupd.app.binlogs.quiet import HEAVY, STILL
 from backupd.app.binlogs.stream_holder import Holder, basis_of, code, log_of, log_of_shared, streamed
 from backupd.app.binlogs.stream_member import StreamMember
 from backupd.app.context.logging_setup import say
-from backupd.app.context.settings import Settings
+from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, Starter, open_log, start
 from backupd.app.runtime.other_process import OtherProcess
@@ -52,8 +52,13 @@ HANDOVER = 15.0
 """Seconds after which a process that is being replaced holds up no other replacement."""
 SHARED_BY = 10
 """Streams of one process at the most, where hardly anything comes."""
+BEGIN_ALONE = 10
+"""So many streams may begin in a process of their own within ``HEALTHY``; what begins besides shares processes from
+the start: 1,000 of them would take 32 GB until they were gathered."""
 GATHERING = 10.0
 """Seconds between two looks which streams share a process."""
+LONGEST_APART = 3600.0
+"""Seconds at the most before one that has ended in a shared process is put into one again."""
 SUBJECT = "process"
 
 Process = ChildProcess | OtherProcess | StreamMember
@@ -62,7 +67,8 @@ Process = ChildProcess | OtherProcess | StreamMember
 @dataclass(slots=True)
 class _Stream:
     """Of one server. ``basis``: the settings that its process goes by; ``leaving``: those that it replaces, until they
-    have ended; times are monotonic. ``well``: it has lived for long enough, and that was reported."""
+    have ended; times are monotonic. ``well``: it has lived for long enough, and that was reported. ``unshared``: how
+    often in a row it could not share a process, ``apart_until``: when that is tried again."""
 
     process: Process | None = None
     basis: str = ""
@@ -72,6 +78,8 @@ class _Stream:
     failures: int = 0
     next_start: float = 0.0
     last_words: str = ""
+    unshared: int = 0
+    apart_until: float = 0.0
 
 
 class StreamWatch(ProcessWatch):
@@ -86,6 +94,12 @@ class StreamWatch(ProcessWatch):
         self._leaves_them = False
         self._gather_due = time.monotonic() + GATHERING
         self._shared: list[ChildProcess] = []
+        self._due: list[str] = []
+        """Streams that are to begin in this round, and have not failed lately."""
+        self._outdated: list[tuple[str, Process]] = []
+        """Streams whose processes are to be replaced."""
+        self._unshared: tuple[str, ...] | None = None
+        """Streams of which it is reported that they cannot share a process; None: not known yet."""
         code()  # as it is now: what is exchanged from now on, no process of this service goes by
 
     def running(self) -> dict[str, int]:
@@ -112,11 +126,15 @@ class StreamWatch(ProcessWatch):
         self._safely(self._look_at_pauses, troubles)
         wiring = self._wiring
         wanted = _wanted(wiring.settings, self._paused)
+        self._due, self._outdated = [], []
         for name in dict.fromkeys([*wanted, *self._streams, *streamed(wiring.settings.spool)]):
             one = self._streams.setdefault(name, _Stream())
             stays = wiring.settings.is_unread(name) and self._paused.isdisjoint({name, EVERY_SERVER})
             self._safely(partial(self._look, name, one, wanted.get(name), stays=stays), troubles)
+        self._safely(partial(self._begin_due, wanted), troubles)
+        self._safely(partial(self._replace_outdated, wanted), troubles)
         self._safely(partial(self._gather, wanted), troubles)
+        self._safely(self._report_unshared, troubles)
         self._look_at_shared(time.monotonic())
         self._held.let_go(
             process.settings
@@ -144,14 +162,40 @@ class StreamWatch(ProcessWatch):
             if process.asked is not None or (basis is None and not stays):
                 process.end(now, self._grace)
             elif basis is not None and basis != one.basis:
-                self._replace(name, one, process, basis, now)
+                self._outdated.append((name, process))
             elif not one.well and now - one.began >= HEALTHY:
                 self._recovered(name, one)
             return
         if process is not None:
             self._ended(name, one, process, how, now)
-        if basis is not None and now >= one.next_start:
+        if basis is None or now < one.next_start:
+            return
+        if one.failures:
             self._begin(name, one, basis, now)
+        else:
+            self._due.append(name)
+
+    def _begin_due(self, wanted: Mapping[str, str]) -> None:
+        """Those for which commits wait begin alone, and of the others a bounded number."""
+        now = time.monotonic()
+        settings = self._wiring.settings
+        together: list[str] = []
+        room = BEGIN_ALONE - sum(
+            isinstance(one.process, ChildProcess) and now - one.began < HEALTHY for one in self._streams.values()
+        )
+        for name in self._due:
+            if _commits_wait(settings.server(name)):
+                self._begin(name, self._streams[name], wanted[name], now)
+            elif room > 0:
+                room -= 1
+                self._begin(name, self._streams[name], wanted[name], now)
+            else:
+                together.append(name)
+        for first in range(0, len(together), SHARED_BY):
+            names = together[first : first + SHARED_BY]
+            if len(names) == 1 or not self._share(names, wanted, now):
+                for name in names:
+                    self._begin(name, self._streams[name], wanted[name], now)
 
     def _look_at_leaving(self, name: str, one: _Stream, now: float, *, end: bool) -> None:
         for process in list(one.leaving):
@@ -179,11 +223,27 @@ class StreamWatch(ProcessWatch):
         say("stream-adopted", f"process {process.pid} goes on with the binary log{after}", server=name)
         return process
 
-    def _replace(self, name: str, one: _Stream, process: Process, basis: str, now: float) -> None:
-        """Start the next process, which takes over from this one; where another server's is being replaced just now, in
-        a later round."""
-        if any(other.leaving and now - other.began < HANDOVER for other in self._streams.values()):
+    def _replace_outdated(self, wanted: Mapping[str, str]) -> None:
+        """One process after the other is replaced, one of several streams by another one for all of them; where one is
+        being replaced just now, in a later round."""
+        now = time.monotonic()
+        if not self._outdated or self._is_handing_over(now):
             return
+        name, process = self._outdated[0]
+        names = [
+            one
+            for one, other in self._outdated
+            if other is process or (isinstance(process, StreamMember) and _pid(other) == process.pid)
+        ]
+        if len(names) == 1 or not self._share(names, wanted, now):
+            self._replace(name, self._streams[name], process, wanted[name], now)
+
+    def _is_handing_over(self, now: float) -> bool:
+        """Is a process being replaced just now? One that does not end holds up no other replacement for long."""
+        return any(one.leaving and now - one.began < HANDOVER for one in self._streams.values())
+
+    def _replace(self, name: str, one: _Stream, process: Process, basis: str, now: float) -> None:
+        """Start the next process, which takes over from this one."""
         holder = Holder.of(self._wiring, name)
         if holder is None or holder.pid != _pid(process):
             process.end(now, self._grace)  # it streams nothing yet
@@ -195,13 +255,16 @@ class StreamWatch(ProcessWatch):
         """Streams on which hardly anything comes share a process, and one on which much comes gets its own: each is
         replaced by one that is ready first. Those that begin, fail, or are replaced have their own until then."""
         now = time.monotonic()
-        if now < self._gather_due or any(one.leaving for one in self._streams.values()):
+        if now < self._gather_due or self._is_handing_over(now):
             return
         self._gather_due = now + GATHERING
         settled = {
             name: one.process
             for name, one in self._streams.items()
-            if one.process is not None and one.process.asked is None and one.basis == wanted.get(name)
+            if one.process is not None
+            and one.process.asked is None
+            and not one.leaving
+            and one.basis == wanted.get(name)
         }
         together = Counter(map(_pid, settled.values()))
         still: list[str] = []
@@ -213,14 +276,18 @@ class StreamWatch(ProcessWatch):
                 say("stream-alone", "much comes: it gets a process of its own", server=name)
                 self._replace(name, self._streams[name], process, wanted[name], now)
                 return
-            if holder.activity == STILL and together[holder.pid] * 2 <= SHARED_BY:
+            apart = now < self._streams[name].apart_until
+            if holder.activity == STILL and together[holder.pid] * 2 <= SHARED_BY and not apart:
                 still.append(name)
         chosen = sorted(still, key=lambda name: (_pid(settled[name]), name))[:SHARED_BY]
         if len({_pid(settled[name]) for name in chosen}) > 1:
-            self._share(chosen, now)
+            self._share(chosen, wanted, now)
+        else:
+            self._report_unshared(well=True)
 
-    def _share(self, names: Sequence[str], now: float) -> None:
-        """One process takes over from those of ``names``."""
+    def _share(self, names: Sequence[str], wanted: Mapping[str, str], now: float) -> bool:
+        """One process begins with the streams of ``names``, and takes over from those that they have. False where none
+        could be started."""
         settings = self._wiring.settings
         others = [word for name in names[1:] for word in ("--with", name)]
         try:
@@ -234,15 +301,53 @@ class StreamWatch(ProcessWatch):
                 outlives=True,
             )
         except (BackupdError, OSError, RuntimeError) as error:
-            say("stream-shared", f"no process can be started: {error}; each goes on", level=logging.WARNING)
-            return
+            say("stream-shared", f"no process can be started: {error}; each goes on alone", level=logging.WARNING)
+            for name in names:
+                self._stays_apart(self._streams[name], str(error), now)
+            return False
         self._shared.append(process)
         for name in names:
             one = self._streams[name]
             if one.process is not None:
                 one.leaving.append(one.process)
             one.process, one.failures, one.began = StreamMember(process, self._wiring, name, holds=False), 0, now
+            one.basis, one.well = wanted[name], False
         say("stream-shared", f"process {process.child.pid} streams the binary logs of {', '.join(names)}")
+        return True
+
+    def _stays_apart(self, one: _Stream, why: str, now: float) -> None:
+        """It could not share a process, and is not put into one again at once."""
+        one.unshared += 1
+        one.apart_until = now + min(LONGEST_APART, HEALTHY * 2.0**one.unshared)
+        one.last_words = why
+
+    def _report_unshared(self, *, well: bool = False) -> None:
+        """Report which streams cannot share a process, where others than before cannot: each takes the memory of a
+        process of its own. ``well``: some can, or there is nothing to share."""
+        names = tuple(sorted(name for name, one in self._streams.items() if one.unshared >= REPEATED))
+        known = (
+            self._unshared is not None or names or (well and not any(one.unshared for one in self._streams.values()))
+        )
+        if names == self._unshared or not known:
+            return
+        key = Key(SHARING, "", SUBJECT)
+        if names:
+            words = self._streams[names[0]].last_words
+            self.settle(
+                Condition(
+                    key,
+                    Severity.WARNING,
+                    f"the binary logs of {', '.join(names)} cannot be streamed by a process that several share: that "
+                    f"has failed {REPEATED} times in a row; each is streamed by a process of its own, and takes about "
+                    "32 MiB of memory",
+                    detail=words,
+                    hint=f"the log of such processes is {log_of_shared(self._wiring.settings)}; it is tried again at "
+                    "least every hour",
+                )
+            )
+        else:
+            self.settle(looked={key: "quiet streams share processes again"})
+        self._unshared = names
 
     def _look_at_shared(self, now: float) -> bool:
         """Are there processes that were started for several? One without any left ends by itself, or is ended."""
@@ -283,9 +388,12 @@ class StreamWatch(ProcessWatch):
             one.next_start, one.failures = now, 0
             say("stream-ended", "as requested", server=name)
             return
-        if now - one.began >= HEALTHY:
+        lived = now - one.began >= HEALTHY
+        if lived:
             one.failures = 0
         one.last_words = process.last_words()
+        if isinstance(process, StreamMember) and not lived:
+            self._stays_apart(one, one.last_words, now)
         self._failed(name, one, how, now)
 
     def _failed(self, name: str, one: _Stream, how: str, now: float) -> None:
@@ -315,6 +423,9 @@ class StreamWatch(ProcessWatch):
         one.failures = 0
         self.settle(looked={Key(STREAM, name, SUBJECT): f"the binary log of {name} is streamed again"})
         one.well = True
+        if isinstance(one.process, StreamMember):
+            one.unshared = 0
+            self._report_unshared(well=True)
 
     # -- the thread
 
@@ -353,14 +464,12 @@ class StreamWatch(ProcessWatch):
 def acknowledged(settings: Settings) -> list[str]:
     """Servers whose commits wait for the stream."""
     found = [settings.server(name) for name in settings.servers]
-    return [
-        server.name
-        for server in found
-        if server.usable
-        and streams(server.policy)
-        and server.policy.binlog is not None
-        and server.policy.binlog.acknowledge != OFF
-    ]
+    return [server.name for server in found if server.usable and streams(server.policy) and _commits_wait(server)]
+
+
+def _commits_wait(server: ServerSettings) -> bool:
+    """By the policy: do commits at the server wait for the stream?"""
+    return server.policy.binlog is not None and server.policy.binlog.acknowledge != OFF
 
 
 def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:

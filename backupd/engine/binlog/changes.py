@@ -12,8 +12,10 @@ import hashlib
 import io
 import re
 import struct
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Protocol
 
 from backupd.engine.binlog import events
@@ -63,6 +65,11 @@ _LONG_PREFIX = frozenset({140, 242, _JSON, 249, 250, 251, 252, 255})
 """Their metadata is the size of the length before the value: compressed BLOB, VECTOR, JSON, BLOBs, GEOMETRY."""
 _TWO_BYTES_OF_METADATA = frozenset({15, 16, 141, 246, 247, 248, 253, 254})
 _ONE_BYTE_OF_METADATA = frozenset({4, 5, *_FRACTIONAL, *_LONG_PREFIX})
+_SHAPED = 4096
+"""Bytes of rows up to which their shape is kept."""
+_MOST_SHAPES = 1024
+_BEFORE_ROWS = 8
+"""Bytes of a row event's body that name its table, and its flags."""
 _DIGITS = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _U16 = struct.Struct("<H")
 
@@ -109,6 +116,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """An event with one row: the bytes that ``pick`` takes of it, from behind table and flags on, are ``bytes``, which
+    are all that say how long it is. ``changed``: table and kind of change."""
+
+    pick: Callable[[bytes], tuple[int, ...]]
+    bytes: tuple[int, ...]
+    changed: tuple[str, str, ChangeKind]
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The images in each row of an event: ``after`` for updates alone."""
 
@@ -120,7 +137,8 @@ class Header:
 class TableMap:
     """A table as its event in the log has it. ``types``: the type of each column, a byte each; ``headers`` and
     ``images``: by the bytes that say which columns are there; ``known``: by the type of an event, what was last in
-    front of its rows (behind table and flags), and the images of these."""
+    front of its rows (behind table and flags), and the images of these; ``shapes``: of events with one row, by length
+    and type (None: seen once)."""
 
     schema: str
     name: str
@@ -129,6 +147,7 @@ class TableMap:
     headers: dict[bytes, Header] = field(default_factory=dict)
     images: dict[bytes, Image] = field(default_factory=dict)
     known: dict[int, tuple[bytes, tuple[Image, ...]]] = field(default_factory=dict)
+    shapes: dict[int, Shape | None] = field(default_factory=dict)
 
     def image(self, present: bytes) -> Image:
         """The row images that have the columns of the bitmap ``present``."""
@@ -257,9 +276,37 @@ def count_rows(table: TableMap, kind: int, body: bytes, at: int, stop: int) -> i
     if at == stop:
         return 1
     try:
-        return _count(images, body, at, stop)
+        rows = _count(images, body, at, stop)
     except IndexError:
         raise MisfitError("rows end inside a value") from None
+    if rows == 1 and stop - at <= _SHAPED:
+        _keep_shape(table, kind, images, body, at, stop)
+    return rows
+
+
+def _keep_shape(table: TableMap, kind: int, images: tuple[Image, ...], body: bytes, at: int, stop: int) -> None:
+    """An event of this length and type has one row that begins at ``at``: when that happens again, its shape is kept.
+    Another row of the same length may have another one."""
+    front = table.known[kind][0]
+    key = _shape_key(kind, stop - at + len(front) + _BEFORE_ROWS)
+    shapes = table.shapes
+    if key not in shapes:
+        if len(shapes) >= _MOST_SHAPES:
+            shapes.clear()
+        shapes[key] = None
+    elif shapes[key] is None:
+        decisive = [(0, front), *((len(front) + where, what) for where, what in _decisive(images, body, at))]
+        places = [where + more for where, what in decisive for more in range(len(what))]
+        shapes[key] = Shape(
+            itemgetter(*places),
+            tuple(byte for _where, what in decisive for byte in what),
+            (table.schema, table.name, ROW_KINDS[kind]),
+        )
+
+
+def _shape_key(kind: int, size: int) -> int:
+    """``size``: of the event's body, without checksum."""
+    return size << 8 | kind
 
 
 def _count(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
@@ -294,8 +341,11 @@ def _count(images: tuple[Image, ...], body: bytes, at: int, stop: int) -> int:
 def _all_equal(images: tuple[Image, ...], body: bytes, at: int, stop: int, size: int) -> int:
     """How many rows there are, where they all have the NULLs and the lengths of the first one, which takes ``size``
     bytes; else 0."""
-    if (stop - at) % size:
-        return 0
+    return _equal_rows(body, at, stop, _decisive(images, body, at), size) if not (stop - at) % size else 0
+
+
+def _decisive(images: tuple[Image, ...], body: bytes, at: int) -> list[tuple[int, bytes]]:
+    """What says how long the row at ``at`` is, and how far from its beginning that is."""
     decisive: list[tuple[int, bytes]] = []
     here = at
     for image in images:
@@ -309,7 +359,7 @@ def _all_equal(images: tuple[Image, ...], body: bytes, at: int, stop: int, size:
             decisive.append((here - at, length))
             here += prefix + int.from_bytes(length, "little")
         here += rest
-    return _equal_rows(body, at, stop, decisive, size)
+    return decisive
 
 
 def _equal_rows(body: bytes, at: int, stop: int, decisive: list[tuple[int, bytes]], size: int) -> int:
@@ -388,6 +438,14 @@ _FEW = 32
 """Changes of a transaction, of which it is likely that others have the same."""
 _KNOWN_TABLES = 5000
 """How many table maps are kept."""
+_USUAL = frozenset(
+    {events.TABLE_MAP, events.ANNOTATE, events.ROWS_QUERY, events.INTVAR, events.RAND, events.USER_VAR, *ROW_KINDS}
+)
+"""Nearly all events within transactions, and nothing that ends one."""
+_KIND_SERVER_SIZE = struct.Struct("<4xBIII")
+"""Of an event's header: its type, its server, its length, where the next one begins."""
+_HEADER_SIZE = events.HEADER.size
+_FRAME = _HEADER_SIZE + events.CRC_SIZE
 
 
 def is_cut(definition: str) -> bool:
@@ -418,6 +476,8 @@ class Changes:
         self._watch = watch
         self._tables: dict[bytes, TableMap] = {}
         self._table_maps: dict[bytes, TableMap] = {}
+        self._numbered: dict[bytes, tuple[bytes, TableMap]] = {}
+        """The number and the table of a table map, by all of its body."""
         self._made: dict[tuple[tuple[tuple[str, str, ChangeKind], int], ...], tuple[Change, ...]] = {}
         self.begin(0)
 
@@ -471,13 +531,61 @@ class Changes:
         if table is None:
             if len(self._table_maps) > _KNOWN_TABLES:
                 self._table_maps.clear()
+                self._numbered.clear()
             try:
                 table = self._table_maps[raw] = read_table_map(raw)
             except MisfitError as error:
                 raise damaged(event[3], str(error)) from None
         if len(self._tables) > _KNOWN_TABLES:
             self._tables.clear()
-        self._tables[data[body : body + 6]] = table
+        number = data[body : body + 6]
+        self._tables[number] = table
+        if len(self._numbered) > _KNOWN_TABLES:
+            self._numbered.clear()
+        self._numbered[data[body:stop]] = number, table
+
+    def skim(self, data: bytes, view: memoryview, at: int, size: int, origin: int, servers: Collection[int]) -> int:
+        """Take what is usual within a transaction: table maps and rows of tables that are known, and what explains
+        them, as far as they have checksums, are right, and all in ``data``, ``view`` of which ``size`` bytes are from
+        byte ``origin`` of the file on. The first one is at ``at``. Gives where something else is: whoever reads events
+        one by one looks at that closely. ``servers``: whose events are usual."""
+        if self._watch is not None:
+            return at
+        usual, header, crc32, checked = _USUAL, _KIND_SERVER_SIZE.unpack_from, zlib.crc32, events.CHECKED
+        tables, numbered, changed = self._tables, self._numbered, self._rows
+        last = size - _FRAME
+        while at <= last:
+            kind, server, length, following = header(data, at)
+            to = at + length
+            if (
+                kind not in usual
+                or to > size
+                or length < _FRAME
+                or following != (origin + to) & 0xFFFFFFFF
+                or server not in servers
+                or crc32(view[at:to]) != checked
+            ):
+                break
+            body, stop = at + _HEADER_SIZE, to - events.CRC_SIZE
+            if kind == events.TABLE_MAP:
+                if (found := numbered.get(data[body:stop])) is None:
+                    break
+                tables[found[0]] = found[1]
+            elif kind in ROW_KINDS:
+                if (table := tables.get(data[body : body + 6])) is None:
+                    break
+                shape = table.shapes.get((length - _FRAME) << 8 | kind)
+                if shape is not None and shape.pick(data[body + _BEFORE_ROWS : stop]) == shape.bytes:
+                    key, rows = shape.changed, 1
+                else:
+                    try:
+                        rows = count_rows(table, kind, data, body + 6, stop)
+                    except (MisfitError, CompressionError):
+                        break
+                    key = table.schema, table.name, ROW_KINDS[kind]
+                changed[key] = changed.get(key, 0) + rows
+            at = to
+        return at
 
     def rows(self, event: Event) -> None:
         """Count the rows of an event that is held in memory, and show them to the watch. Raises DamagedError for rows

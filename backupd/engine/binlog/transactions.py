@@ -131,7 +131,7 @@ class Assembler:
         self._frames = frames
         handlers, seen = self._handlers, self.server_ids
         try:
-            for event in frames.events():
+            for event in frames.events(self._skim):
                 if event[2] not in seen:
                     self._new_servers.add(event[2])
                 if (handler := handlers.get(event[0])) is not None:
@@ -144,6 +144,9 @@ class Assembler:
             if self._encryption is not None and self.end == self._encryption[1]:
                 raise encrypted(self._encryption[0]) from None
             raise
+
+    def _skim(self, data: bytes, view: memoryview, at: int, size: int, origin: int) -> int:
+        return self._changes.skim(data, view, at, size, origin, self.server_ids) if self._open else at
 
     # --- groups
 

@@ -49,9 +49,11 @@ _CREATED = slice(_VERSION.stop, _VERSION.stop + 4)
 _SAID = 9
 """Where the words of an error begin: 0xff, its number, '#' and a state of five characters."""
 _U32 = struct.Struct("<I")
-_MESSAGE = struct.Struct("<HBBBIBIIIH")
-"""A packet's length (two fields) and number, the status of its message, the header of its event."""
-_BEFORE_EVENT = 5
+_MESSAGE = "<I{}s4xB4xIIH"
+"""A packet's length (three bytes) and number, what is before its event; of the header of that: type, length, where the
+next one begins, flags."""
+_PACKET = 4
+"""Bytes of a packet before its message."""
 
 
 class LogPosition(NamedTuple):
@@ -113,6 +115,7 @@ class LogBytes:
         self._source_id = source_id
         self._head = 3 if semi_sync else 1
         """Bytes before each event."""
+        self._message = struct.Struct(_MESSAGE.format(self._head))
         self._asked: LogPosition | None = None
         self._began = False
         self._checksums: bool | None = None
@@ -135,20 +138,22 @@ class LogBytes:
 
     def run(self, view: memoryview, at: int, to: int) -> int:
         """Take the events that are packets of their own and follow each other in their file, which nearly all do, from
-        byte ``at`` of a buffer on; where the first begins that is left to ``take``: all of those for a replica, too.
-        Raises what the sink raises."""
-        if not self._is_plain or self._head > 1:
+        byte ``at`` of a buffer on; where the first begins that is left to ``take``. Raises what the sink raises."""
+        if not self._is_plain:
             return at
-        parts, size = list[memoryview](), self._sink.size
-        message, crc32, checked = _MESSAGE.unpack_from, zlib.crc32, CHECKED
-        last = to - _MESSAGE.size - CRC_SIZE
+        parts, size, head = list[memoryview](), self._sink.size, self._head
+        message, crc32, checked = self._message.unpack_from, zlib.crc32, CHECKED
+        usual = bytes([_OK, _MAGIC, 0])[:head]
+        asks = bytes([_OK, _MAGIC, _ASKED]) if head > 1 else usual
+        last = to - self._message.size - CRC_SIZE
+        asked = 0
         while at <= last:
-            low, high, _number, status, _seconds, kind, _server_id, length, following, flags = message(view, at)
-            begin = at + _BEFORE_EVENT
+            packet, before, kind, length, following, flags = message(view, at)
+            begin = at + _PACKET + head
             end = begin + length
             if (
-                length + 1 != low + (high << 16)
-                or status != _OK
+                length + head != packet & 0xFFFFFF
+                or (before != usual and before != asks)
                 or end > to
                 or length < HEADER.size + CRC_SIZE
                 or following != (size + length) & 0xFFFFFFFF
@@ -160,8 +165,12 @@ class LogBytes:
             parts.append(event)
             size += length
             at = end
+            if before == asks:
+                asked = size
         if parts:
             self._sink.put(b"".join(parts))
+        if asked and head > 1:
+            self._asked = LogPosition(self._file, asked)
         return at
 
     def take(self, pieces: Iterable[Piece]) -> None:

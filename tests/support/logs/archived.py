@@ -253,6 +253,7 @@ class House:
             checkpoint=CHECKPOINT,
             clock=self.clock,
             patience=settings.pop("patience", 300.0),
+            letting_go=settings.pop("letting_go", 5.0),
             most_sealed=int(settings.pop("most_sealed", 1 << 30)),
         )
 

@@ -209,6 +209,39 @@ def test_one_that_hangs_holds_back_nobody_and_is_caught_up_later(
     house.check("two", logs[:2])
 
 
+def test_what_hangs_at_the_end_has_one_time_limit_for_all_and_stores_nothing_afterwards(
+    house: House, one: Faulty, two: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    stop = shipper.Shipper.stop
+
+    def noted(it: shipper.Shipper, limit: float) -> None:
+        limits.append(limit)
+        stop(it, limit)
+
+    monkeypatch.setattr(shipper.Shipper, "stop", noted)
+    one.hang, two.hang = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+    try:
+        house.end(real_logs()[0])
+        with house.archiver(patience=0.1, letting_go=0.1) as archiver:
+            archiver.step(house.clock())
+            hanging = [thread for thread in threading.enumerate() if thread not in before]
+        assert len(hanging) == 2
+        assert len(set(limits)) == 1
+        assert all(thread.is_alive() for thread in hanging)
+    finally:
+        one.hang.set()
+        two.hang.set()
+    for thread in hanging:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert house.keys("one") == house.keys("two") == []
+    one.hang = two.hang = None
+    house.settle()
+    house.check("two", real_logs()[:1])
+
+
 def test_a_destination_that_loses_what_it_took_is_not_believed(house: House, two: Faulty) -> None:
     log = real_logs()[0]
     two.lose = "part-00000"

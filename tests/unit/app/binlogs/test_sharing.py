@@ -17,7 +17,7 @@ from backupd.app.binlogs import stream_supervisor as streamwatch
 from backupd.app.binlogs.quiet import HEAVY, STILL, USUAL
 from backupd.app.binlogs.stream_holder import Holder
 from backupd.app.binlogs.stream_supervisor import StreamWatch
-from backupd.app.context.settings import spool_folder
+from backupd.app.context.settings import load_settings, spool_folder
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.runtime import child_process
 from backupd.binlog.spool_files import Spool
@@ -28,10 +28,11 @@ from tests.support.service.house import GOLD, Office
 from tests.support.stores.gate import until
 
 SERVERS = ("db1", "db2", "db3")
+STREAMED = GOLD + "binlog: {checkpoint: 5s}\n"
 
 
 @pytest.fixture
-def wiring(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wiring]:
+def office(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
     monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
     monkeypatch.setattr(streamwatch, "TICK", 0.02)
     monkeypatch.setattr(streamwatch, "GATHERING", 0.02)
@@ -39,9 +40,12 @@ def wiring(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wiring]
     monkeypatch.setattr(
         child_process, "Command", lambda argv, env: Command(("sh", "-c", "exec sleep 600", "sh", *argv[5:]), env=env)
     )
-    settings = Office(
-        short_tmp, servers=dict.fromkeys(SERVERS, "gold"), policies={"gold": GOLD + "binlog: {checkpoint: 5s}\n"}
-    ).write()
+    return Office(short_tmp, servers=dict.fromkeys(SERVERS, "gold"), policies={"gold": STREAMED})
+
+
+@pytest.fixture
+def wiring(office: Office) -> Iterator[Wiring]:
+    settings = office.write()
     with open_catalog(settings.catalog) as catalog:
         yield Wiring(settings, catalog)
 
@@ -163,3 +167,76 @@ def test_the_next_service_adopts_the_streams_of_a_shared_process(wiring: Wiring)
                 lock.close()
             os.kill(pid, signal.SIGKILL)
             until(lambda: first._shared[0].ended() is not None)
+
+
+def test_beyond_a_bounded_number_streams_begin_together_but_for_those_that_commits_wait_for(
+    short_tmp: Path, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamwatch, "BEGIN_ALONE", 1)
+    monkeypatch.setattr(streamwatch, "SHARED_BY", 2)
+    names = [f"db{number}" for number in range(1, 7)]
+    waiting = STREAMED.replace("5s", "5s, acknowledge: spool")
+    many = Office(
+        short_tmp,
+        servers={**dict.fromkeys(names, "gold"), "db3": "waits"},
+        policies={"gold": STREAMED, "waits": waiting},
+    )
+    settings = many.write()
+    with open_catalog(settings.catalog) as catalog, StreamWatch(Wiring(settings, catalog)) as watch:
+        until(lambda: len(watch.running()) == len(names))
+        pids = watch.running()
+        alone = [name for name in names if list(pids.values()).count(pids[name]) == 1]
+        assert alone == ["db1", "db3"]
+        assert pids["db2"] == pids["db4"] != pids["db5"] == pids["db6"]
+
+
+def test_the_streams_of_a_shared_process_whose_settings_change_get_another_one_together(
+    office: Office, wiring: Wiring
+) -> None:
+    with StreamWatch(wiring) as watch, gathered(wiring, watch) as (pid, locks):
+        office.write(gold=STREAMED.replace("5s", "7s"))
+        watch.reload(Wiring(load_settings(office.file), wiring.catalog))
+        until(lambda: pid not in watch.running().values())
+        assert len(set(watch.running().values())) == 1
+        for lock in locks.values():
+            lock.close()
+
+
+def test_streams_that_repeatedly_cannot_share_a_process_are_an_incident_until_they_can(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamwatch, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(streamwatch, "LONGEST_APART", 0.0)
+    with StreamWatch(wiring) as watch:
+        for _ in range(streamwatch.REPEATED):
+            assert wiring.catalog.events.list() == ()
+            with gathered(wiring, watch) as (pid, locks):
+                for lock in locks.values():
+                    lock.close()
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: len(set(watch.running().values()) - {pid}) == len(SERVERS))
+        until(lambda: bool(wiring.catalog.events.list()))
+        (event,) = wiring.catalog.events.list()
+        assert (event.kind, event.server) == ("streams-apart", "")
+        assert "db1, db2, db3 cannot be streamed by a process that several share" in event.message
+        with gathered(wiring, watch) as (_pid, locks):
+            monkeypatch.setattr(streamwatch, "HEALTHY", 0.0)
+            until(lambda: len(wiring.catalog.events.list()) > 1)
+            assert wiring.catalog.events.list()[0].kind == "streams-together"
+            for lock in locks.values():
+                lock.close()
+
+
+def test_one_that_cannot_share_a_process_is_not_put_into_one_again_at_once(wiring: Wiring) -> None:
+    with StreamWatch(wiring) as watch, gathered(wiring, watch) as (pid, locks):
+        for lock in locks.values():
+            lock.close()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(watch.running().values()) - {pid}) == len(SERVERS))
+        before = watch.running()
+        with ExitStack() as held:
+            for name, process in before.items():
+                held.enter_context(holding(wiring, name, process))
+            rounds = watch._gather_due
+            until(lambda: watch._gather_due > rounds + 0.2)
+            assert watch.running() == before
