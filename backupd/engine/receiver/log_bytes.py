@@ -146,14 +146,14 @@ class LogBytes:
         usual = bytes([_OK, _MAGIC, 0])[:head]
         asks = bytes([_OK, _MAGIC, _ASKED]) if head > 1 else usual
         last = to - self._message.size - CRC_SIZE
-        asked = 0
+        marks, asked = (usual, asks), 0
         while at <= last:
             packet, before, kind, length, following, flags = message(view, at)
             begin = at + _PACKET + head
             end = begin + length
             if (
                 length + head != packet & 0xFFFFFF
-                or (before != usual and before != asks)
+                or before not in marks
                 or end > to
                 or length < HEADER.size + CRC_SIZE
                 or following != (size + length) & 0xFFFFFFFF
