@@ -13,7 +13,7 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Protocol
@@ -441,7 +441,7 @@ _KNOWN_TABLES = 5000
 _USUAL = frozenset(
     {events.TABLE_MAP, events.ANNOTATE, events.ROWS_QUERY, events.INTVAR, events.RAND, events.USER_VAR, *ROW_KINDS}
 )
-"""Nearly all events within transactions, and nothing that ends one."""
+"""Nearly all events within transactions."""
 _KIND_SERVER_SIZE = struct.Struct("<4xBIII")
 """Of an event's header: its type, its server, its length, where the next one begins."""
 _HEADER_SIZE = events.HEADER.size
@@ -544,11 +544,23 @@ class Changes:
             self._numbered.clear()
         self._numbered[data[body:stop]] = number, table
 
-    def skim(self, data: bytes, view: memoryview, at: int, size: int, origin: int, servers: Collection[int]) -> int:
-        """Take what is usual within a transaction: table maps and rows of tables that are known, and what explains
-        them, as far as they have checksums, are right, and all in ``data``, ``view`` of which ``size`` bytes are from
-        byte ``origin`` of the file on. The first one is at ``at``. Gives where something else is: whoever reads events
-        one by one looks at that closely. ``servers``: whose events are usual."""
+    def skim(
+        self,
+        data: bytes,
+        view: memoryview,
+        at: int,
+        size: int,
+        origin: int,
+        *,
+        servers: Collection[int],
+        bounds: Mapping[int, Callable[[Event], bool]],
+        inside: bool,
+    ) -> int:
+        """Take what is usual: in transactions (``inside``: one is open) table maps and rows of tables that are known,
+        and what explains them; and by ``bounds``, by type, events that begin and end transactions, which give whether
+        one is open then. As far as they have checksums, are right, and all in ``data``, ``view`` of which ``size``
+        bytes are from byte ``origin`` of the file on; the first one is at ``at``. Gives where something else is: whoever
+        reads events one by one looks at that closely. ``servers``: whose events are usual."""
         if self._watch is not None:
             return at
         usual, header, crc32, checked = _USUAL, _KIND_SERVER_SIZE.unpack_from, zlib.crc32, events.CHECKED
@@ -558,8 +570,7 @@ class Changes:
             kind, server, length, following = header(data, at)
             to = at + length
             if (
-                kind not in usual
-                or to > size
+                to > size
                 or length < _FRAME
                 or following != (origin + to) & 0xFFFFFFFF
                 or server not in servers
@@ -567,7 +578,15 @@ class Changes:
             ):
                 break
             body, stop = at + _HEADER_SIZE, to - events.CRC_SIZE
-            if kind == events.TABLE_MAP:
+            if kind not in usual:
+                if (bound := bounds.get(kind)) is None:
+                    break
+                when = int.from_bytes(data[at : at + 4], "little")
+                inside = bound((kind, when, server, origin + at, origin + to, data, body, stop))
+                changed = self._rows
+            elif not inside:
+                break
+            elif kind == events.TABLE_MAP:
                 if (found := numbered.get(data[body:stop])) is None:
                     break
                 tables[found[0]] = found[1]

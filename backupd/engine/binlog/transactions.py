@@ -51,6 +51,7 @@ _GROUP_REPLICATION = (36, 37)
 _OF_STATEMENTS = (events.INTVAR, events.RAND, events.USER_VAR, events.ROWS_QUERY, events.ANNOTATE)
 _OF_LOADS = (events.BEGIN_LOAD, events.APPEND_BLOCK, events.DELETE_FILE)
 _PARTS = frozenset({*_OF_STATEMENTS, *_OF_LOADS, *_GROUP_REPLICATION})
+_BOUNDS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.QUERY, events.XID)
 _ALONE = frozenset({events.CHECKPOINT, events.STOP, events.START_ENCRYPTION, events.IGNORABLE})
 
 
@@ -120,6 +121,7 @@ class Assembler:
             events.INCIDENT: self._incident,
             **dict.fromkeys(ROW_KINDS, self._changes.rows),
         }
+        self._bounds = {kind: self._bound(self._handlers[kind]) for kind in _BOUNDS}
 
     @property
     def gtids(self) -> str:
@@ -146,7 +148,18 @@ class Assembler:
             raise
 
     def _skim(self, data: bytes, view: memoryview, at: int, size: int, origin: int) -> int:
-        return self._changes.skim(data, view, at, size, origin, self.server_ids) if self._open else at
+        return self._changes.skim(
+            data, view, at, size, origin, servers=self.server_ids, bounds=self._bounds, inside=self._open
+        )
+
+    def _bound(self, take: Callable[[Event], None]) -> Callable[[Event], bool]:
+        """``take``, which says whether a transaction is open afterwards."""
+
+        def taken(event: Event) -> bool:
+            take(event)
+            return self._open
+
+        return taken
 
     # --- groups
 
