@@ -62,11 +62,6 @@ Event = tuple[int, int, int, int, int, bytes, int, int]
 """type, seconds, server id, start and end in the file; the body is ``[from, to)`` of the bytes: bytes, from, to."""
 
 
-Skim = Callable[[bytes, memoryview, int, int, int], int]
-"""Takes events that are in the bytes (given a second time as a view) from a place on, up to a size; the last one: where
-in the file the bytes begin. Gives the place that it has come to."""
-
-
 class CutShortError(Exception):
     """The stream ended inside a long event."""
 
@@ -212,19 +207,18 @@ class Frames:
         self.read = 0
         self.long: Pull | None = None
 
-    def events(self, skim: Skim | None = None) -> Iterator[Event]:
+    def events(self, skim: Callable[[bytes, int, int, int], int] | None = None) -> Iterator[Event]:
         """Every complete event. One that is too long to be held comes with LONG added to its type and no bytes: its
-        body is in ``long``, and ``finish`` must be called before what it says is believed. What ``skim`` takes does not
-        come; it is asked in logs with checksums alone."""
+        body is in ``long``, and ``finish`` must be called before what it says is believed. But for what ``skim`` takes:
+        of bytes, from a place on, up to a size (last: where in the file they begin); it gives where it has come to."""
         unpack, crc32, checked = HEADER.unpack_from, zlib.crc32, CHECKED
         checksums, outside = self._checksums, self._inside is None
         trailer = CRC_SIZE if checksums else 0
         least = HEADER.size + trailer
         data, view, at, size, start = b"", memoryview(b""), 0, 0, self.start
-        skimming = skim if checksums else None
         while True:
-            if skimming is not None:
-                taken = skimming(data, view, at, size, start - at)
+            if skim is not None:
+                taken = skim(data, at, size, start - at)
                 at, start = taken, start + taken - at
             if size - at < 19:
                 length = 19

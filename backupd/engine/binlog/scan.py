@@ -35,8 +35,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import BinaryIO
 
-from backupd.engine.binlog.changes import RowWatch, TableMap
+from backupd.engine.binlog.changes import RowWatch
 from backupd.engine.binlog.events import Frames, read_format
+from backupd.engine.binlog.rows import TableMap
 from backupd.engine.binlog.statements import Effect
 from backupd.engine.binlog.transactions import Assembler, ScanContext
 from backupd.model.binlog import Change, ChangeKind, Ending, Transaction

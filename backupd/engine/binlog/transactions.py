@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from backupd.engine.binlog import events
-from backupd.engine.binlog.changes import ROW_KINDS, Changes, RowWatch
+from backupd.engine.binlog.changes import Changes, RowWatch
 from backupd.engine.binlog.events import (
     LONG,
     CompressionError,
@@ -36,6 +36,7 @@ from backupd.engine.binlog.events import (
     read_tagged_gtid,
     xid_text,
 )
+from backupd.engine.binlog.rows import ROW_KINDS
 from backupd.engine.binlog.statements import READ_AT_MOST
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.document import Document
@@ -94,6 +95,7 @@ class Assembler:
             MariadbState(context.gtids) if context.flavour == "mariadb" else MysqlState(context.gtids)
         )
         self._on_transaction = on_transaction
+        self._checked = context.checksum == "crc32"
         self._changes = Changes(watch)
         self._uuids: dict[bytes, str] = {}
         self._second: tuple[int, datetime] = (0, _EPOCH)
@@ -133,7 +135,7 @@ class Assembler:
         self._frames = frames
         handlers, seen = self._handlers, self.server_ids
         try:
-            for event in frames.events(self._skim):
+            for event in frames.events(self._skim if self._checked else None):
                 if event[2] not in seen:
                     self._new_servers.add(event[2])
                 if (handler := handlers.get(event[0])) is not None:
@@ -147,9 +149,9 @@ class Assembler:
                 raise encrypted(self._encryption[0]) from None
             raise
 
-    def _skim(self, data: bytes, view: memoryview, at: int, size: int, origin: int) -> int:
+    def _skim(self, data: bytes, at: int, size: int, origin: int) -> int:
         return self._changes.skim(
-            data, view, at, size, origin, servers=self.server_ids, bounds=self._bounds, inside=self._open
+            data, at, size, origin, servers=self.server_ids, bounds=self._bounds, inside=self._open
         )
 
     def _bound(self, take: Callable[[Event], None]) -> Callable[[Event], bool]:

@@ -49,9 +49,11 @@ _CREATED = slice(_VERSION.stop, _VERSION.stop + 4)
 _SAID = 9
 """Where the words of an error begin: 0xff, its number, '#' and a state of five characters."""
 _U32 = struct.Struct("<I")
-_MESSAGE = "<I{}s4xB4xIIH"
+_MESSAGE, _MARKED_MESSAGE = struct.Struct("<IB4xB4xIIH"), struct.Struct("<I3s4xB4xIIH")
 """A packet's length (three bytes) and number, what is before its event; of the header of that: type, length, where the
 next one begins, flags."""
+_UNASKED_MARK, _ASKED_MARK = bytes([_OK, _MAGIC, 0]), bytes([_OK, _MAGIC, _ASKED])
+_SHORTEST = HEADER.size + CRC_SIZE
 _PACKET = 4
 """Bytes of a packet before its message."""
 
@@ -115,7 +117,7 @@ class LogBytes:
         self._source_id = source_id
         self._head = 3 if semi_sync else 1
         """Bytes before each event."""
-        self._message = struct.Struct(_MESSAGE.format(self._head))
+        self._message = _MARKED_MESSAGE if semi_sync else _MESSAGE
         self._asked: LogPosition | None = None
         self._began = False
         self._checksums: bool | None = None
@@ -141,37 +143,37 @@ class LogBytes:
         byte ``at`` of a buffer on; where the first begins that is left to ``take``. Raises what the sink raises."""
         if not self._is_plain:
             return at
-        parts, size, head = list[memoryview](), self._sink.size, self._head
-        message, crc32, checked = self._message.unpack_from, zlib.crc32, CHECKED
-        usual = bytes([_OK, _MAGIC, 0])[:head]
-        asks = bytes([_OK, _MAGIC, _ASKED]) if head > 1 else usual
+        # Slices of bytes are made and joined in half the time that those of a memoryview take.
+        data, begun, at, to = bytes(view[at:to]), at, 0, to - at
+        parts, size, head = list[bytes](), self._sink.size, self._head
+        message, crc32, checked, add = self._message.unpack_from, zlib.crc32, CHECKED, parts.append
+        marks, asked = (_UNASKED_MARK, _ASKED_MARK), 0
         last = to - self._message.size - CRC_SIZE
-        marks, asked = (usual, asks), 0
         while at <= last:
-            packet, before, kind, length, following, flags = message(view, at)
+            packet, before, kind, length, following, flags = message(data, at)
             begin = at + _PACKET + head
             end = begin + length
+            size += length
             if (
                 length + head != packet & 0xFFFFFF
-                or before not in marks
+                or (before and before not in marks)  # 0 where there is no mark
                 or end > to
-                or length < HEADER.size + CRC_SIZE
-                or following != (size + length) & 0xFFFFFFFF
+                or length < _SHORTEST
+                or following != size & 0xFFFFFFFF
                 or flags & _ARTIFICIAL
                 or kind in HEARTBEATS
-                or crc32(event := view[begin:end]) != checked
+                or crc32(event := data[begin:end]) != checked
             ):
                 break
-            parts.append(event)
-            size += length
+            add(event)
             at = end
-            if before == asks:
+            if before and before == _ASKED_MARK:
                 asked = size
         if parts:
             self._sink.put(b"".join(parts))
-        if asked and head > 1:
+        if asked:
             self._asked = LogPosition(self._file, asked)
-        return at
+        return begun + at
 
     def take(self, pieces: Iterable[Piece]) -> None:
         """Raises EndedError, DamagedDumpError, MisnamedError, and what the sink raises."""

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from backupd.engine.binlog.changes import MisfitError, TableMap, count_rows, read_header, row_images
 from backupd.engine.binlog.events import UPDATE_V1, WRITE_V1
+from backupd.engine.binlog.rows import MisfitError, TableMap, count_rows, read_header, row_images, shape_key
 
 COLUMNS = ((4, 0), (0, 1), (0, 2), (2, 0), (0, 4))
 """Four bytes; up to 255, 65,535 and 4 GiB with their length in front; two bytes between them."""
@@ -63,3 +63,21 @@ def test_rows_of_one_size_with_other_lengths_inside_are_not_taken_for_equal() ->
     cut = row((1, 2, 3)) * 3
     with pytest.raises(MisfitError):
         count_rows(table(), WRITE_V1, FRONT + cut[:-1], 0, len(FRONT + cut) - 1)
+
+
+@pytest.mark.parametrize("kind", [WRITE_V1, UPDATE_V1])
+def test_no_event_with_more_rows_has_the_shape_of_one_with_one(kind: int) -> None:
+    dice = random.Random(20261129)
+    one, images, alike = table(), 2 if kind == UPDATE_V1 else 1, 0
+    front = FRONT + (b"\x1f" if kind == UPDATE_V1 else b"")
+    for _ in range(4000):
+        lengths = dice.choice((0, 1, 2)), dice.choice((0, 1, 2)), dice.choice((0, 1, 2, 17))
+        rows = row(lengths, nulls=dice.choice((0, 0, 2)), filler=dice.choice((b"x", b"\0", b"\1")))
+        rows = b"".join(dice.choice((rows, row(lengths))) for _ in range(images * dice.choice((1, 1, 2))))
+        body = front + rows
+        shape = one.shapes.get(shape_key(kind, 6 + len(body)))
+        if shape is not None and shape.pick(body[2:]) == shape.bytes:
+            assert stepped(rows, kind) == 1
+            alike += 1
+        assert count_rows(one, kind, body, 0, len(body)) == stepped(rows, kind)
+    assert alike > 300

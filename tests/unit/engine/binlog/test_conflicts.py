@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from backupd.engine.binlog.changes import Changes, TableMap
+from backupd.engine.binlog.changes import Changes
+from backupd.engine.binlog.rows import TableMap
 from backupd.engine.binlog.scan import Conflict, Conflicts
 from backupd.engine.binlog.statements import Effect
 from backupd.model.binlog import ChangeKind, Transaction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 from contextlib import suppress
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.binlog import Ending
+from backupd.engine.binlog.scan import scan
+from backupd.engine.binlog.transactions import Assembler
+from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError, StreamError
 from tests.support.dice import rounds, thrown
 from tests.support.logs.binlogs import (
@@ -70,6 +73,33 @@ def test_every_flipped_bit_is_noticed_where_there_are_checksums(logs: Logs, chap
         with pytest.raises(DamagedError) as caught:
             scanned(data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1 :])
         assert "at byte" in str(caught.value)
+
+
+def found_in(data: bytes) -> tuple[object, list[Transaction]]:
+    """What a scan gives, or says, and what it has handed over by then."""
+    found: list[Transaction] = []
+    try:
+        return scan(io.BytesIO(data), on_transaction=found.append), found
+    except (DamagedError, StreamError) as error:
+        return (type(error), str(error), error.detail), found
+
+
+def test_many_events_at_once_are_read_as_one_by_one(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = thrown("at once, and one by one")
+    skim = Assembler._skim
+    for file in logs.files.values():
+        data = file.path.read_bytes()
+        if len(data) > 2_000_000:
+            continue
+        variants = [data]
+        for _ in range(4 * rounds(1)):
+            at = dice.randrange(200, len(data))
+            variants += [data[:at], data[:at] + bytes((data[at] ^ 1 << dice.randrange(8),)) + data[at + 1 :]]
+        for variant in variants:
+            monkeypatch.setattr(Assembler, "_skim", skim)
+            at_once = found_in(variant)
+            monkeypatch.setattr(Assembler, "_skim", lambda _it, _data, at, _size, _origin: at)
+            assert at_once == found_in(variant), file.path
 
 
 def test_flipped_bytes_without_checksums_end_in_nothing_else_than_damage(logs: Logs) -> None:
