@@ -527,27 +527,8 @@ class Approach:
         files = {one.path: one for one in self._files_of(newest)}
         newest_logs = [log.name for log in reversed(state.logs)][:_FILES]
         found = shared_xid(files, newest_logs, self.fetch)
-        goes_on = found is not None and found.agrees and state.logs_cluster
-        if fork.reason is BranchReason.RESTORE:
-            if not goes_on:
-                return fork
-            was = f"the node was restored, and has caught up with its cluster {state.cluster}"
-        else:
-            was = fork.note
-        note = f"{was}; wsrep_gtid_mode is OFF, so that both have GTIDs of their own"
-        if found is None:
-            return replace(fork, number=state.logs[-1].number, note=f"{note}, and no Xid that both have was found")
-        log, (end, entry) = next(one for one in state.logs if one.name == found.name), found.ends
-        note += f"; both have the transaction with Xid {found.number}, which ends at {log.name}:{entry}"
-        if not goes_on:
-            return replace(fork, number=log.number, note=f"{note}, but not all those before it")
-        return Fork(
-            BranchReason.NODE_CHANGED,
-            log.number,
-            note,
-            fork=Position(files[found.ours].name, end, scan_to(found.ours, end).gtids_after),
-            entry=Position(log.name, entry, scan_to(found.theirs, entry).gtids_after),
-        )
+        ours = files[found.ours].name if found is not None else ""
+        return continuity.behind_xid(fork, found, state, ours, lambda path, end: scan_to(path, end).gtids_after)
 
     def _files_of(self, newest: Spooled) -> tuple[Spooled, ...]:
         """The newest file, and those of its branch before it that the spool has, newest first."""

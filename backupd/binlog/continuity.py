@@ -15,12 +15,13 @@ import mmap
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from backupd.engine.binlog.events import clear_flag
+from backupd.engine.binlog.xids import SharedXid
 from backupd.engine.receiver.connection import HIGHEST_START
 from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import MAGIC, BranchReason, Ending, covers, same
@@ -420,6 +421,35 @@ def _other_node(tail: Tail, seen: Seen | None, source: SourceState) -> Fork | No
     else:
         return None
     return Fork(BranchReason.NODE_CHANGED, source.logs[0].number, what)
+
+
+def behind_xid(
+    fork: Fork, found: SharedXid | None, source: SourceState, ours: str, gtids: Callable[[Path, int], str]
+) -> Fork:
+    """For another node of a cluster whose nodes give GTIDs of their own, and for one that was restored and is in its
+    cluster again: where ``fork`` is, by what the logs of both have in common. ``ours``: the name of the file here;
+    ``gtids``: executed at a byte of a file."""
+    goes_on = found is not None and found.agrees and source.logs_cluster
+    if fork.reason is BranchReason.RESTORE:
+        if not goes_on:
+            return fork
+        was = f"the node was restored, and has caught up with its cluster {source.cluster}"
+    else:
+        was = fork.note
+    note = f"{was}; wsrep_gtid_mode is OFF, so that both have GTIDs of their own"
+    if found is None:
+        return replace(fork, number=source.logs[-1].number, note=f"{note}, and no Xid that both have was found")
+    log, (end, entry) = next(one for one in source.logs if one.name == found.name), found.ends
+    note += f"; both have the transaction with Xid {found.number}, which ends at {log.name}:{entry}"
+    if not goes_on:
+        return replace(fork, number=log.number, note=f"{note}, but not all those before it")
+    return Fork(
+        BranchReason.NODE_CHANGED,
+        log.number,
+        note,
+        fork=Position(ours, end, gtids(found.ours, end)),
+        entry=Position(log.name, entry, gtids(found.theirs, entry)),
+    )
 
 
 def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fork:
