@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import functools
 import socket
+import stat
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,10 @@ class Connection:
         if password_file is not None:
             try:
                 password = _first_line(password_file)
+                if password_file.stat().st_mode & stat.S_IROTH:
+                    open_to_all = "every user of this host can read the password in it"
+                    problems.append(Problem(str(password_file), None, "", open_to_all))
+                    hints.append(f"chmod 600 {password_file}, and change the password")
             except OSError as error:
                 words, hint = unreadable(password_file, error)
                 problems.append(Problem(str(password_file), None, "", words))

@@ -98,6 +98,7 @@ def test_what_the_configuration_says_wins_over_the_file(tmp_path: Path) -> None:
     path.write_text("[client]\nuser=a\npassword=one\nsocket=/run/file.sock\nhost=elsewhere\nport=4000\n")
     secret = tmp_path / "secret"
     secret.write_text("two\n")
+    secret.chmod(0o640)
     by_socket = Connection.from_config(socket="/run/s.sock", user="b", password_file=secret, defaults_file=path)
     assert (by_socket.socket, by_socket.user, by_socket.password) == ("/run/s.sock", "b", "two")
     by_host = Connection.from_config(host="db1", defaults_file=path)
@@ -105,6 +106,16 @@ def test_what_the_configuration_says_wins_over_the_file(tmp_path: Path) -> None:
     assert Connection.from_config(defaults_file=None).socket == "/run/mysqld/mysqld.sock"
     over_tcp = Connection.from_config(host="localhost", port=3306)
     assert (over_tcp.socket, over_tcp.option_groups()["client"]["protocol"]) == ("", "tcp")
+
+
+def test_a_password_that_everybody_can_read_is_refused_with_the_chmod(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("two\n")
+    secret.chmod(0o644)
+    with pytest.raises(ConfigurationError) as refused:
+        Connection.from_config(password_file=secret)
+    assert refused.value.detail == f"{secret}: every user of this host can read the password in it"
+    assert refused.value.hint == f"chmod 600 {secret}, and change the password"
 
 
 def test_every_problem_of_the_files_is_told_at_once(tmp_path: Path) -> None:
