@@ -175,6 +175,8 @@ class Approach:
     clock: Clock
     report: Callable[[StreamEvent], None]
     _unlogged: datetime | None = None
+    _skipped: tuple[tuple[str, int], int] | None = None
+    """The newest file that was here, and the number of the one that was gone on with behind what cannot be read."""
 
     def look(self, *, files: bool = True, dump: int = 0) -> SourceState:
         """The server as it is; ``dump``: as of ``read_semi_sync``. Where it writes no binary log, that is kept before
@@ -285,11 +287,14 @@ class Approach:
         can go on."""
         tail = self._tail(newest)
         bad = newest.number if tail.ended is None else newest.number + 1
+        begins = bad
+        if self._skipped is not None and self._skipped[0] == newest.key:
+            bad = max(bad, self._skipped[1])  # nor the file that it went on with
         following = next((log for log in state.logs if log.number > bad), None)
         if following is None:
             return None
+        name = self.spool.branches()[-1].file(bad)
         if fatal:
-            name = self.spool.branches()[-1].file(bad)
             self.spool.note_fatal(name)
             damage = f"the server crashes when it reads {name}"
             words = f"the stream of {self.server} is interrupted: {damage}, and is not asked for that file any more"
@@ -297,10 +302,13 @@ class Approach:
             self.report(StreamEvent(StreamEventKind.LOST, self.clock(), words, hint=hint))
         before = self.source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
-        if bad == newest.number:
+        if begins == newest.number:
             gap = "" if whole else damage or f"the server itself cannot read {newest.name} behind {tail.end}"
         else:
             gap = damage or f"the server itself cannot read the file after {newest.name}"
+        if bad > begins:
+            gap = damage or f"the server itself cannot read the files after {newest.name} up to {name}"
+        self._skipped = (newest.key, following.number)
         return self._follow(GoOn(following.number, gap), newest, state)
 
     def skip_first(self, state: SourceState) -> Start | None:

@@ -477,13 +477,12 @@ class Spool:
             self._sweep()
 
     def add_gap(self, gap: Gap) -> None:
-        """Remember a gap; one that is known already is not added again."""
+        """Remember a gap, instead of one that is known after the same position, but for when that was noticed."""
         with self._guard:
-            if all(
-                (known.branch, known.after, known.before) != (gap.branch, gap.after, gap.before)
-                for known in self._now().gaps
-            ):
-                self._save(gaps=(*self._now().gaps, gap))
+            gaps = self._now().gaps
+            known = next((one for one in gaps if (one.branch, one.after) == (gap.branch, gap.after)), gap)
+            if known.before != gap.before or known not in gaps:
+                self._save(gaps=(*(one for one in gaps if one is not known), replace(gap, noticed_at=known.noticed_at)))
 
     def take(self, branch: Branch, number: int, name: str) -> Spooled:
         """``incoming/name`` goes on from what is here: it becomes the branch's file (again). The file before it must

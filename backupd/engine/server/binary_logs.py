@@ -236,7 +236,8 @@ def _domain(member: str) -> tuple[str, int]:
 
 
 _NO_BINARY_LOG = 1381
-_NO_SUCH_FILE = 1220
+_NO_SUCH_FILE = (1220, 29)
+"""It is not listed, or not on the server's disk."""
 _NO_SUCH_THREAD = 1094
 _ANSWER_SECONDS = 10.0
 _ENCRYPTION_HEADER = 512
@@ -519,7 +520,7 @@ def gtids_before(session: Session, name: str) -> str | None:
     try:
         rows = session.records("SHOW BINLOG EVENTS IN %s LIMIT 5", name)
     except ServerError as error:
-        if error_code(error) == _NO_SUCH_FILE:
+        if error_code(error) in _NO_SUCH_FILE:
             return None
         raise
     for row in rows:

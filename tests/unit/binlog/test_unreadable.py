@@ -100,6 +100,31 @@ def test_the_stream_goes_on_behind_a_file_that_the_server_cannot_read(
 
 
 @pytest.mark.parametrize("stack", STREAMED)
+def test_the_stream_goes_on_behind_several_such_files(stack: Stack, tmp_path: Path) -> None:
+    with make_server(stack) as server:
+        prepare(server)
+        with Streaming(server, tmp_path / "spool") as streaming:
+            insert(server)
+            server.execute("FLUSH BINARY LOGS")
+            streaming.has_all(server)
+        newest, harms = log_status(server)[0], (gone, described_wrongly, gone, overwritten)
+        for _ in range(len(harms) + 1):
+            server.execute("FLUSH BINARY LOGS")
+            insert(server)
+        base, _, number = newest.rpartition(".")
+        for behind, harm in enumerate(harms, 1):
+            harm(server.datadir / f"{base}.{int(number) + behind:06d}")
+        with Streaming(server, tmp_path / "spool") as streaming:
+            streaming.has_all(server)
+        (gap,) = streaming.spool.gaps()
+        assert gap.before is not None
+        assert (gap.after.file, gap.before.file) == (newest, f"{base}.{int(number) + len(harms) + 1:06d}")
+        told = streaming.kinds(StreamEventKind.GAP)[-1].gap
+        assert told is not None
+        assert (told.after, told.before, told.reason) == (gap.after, gap.before, gap.reason)
+
+
+@pytest.mark.parametrize("stack", STREAMED)
 def test_a_file_that_the_server_cannot_open_for_a_while_is_waited_for(stack: Stack, tmp_path: Path) -> None:
     """It may have too many open: no gap because of that."""
     pace = Pace(tick=0.02, poll=0.15, stall=1.5, first=0.05)
