@@ -26,8 +26,9 @@ def lost(source: str) -> Iterator[str]:
             filled = {id(part) for node in nodes if _fills(node) for part in ast.walk(node)}
             for node in nodes:
                 if isinstance(node, ast.JoinedStr):
-                    whole = ast.get_source_segment(source, node) or ""
-                    yield from (hole for hole in _holes(node, names) if "{" + hole not in whole)  # {{name}} is meant
+                    if holes := list(_holes(node, names)):
+                        whole = ast.get_source_segment(source, node) or ""
+                        yield from (hole for hole in holes if "{" + hole not in whole)  # {{name}} is meant
                 elif isinstance(node, ast.Constant) and id(node) not in filled:
                     yield from _holes(node, names)
 
