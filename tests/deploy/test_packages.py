@@ -4,6 +4,7 @@ systemd, the first process of its own namespaces, starts, reloads and stops the 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from backupd.engine.server.sandbox import MAKE_WORKER
 from tests.support.booted import Booted, booted, why_not
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.service.systemd_unit import service, writable
 
@@ -212,3 +214,71 @@ def test_what_is_removed_leaves_backups_and_keys(system: Booted) -> None:
         assert system.run("test", "-e", f"/{gone}").returncode != 0, gone
     for kept in ("srv/backups/kept", "etc/backupd/gnupg", "etc/backupd/backupd.yaml", "var/lib/backupd/catalog.db"):
         assert system.run("test", "-e", f"/{kept}").returncode == 0, kept
+
+
+_FRESH = (
+    *("systemd", "systemd-sysv", "dbus", "mariadb-server", "mariadb-backup", "mydumper", "python3", "gnupg", "zstd"),
+    *("bubblewrap", "ca-certificates", "passwd", "util-linux"),
+)
+TYPED = r"""
+apt-get install --yes /root/given/backupd.deb
+printf '[mysqld]\nlog_bin=binlog\nserver_id=1\nbinlog_format=ROW\nsync_binlog=1\n' >/etc/mysql/mariadb.conf.d/90.cnf
+systemctl restart mariadb
+backupd setup --yes --server shop --mail-to dba@example.com
+systemctl enable --now backupd
+""".strip().splitlines()
+"""What somebody types on a Debian 12 with a MariaDB on it, from the package to a service that runs."""
+_ASK = """
+import sys, urllib.request
+request = urllib.request.Request("http://127.0.0.1:8642/v1/" + sys.argv[2], sys.argv[3].encode())
+request.add_header("Authorization", "Bearer " + sys.argv[1])
+request.add_header("Content-Type", "application/json")
+print(urllib.request.urlopen(request).read().decode())
+"""
+_LIVES = "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8642/healthz')"
+
+
+@SOAK
+def test_a_fresh_debian_with_a_mariadb_comes_to_a_proved_backup_by_five_typed_lines(
+    package: Path, tmp_path: Path
+) -> None:
+    """$BACKUPD_TEST_DEBIAN: such a root that was made before."""
+    if why := why_not():
+        pytest.skip(why)
+    root = Path(os.environ.get("BACKUPD_TEST_DEBIAN", tmp_path / "debian"))
+    if not root.exists():
+        ran("mmdebstrap", "--variant=minbase", "--skip=output/dev", f"--include={','.join(_FRESH)}", "bookworm", root)
+    with booted(root) as system:
+        given = Path(f"/proc/{system.pid}/root/root/given")
+        given.mkdir()
+        shutil.copy(package, given / "backupd.deb")
+        system.ok("systemctl", "start", "mariadb")
+        system.ok("mariadb", "--execute", "CREATE DATABASE shop; CREATE TABLE shop.t (id INT PRIMARY KEY)")
+        system.ok("mariadb", "--execute", "INSERT INTO shop.t SELECT seq FROM mysql.seq_1_to_1000")
+        began = time.monotonic()
+        said = "".join(system.ok("sh", "-c", line, timeout=600) for line in TYPED)
+        assert time.monotonic() - began < 300
+        assert "proof  " in said
+        assert system.property("backupd", "ActiveState") == "active"
+        until(lambda: _warned(system) <= {"restore keys"}, "check is not clean")
+        _by_the_service(system)
+
+
+def _warned(system: Booted) -> set[str]:
+    found = json.loads(system.run("backupd", "check", "--json").stdout)
+    return {one["subject"] for one in found if one["severity"] != "ok"}
+
+
+def _by_the_service(system: Booted) -> None:
+    """A backup and a proof, as jobs of the unit with all that it takes from them."""
+    token = json.loads(system.ok("backupd", "token", "create", "--role", "admin", "--name", "test", "--json"))["token"]
+    for path, body in (("backups", {"server": "shop", "kind": "full"}), ("test-restores", {"server": "shop"})):
+        until(lambda: system.run("python3", "-c", _LIVES).returncode == 0, "the REST interface does not answer")
+        job = json.loads(system.ok("python3", "-c", _ASK, token, path, json.dumps(body)))["job"]["id"]
+
+        def ended(job: str = job) -> bool:
+            state = json.loads(system.ok("backupd", "jobs", "show", job, "--json"))["state"]
+            assert state in ("queued", "running", "succeeded"), system.ok("backupd", "jobs", "show", job)
+            return bool(state == "succeeded")
+
+        until(ended, f"the job of {path} does not end")
