@@ -147,7 +147,7 @@ def system(package: Path, keys: Keys) -> Iterator[Booted]:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

@@ -141,7 +141,7 @@ def booted(lower: Path = Path("/")) -> Iterator[Booted]:
 
 def _first(process: subprocess.Popen[bytes]) -> int:
     """The only child of ``unshare``."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if children and Path(f"/proc/{children[0]}/comm").read_text().strip() == "systemd":
@@ -151,7 +151,7 @@ def _first(process: subprocess.Popen[bytes]) -> int:
 
 
 def _ready(system: Booted, process: subprocess.Popen[bytes]) -> Booted:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         done = system.run("systemctl", "is-active", "small.target")
         if done.stdout.strip() == "active":
