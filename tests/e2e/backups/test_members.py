@@ -128,6 +128,7 @@ def rotated_empty(source: Source) -> None:
     assert len(list(newest.iterdir())) == 1
 
 
+@pytest.mark.campaign
 def test_two_switches_of_the_member_whose_log_is_streamed_stay_one_history(short_tmp: Path, keys: Keys) -> None:
     with group(short_tmp, keys, ", prefer: any, failover_after: 2s") as (source, replica):
         house, first = source.house, source.server
