@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.engine.server.accounts import STAGING, account_for_restores
 from backupd.engine.server.definitions import read_tables
+from backupd.engine.server.service_account import STAGING, account_for_restores
 from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.document import made_of
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError

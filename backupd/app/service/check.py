@@ -39,15 +39,11 @@ from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.backup.server_checks import BINLOG, Streaming
 from backupd.binlog.acknowledgement import OFF
 from backupd.catalog.session import catalog_name, is_there
-from backupd.engine.server.accounts import (
-    account_for_restores,
-    grant_for_restores,
-    lacks_for_restores,
-    read_grants,
-)
+from backupd.engine.server.accounts import read_grants
 from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import examine
 from backupd.engine.server.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
+from backupd.engine.server.service_account import account_for_restores, grant_for_restores, lacks_for_restores
 from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, RefusedError, ServerError

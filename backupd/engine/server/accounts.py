@@ -82,42 +82,6 @@ class Grants:
         return _holds(self.tables.get((schema, table), frozenset()), wanted)
 
 
-STAGING = "backupd\\_restore\\_%"
-"""The schemas that tables are restored into before they get their names, as a pattern of grants."""
-_RESTORER = "backupd_restore@localhost"
-_STAGED = "backupd_restore_1"
-"""One of them."""
-_RESTORING = (
-    "CREATE",
-    "DROP",
-    "ALTER",
-    "INDEX",
-    "REFERENCES",
-    "SELECT",
-    "INSERT",
-    "UPDATE",
-    "DELETE",
-    "TRIGGER",
-    "LOCK TABLES",
-)
-
-
-def lacks_for_restores(grants: Grants) -> tuple[str, ...]:
-    """What an account lacks that tables are restored with, as far as it can be told before anybody names tables."""
-    return tuple(name for name in _RESTORING if not grants.allow(name, _STAGED))
-
-
-def grant_for_restores(account: str) -> str:
-    """The statement that lets an account (``user@host``) restore tables of every schema."""
-    user, _, host = account.rpartition("@")
-    return f"GRANT {', '.join(_RESTORING)} ON *.* TO '{user}'@'{host}';"
-
-
-def account_for_restores() -> str:
-    """The statements that make such an account."""
-    return f"CREATE USER 'backupd_restore'@'localhost' IDENTIFIED BY '...'; {grant_for_restores(_RESTORER)}"
-
-
 def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rocksdb: bool = False) -> tuple[Need, ...]:
     """What a backup, the probe and the witness need; with ``binlog`` also a stream of the binary log. ``physical``
     False: only dumps are taken. ``rocksdb``: is that engine loaded?

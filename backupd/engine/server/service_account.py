@@ -1,4 +1,5 @@
-"""The account that backupd uses on a server: the statements that make it, and making it."""
+"""The accounts that backupd uses on servers, that of the service and that of table restores: the statements that make
+them, and making it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backupd.engine.server.accounts import needs
+from backupd.engine.server.accounts import Grants, needs
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.server_facts import Version
@@ -75,3 +76,39 @@ def is_there(session: Session) -> bool:
 def drop(session: Session) -> None:
     """Raises ServerError."""
     session.execute(f"DROP USER {ACCOUNT}")
+
+
+STAGING = "backupd\\_restore\\_%"
+"""The schemas that tables are restored into before they get their names, as a pattern of grants."""
+_RESTORER = "backupd_restore@localhost"
+_STAGED = "backupd_restore_1"
+"""One of them."""
+_RESTORING = (
+    "CREATE",
+    "DROP",
+    "ALTER",
+    "INDEX",
+    "REFERENCES",
+    "SELECT",
+    "INSERT",
+    "UPDATE",
+    "DELETE",
+    "TRIGGER",
+    "LOCK TABLES",
+)
+
+
+def lacks_for_restores(grants: Grants) -> tuple[str, ...]:
+    """What an account lacks that tables are restored with, as far as it can be told before anybody names tables."""
+    return tuple(name for name in _RESTORING if not grants.allow(name, _STAGED))
+
+
+def grant_for_restores(account: str) -> str:
+    """The statement that lets an account (``user@host``) restore tables of every schema."""
+    user, _, host = account.rpartition("@")
+    return f"GRANT {', '.join(_RESTORING)} ON *.* TO '{user}'@'{host}';"
+
+
+def account_for_restores() -> str:
+    """The statements that make such an account."""
+    return f"CREATE USER 'backupd_restore'@'localhost' IDENTIFIED BY '...'; {grant_for_restores(_RESTORER)}"

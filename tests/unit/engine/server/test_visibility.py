@@ -5,19 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.server.accounts import (
-    STAGING,
-    Grants,
-    account_for_restores,
-    grant_for_restores,
-    hidden,
-    lacks_for_restores,
-    parse_grants,
-    read_grants,
-    unreadable,
-    unseen,
-)
+from backupd.engine.server.accounts import Grants, hidden, parse_grants, read_grants, unreadable, unseen
 from backupd.engine.server.probe import read_dialect, unlogged
+from backupd.engine.server.service_account import STAGING, account_for_restores, grant_for_restores, lacks_for_restores
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.server_facts import Flavour
