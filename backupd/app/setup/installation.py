@@ -5,22 +5,24 @@ Files are made and never replaced; a folder that was there stays as it is.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.app.context.settings import load_settings
-from backupd.app.setup.request import POLICY, Found, administrator, refusal, sender
+from backupd.app.setup.request import POLICY, Found, Request, administrator, refusal, refuse_what_is_there, sender
 from backupd.engine.server.service_account import ServiceAccount, drop, new_password
 from backupd.model.document import Document
 from backupd.model.errors import BackupdError, Problem, RefusedError
 from backupd.model.text import format_size
+from backupd.process.folders import opened
 from backupd.transfer.records.authenticity import make_key
 from backupd.transfer.records.keyring import import_keys, public_keys
 
@@ -87,10 +89,12 @@ def _steps(found: Found) -> Iterator[str]:
 def carry_out(found: Found, report: Callable[[str], None]) -> Installation:
     """Everything but the first backup. ``report``: what is being done. Raises BackupdError; then nothing is left."""
     request = found.request
-    with ExitStack() as undo:
+    with ExitStack() as held, ExitStack() as undo:
         try:
             for folder, mode in _folders(found):
                 _make_folder(folder, mode, undo)
+            # Only now is what is removed below, should this fail, ours for certain.
+            held.enter_context(_alone(request))
             report("keys")
             undo.callback(_empty, request.public_home)
             undo.callback(_empty, request.secret_home)
@@ -154,8 +158,28 @@ def _make_folder(folder: Path, mode: int, undo: ExitStack) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=0o755)
-        undo.callback(shutil.rmtree, one, ignore_errors=True)
+        undo.callback(_remove_empty, one)
         one.chmod(mode if one == folder else 0o755)  # whatever the umask is: others pass through to what is theirs
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # not empty: somebody else has put something there meanwhile
+        folder.rmdir()
+
+
+@contextmanager
+def _alone(request: Request) -> Iterator[None]:
+    """No other setup makes the same installation meanwhile, nor has one made it since it was looked for. Raises
+    RefusedError, ConfigurationError, OSError."""
+    with opened(request.config.parent, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RefusedError(
+                f"another `backupd setup` is at work in {request.config.parent}", hint="wait until it has ended"
+            ) from error
+        refuse_what_is_there(request)
+        yield
 
 
 def _empty(home: Path) -> None:

@@ -165,6 +165,14 @@ def refusal(problems: list[Problem]) -> ConfigurationError:
     return error
 
 
+def refuse_what_is_there(request: Request) -> None:
+    """Raises ConfigurationError where something is there that a setup would replace."""
+    problems: list[Problem] = []
+    _look_at_files(request, lambda option, message: problems.append(Problem(_WHERE, None, option, message)))
+    if problems:
+        raise refusal(problems)
+
+
 Blame = Callable[[str, str], None]
 
 

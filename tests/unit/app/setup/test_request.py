@@ -11,7 +11,7 @@ from backupd.app.setup.installation import carry_out, configuration_text, outlin
 from backupd.app.setup.request import Found, Request, look
 from backupd.engine.server.service_account import ACCOUNT, ServiceAccount, account_for, dialect_of_greeting
 from backupd.engine.sql.dialect import dialect_of
-from backupd.model.errors import BackupdError, ConfigurationError
+from backupd.model.errors import BackupdError, ConfigurationError, RefusedError
 from backupd.model.server_facts import Flavour, Version
 from policies.lint import advice, contradictions
 from policies.load import load
@@ -108,6 +108,29 @@ def test_what_fails_half_way_leaves_nothing_behind(
         assert tree(short_tmp) == before
         assert shared_server.query("SELECT 1 FROM mysql.user WHERE user = 'backupd'") == []
     finally:
+        shared_server.execute(f"RENAME USER away@localhost TO {ACCOUNT}")
+
+
+def test_two_at_once_leave_the_keys_of_the_first_alone(short_tmp: Path, shared_server: PrivateServer) -> None:
+    """What the first has sealed is lost without them."""
+    (short_tmp / "etc").mkdir()
+    shared_server.execute(f"RENAME USER {ACCOUNT} TO away@localhost")
+    try:
+        found = look(request(short_tmp, shared_server), {})
+
+        def meanwhile(what: str) -> None:
+            if what == "configuration":
+                with pytest.raises(RefusedError, match="at work"):
+                    carry_out(found, lambda _what: None)
+
+        made = carry_out(found, meanwhile)
+        before = tree(short_tmp)
+        with pytest.raises(ConfigurationError, match="setup cannot begin"):
+            carry_out(found, lambda _what: None)
+        assert [one for one in before if one not in tree(short_tmp)] == []
+        assert made.restore_key.encode() in gpg(found.request.secret_home, "--with-colons", "--list-secret-keys")
+    finally:
+        shared_server.execute(f"DROP USER IF EXISTS {ACCOUNT}")
         shared_server.execute(f"RENAME USER away@localhost TO {ACCOUNT}")
 
 
